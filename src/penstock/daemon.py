@@ -105,7 +105,7 @@ class Daemon:
         self._listener_processes: ListenerProcesses | None = None
         groups = settings.process_groups() if isinstance(settings.processes, int) else []
         self._supervisor = Supervisor(settings, groups, self._arrived)
-        parts = (settings, self._ports, self._arrivals, self._supervisor)
+        parts = (settings, self._ports, self._arrivals, self._supervisor, self._arrived)
         self._fleet = None if settings.fleet is None else _Fleet(*parts)
         self._groups = dict(self._supervisor.instances)
         own = [name for name in captured if self._fleet is None and name not in self._groups]
@@ -364,7 +364,15 @@ class Daemon:
 class _Fleet:
     """This daemon's part in a fleet: its member, and the instances as it serves them."""
 
-    def __init__(self, settings: Settings, ports: Ports, arrivals: Arrivals, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ports: Ports,
+        arrivals: Arrivals,
+        supervisor: Supervisor,
+        arrived: Callable[[str], None],
+    ) -> None:
+        """`arrived` is called with an instance's name when more of it is visible."""
         part = settings.fleet
         assert part is not None, "the daemon is a member"
         self._open_store = partial(open_store, settings.coordination_url())
@@ -379,7 +387,7 @@ class _Fleet:
         )
         self._settings = settings
         self._supervisor = supervisor
-        self._arrived = arrivals.arrived
+        self._arrived = arrived
         self._arrivals = arrivals
         self.member = FleetMember(
             self._open_store,

@@ -21,8 +21,13 @@ from tools.zookeeper import ZooKeeper
 @pytest.mark.deep(
     guard="tests/unit/test_canal_cluster.py::test_destination_is_shown_where_it_is_served_and_follows_it"
 )
+@pytest.mark.parametrize("listeners", ["single", 2])
 def test_java_cluster_client_finds_the_running_daemon_and_follows_a_fail_over(
-    mysql_server: Server, zookeeper: ZooKeeper, fresh_database: FreshDatabase, tmp_path: Path
+    listeners: str | int,
+    mysql_server: Server,
+    zookeeper: ZooKeeper,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
 ) -> None:
     database = fresh_database(mysql_server)
     for table in ("orders", "stop"):
@@ -36,6 +41,7 @@ def test_java_cluster_client_finds_the_running_daemon_and_follows_a_fail_over(
             "coordination": f"zookeeper://{zookeeper.hosts}/{tmp_path.name}-penstock",
             "listen": {"canal": "127.0.0.1:0", "canal_cluster": f"zookeeper://{top}"},
             "fleet": {"member": name, "session": "2s"},
+            "listeners": listeners,
             "log": {"copies": 2, "folder": str(tmp_path / name / "log")},
             "instances": {"shop": {"source": mysql_server.url(), "start": str(head_of(mysql_server))}},
         }

@@ -31,7 +31,7 @@ class Fleet:
         server: Server,
         coordination: str,
         members: tuple[str, ...],
-        processes: str = "single",
+        **more: Any,
     ) -> None:
         self.coordination = coordination
         self.daemons: dict[str, DaemonProcess] = {}
@@ -41,7 +41,7 @@ class Fleet:
                 "coordination": coordination,
                 "fleet": {"member": name, "zone": f"room-{name}", "session": "2s"},
                 "instances": {"shop": {"source": server.url()}},
-                "processes": processes,
+                **more,
             }
             self.daemons[name] = DaemonProcess(folder / name, settings)
 
@@ -210,12 +210,15 @@ def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
     guard="tests/unit/test_fleet_capture_record.py::"
     "test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves"
 )
+@pytest.mark.parametrize("listeners", ["single", 2])
 def test_capture_process_that_is_killed_goes_on_at_its_member_and_is_handed_over_by_a_drain(
-    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+    listeners: str | int, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     orders = Orders(mysql_server, fresh_database(mysql_server))
     coordination = f"sqlite://{tmp_path}/coordination.db"
-    fleet = Fleet(tmp_path, mysql_server, coordination, ("a", "b"), "per-instance")
+    fleet = Fleet(
+        tmp_path, mysql_server, coordination, ("a", "b"), processes="per-instance", listeners=listeners
+    )
     with fleet.running():
         first = fleet.wait_for_capturer("a", "b")
         second = "b" if first == "a" else "a"

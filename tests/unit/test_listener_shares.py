@@ -7,23 +7,29 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import QuotaReached
+from penstock.errors import CapturedElsewhere, QuotaReached
+from penstock.logstore.followed_log import LogReport
+from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.processes.channel import DATAGRAMS, Channel
 from penstock.processes.defects import EXIT_DEFECT
+from penstock.processes.instance import ProcessInstance
 from penstock.processes.listener_channel import ListenerStart, pass_connection, take_connection
-from penstock.processes.listeners import COMMAND
+from penstock.processes.listeners import COMMAND, ListenerProcesses
 from penstock.processes.spawned import SpawnedProcess
 from penstock.serve.accepting import Admission
 from penstock.serve.access import WHOLE, Account, Quota
-from penstock.serve.connections import Connection, Traffic
+from penstock.serve.arrivals import Arrivals
+from penstock.serve.connections import Connection, Connections, Traffic
 from penstock.serve.forwarding import Forward
 from penstock.serve.ptubes.session import ClientReport, Clients, Figures
+from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.serve.usage import SharedUsages
 from penstock.settings.daemon import Settings
@@ -218,15 +224,47 @@ def test_ptubes_clients_of_every_process_are_known_to_all() -> None:
     assert [client.port for client in clients.all()] == [1, 2, 3]
 
 
-def test_daemon_of_a_fleet_serves_in_its_own_process() -> None:
-    values = {
-        "listeners": 2,
-        "coordination": "zookeeper://zk1/penstock",
-        "fleet": {},
-        "instances": {"a": {"source": "mysql://u@db1"}},
-    }
-    with pytest.raises(ValueError, match="leave out listeners"):
-        Settings.model_validate(values)
+def test_processes_are_told_of_the_instances_that_their_member_captures_only() -> None:
+    asked = []
+
+    class Instance:
+        """An instance of a fleet; who captures it is known to the store."""
+
+        name = "shop"
+
+        def log(self) -> Log:
+            asked.append(self.name)
+            raise CapturedElsewhere("shop is captured by member b")
+
+        def status(self) -> dict[str, Any]:
+            asked.append(self.name)
+            return {}
+
+    settings = Settings.model_validate({"instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}})
+    served = Served({"shop": Instance()}, Arrivals(), is_here=lambda name: False)
+    usages = SharedUsages(0, 1)
+    with usages.file:
+        listeners = ListenerProcesses(settings, 0, served, Connections(), usages)
+        assert listeners.published().statuses == {}
+        listeners.arrived("shop")
+    # Neither costs the store a read.
+    assert asked == []
+
+
+def test_log_of_an_instance_that_another_member_captured_is_opened_again(tmp_path: Path) -> None:
+    settings = Settings.model_validate(
+        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+    instance = ProcessInstance("shop", settings.instances["shop"], settings.log_of("shop"))
+    with closing(Log.open(tmp_path / "shop", settings.log_of("shop"))) as log:
+        report = LogReport.of(log)
+        instance.report(report)
+        before = instance.log()
+        instance.leave(CapturedElsewhere("shop is captured by member b"))
+        with pytest.raises(CapturedElsewhere):
+            instance.log()
+        instance.report(report)
+        assert instance.log() is not before
 
 
 def forwarded(answer: bytes | None) -> tuple[bytes, list[dict[str, Any]]]:

@@ -236,6 +236,10 @@ class ProcessInstance:
             self._set_aside = failure
             self._down = State.STOPPED, failure
 
+    def leave(self, why: PenstockError) -> None:
+        """Refuse readers: the log may change without reports. It is opened again after a next report."""
+        self._refusal, self._followed = why, None
+
     def close(self) -> None:
         """Close the log."""
         if self._followed is not None:

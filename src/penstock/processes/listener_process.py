@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 from starlette.types import Scope
 
-from penstock.errors import ServerBusy
+from penstock.errors import CapturedElsewhere, ServerBusy
 from penstock.listeners import make_served, open_cursors
 from penstock.processes.canal_moves import ClientGranted, ClientRecalled, WantedClients
 from penstock.processes.channel import Answer, Calls, Channel, receive_reports
@@ -289,6 +289,13 @@ class ListenerProcess(HttpListener):
                 instance.report(message.logs[name])
             instance.update(status, message.refusals.get(name), ())
             self._arrivals.arrived(name)
+        for name in self._instances.keys() - message.statuses.keys():
+            # The daemon refuses requests about it by name. Canal and Ptubes clients are refused here.
+            hint = "See who captures what: penstock fleet status"
+            why = CapturedElsewhere(f"instance {name} is not captured by this daemon", hint=hint)
+            self._instances[name].leave(why)
+            if name in self._published:
+                self._arrivals.arrived(name)
         self._published = frozenset(message.statuses)
         own = self._number
         self._ptubes_clients.elsewhere = {n: clients for n, clients in message.ptubes.items() if n != own}

@@ -449,12 +449,15 @@ class ListenerProcesses:
 
     def arrived(self, name: str) -> None:
         """Tell all processes what has become visible of an instance. Never waits for them."""
-        try:
-            log = self._served.instance(name).log()
-            if isinstance(log, MemoryLog):
-                return
-            report = LogReport.of(log)
-        except PenstockError:
+        report = None
+        # To ask who else captures it costs the store of a fleet a read.
+        if self._served.is_here(name):
+            with suppress(PenstockError):
+                log = self._served.instance(name).log()
+                if isinstance(log, MemoryLog):
+                    return
+                report = LogReport.of(log)
+        if report is None:
             for process in self._processes:
                 process.publish()
             return
@@ -467,6 +470,8 @@ class ListenerProcesses:
         logs: dict[str, LogReport] = {}
         refusals: dict[str, PenstockError] = {}
         for name, instance in self._served.instances.items():
+            if not self._served.is_here(name):
+                continue
             try:
                 log = instance.log()
                 if isinstance(log, MemoryLog):

@@ -466,8 +466,6 @@ class Settings(Section):
         check_merges(self)
         if self.fleet is None:
             return self
-        if self.listeners != "single":
-            raise ValueError("fleet: the members of a fleet serve in their own process; leave out listeners")
         if isinstance(self.processes, int):
             raise ValueError("fleet: instances come and go, so each has its own: processes: per-instance")
         if self.coordination is None:
