@@ -9,7 +9,7 @@ SHELL := /bin/bash
 VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
-EXTRAS := spark spark-connect delta duckdb iceberg postgres clickhouse redis mongodb elasticsearch opensearch kafka steps tier \
+EXTRAS := spark spark-connect delta duckdb iceberg postgres clickhouse redis mongodb elasticsearch opensearch kafka rabbitmq steps tier \
   zookeeper tidb otlp console test check bench docs
 RUST_SOURCES := $(shell find native -type f -not -name '*.md') Cargo.toml Cargo.lock
 export VIRTUAL_ENV := $(VENV)

@@ -201,6 +201,7 @@ HOMES = {
     "pymongo": ("src/penstock/sinks/mongodb/",),
     "elastic_transport": ("src/penstock/sinks/search/",),
     "confluent_kafka": ("src/penstock/kafka_library.py",),
+    "pika": ("src/penstock/sinks/rabbitmq/",),
     "duckdb": ("src/penstock/pipeline/", "src/penstock/sinks/duckdb/"),
     "pandas": (),
     "polars": (),

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import OptionInvalid, ServerBusy
-from penstock.sinks.kafka.claim_check import ClaimCheck
+from penstock.sinks.claim_check import ClaimCheck
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 
 

@@ -13,8 +13,8 @@ from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Secret
 from penstock.settings.values import Seconds
+from penstock.sinks.claim_check import ClaimCheck
 from penstock.sinks.kafka import connection
-from penstock.sinks.kafka.claim_check import ClaimCheck
 from penstock.sinks.kafka.connect_values import in_avro, in_json, in_protobuf
 from penstock.sinks.kafka.connection import Cluster
 from penstock.sinks.kafka.debezium_records import ConnectRecord, heartbeat_record

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that are too large for the brokers, as files with a reference in the topic (claim check)."""
+"""Messages that are too large for the brokers, as files with a reference in their place (claim check)."""
 
 import hashlib
 import json
@@ -42,14 +42,14 @@ class ClaimCheck(Section):
         except (OSError, ValueError, pyarrow.ArrowNotImplementedError) as problem:
             raise _error_of(self.path, problem) from problem
 
-    def store(self, topic: str, value: bytes) -> bytes:
-        """Store a message, and return the reference that takes its place in the topic.
+    def store(self, folder: str, value: bytes) -> bytes:
+        """Store a message, and return the reference that takes its place.
 
         A file is named by the hash of its content, so storing a message again changes nothing. A local file
         is synced before this returns. Raises AccessDenied, OptionInvalid, ServerBusy.
         """
         digest = hashlib.sha256(value).hexdigest()
-        path = f"{self.path.rstrip('/')}/{topic}/{digest}"
+        path = f"{self.path.rstrip('/')}/{folder}/{digest}"
         try:
             if "://" in self.path:
                 filesystem, name = fs.FileSystem.from_uri(path)
@@ -83,7 +83,7 @@ def _write_synced(path: Path, value: bytes) -> None:
 
 def _error_of(path: str, problem: Exception) -> PenstockError:
     message = f"the claim check {path} cannot be written: {problem}"
-    hint = "Check claim_check.path of the kafka sink"
+    hint = "Check claim_check.path of the sink"
     if isinstance(problem, PermissionError):
         return AccessDenied(message, hint=hint)
     if not isinstance(problem, OSError):
