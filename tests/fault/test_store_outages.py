@@ -45,7 +45,7 @@ def goes_through(sink: Sink, changes: Changes) -> bool:
 @pytest.mark.timing
 @pytest.mark.deep(keep=("clickhouse", "mongodb", "redis"))
 @pytest.mark.parametrize(
-    "name", ["clickhouse", "mongodb", "redis", pytest.param("redis_cluster", id="cluster")]
+    "name", ["clickhouse", "mongodb", "opensearch", "redis", pytest.param("redis_cluster", id="cluster")]
 )
 def test_batch_completes_once_its_store_returns(
     name: str, missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch
