@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import Changes, DefiningStatement, Origin, Target
+from penstock.engine.allocator import return_large_buffers
 from penstock.engine.joints import Ends
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.parts import blob_of, in_log_order, parts_of, slices, table_part
@@ -77,6 +78,7 @@ def decode_works(
     `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
     which the caller closes; by default, from a pool for these works.
     """
+    return_large_buffers()
     with nullcontext(sessions) if sessions is not None else SessionPool() as pool:
         for number in numbers:
             yield from _Work(plan, number, parts, resources, pool).run()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow
 
+from penstock.engine.allocator import return_large_buffers
 from penstock.engine.decode_task import as_json
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.parts import changes_of
@@ -33,6 +34,7 @@ def write_parts(
     The input is sorted by work and seq, with the words of earlier tasks first. If a word says that the batch
     cannot be written yet, no row is written. Sinks come from `resources`.
     """
+    return_large_buffers()
     part = _Part(plan, resources)
     try:
         for batch in batches:

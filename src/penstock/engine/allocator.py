@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the C library return large buffers to the system when they are freed."""
+
+import ctypes
+import os
+from functools import cache
+
+# glibc's mallopt(3): buffers of at least this size are mapped, and unmapped when they are freed.
+_M_MMAP_THRESHOLD = -3
+_MAPPED_BYTES_MIN = 1 << 20
+
+
+@cache
+def return_large_buffers() -> bool:
+    """Return large freed buffers to the system at once, from now on, in this process. Return whether it does.
+
+    By default, glibc raises its threshold to the largest buffer that was freed, up to 32 MiB. Later buffers
+    come from heaps, one per thread, that small values keep from shrinking: a process that decodes batches
+    then has twice the memory that its rows need. A threshold in the environment is left as it is. Other C
+    libraries have none.
+    """
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return False
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN))
+    except (OSError, TypeError, AttributeError):
+        return False
