@@ -10,7 +10,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -52,6 +53,8 @@ from penstock.sinks.sink import (
 EXTRA = ""
 
 _FILE_BYTES_DEFAULT = 128 << 20
+# How many tables a commit publishes at once.
+_THREADS_MAX = 16
 # Readers of Parquet folders ignore names that start with an underscore.
 _STAGED, _MANIFESTS, _SCHEMA = "_staged", "_penstock", "_schema.parquet"
 _MANIFEST = re.compile(r"\d{12,}\.json")
@@ -137,28 +140,30 @@ class FilesSink(Sink):
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
         published: list[dict[str, Any]] = []
-        staged: list[str] = []
-        numbers: Counter[str] = Counter()
+        tables: dict[str, list[tuple[str, str]]] = {}
         for receipt in receipts:
             for table, name, rows, size in receipt.staged:
-                final = f"{prefix_of(mark)}-{numbers[table]:05}.parquet"
-                numbers[table] += 1
-                published.append({"path": f"{table}/{final}", "rows": rows, "bytes": size})
-                staged.append(f"{table}/{_STAGED}/{name}")
-        with _TranslateErrors(self.settings.path):
+                files = tables.setdefault(table, [])
+                final = f"{table}/{prefix_of(mark)}-{len(files):05}.parquet"
+                published.append({"path": final, "rows": rows, "bytes": size})
+                files.append((f"{table}/{_STAGED}/{name}", final))
+
+        def publish_table(table: str) -> None:
+            self._remove(table, prefix_of(mark), {final for _, final in tables[table]})
+            for staged, final in tables[table]:
+                self._publish(staged, final)
+            _sync(self._folder(table))
+
+        # Each table waits for the disk or the object store a few times.
+        threads = max(1, min(_THREADS_MAX, len(tables)))
+        with _TranslateErrors(self.settings.path), ThreadPoolExecutor(threads) as pool:
             manifests.filesystem.create_dir(manifests.path, recursive=True)
             if not _is_published(manifests, mark):
-                for table in numbers:
-                    self._remove(table, prefix_of(mark), {file["path"] for file in published})
-                for file, name in zip(published, staged, strict=True):
-                    self._publish(name, file["path"])
-                for table in numbers:
-                    _sync(self._folder(table))
+                _run_all(pool, publish_table, tables)
                 text = json.dumps({"batch": mark.number, "files": published}).encode()
                 _write_atomically(manifests, _manifest_of(mark), lambda stream: stream.write(text))
             # Remaining files were staged by failed or repeated tasks.
-            for table in numbers:
-                self._remove(f"{table}/{_STAGED}", prefix_of(mark), set())
+            _run_all(pool, lambda table: self._remove(f"{table}/{_STAGED}", prefix_of(mark), set()), tables)
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
@@ -322,6 +327,14 @@ class _FeedWriter(Writer):
     def abort(self) -> None:
         for _, _, files in self._tables.values():
             files.abort()
+
+
+def _run_all(pool: ThreadPoolExecutor, work: Callable[[str], None], tables: Iterable[str]) -> None:
+    """Run work for each table. Raises the first error, after all work has ended."""
+    runs = [pool.submit(work, table) for table in tables]
+    wait(runs)
+    for run in runs:
+        run.result()
 
 
 def path_of(target: Target) -> str:
