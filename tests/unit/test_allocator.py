@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ print((resident() - before) >> 20)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other C libraries have no such threshold")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such threshold")
 def test_freed_buffers_leave_the_process() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
 
@@ -50,3 +51,15 @@ def test_c_library_without_the_setting_is_tolerated(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert not allocator.return_large_buffers.__wrapped__()
+
+
+def test_run_keeps_no_pool_of_freed_arrow_memory() -> None:
+    program = (
+        "import sys; from penstock.cli.app import main; sys.argv = ['penstock', 'run', '--json-schema']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    )
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ARROW_")}
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
+    assert printed.split()[-1] == "system"

@@ -110,7 +110,7 @@ def page() -> str:
     )
     columns = ("path", "rows", "CPU seconds", "log received or read", "written", "sent", "measured in")
     return document(
-        "What a billion changes cost", "bench/results", head, table(columns, rows(measured)), _SHAPES
+        "What a billion changes cost", "bench/results", head, table(columns, rows(measured)), _SHAPES, _LIMITS
     )
 
 
@@ -118,6 +118,21 @@ _SHAPES = (
     "`narrow`: single-row transactions. `wide`: 30 columns, 200 rows per transaction. `tpcc`: about 18 rows\n"
     "over nine tables per transaction. `bulk`: rows of 60 bytes, 500 per transaction.\n"
     "[The benchmarks](../../bench/README.md) describe them."
+)
+
+
+_LIMITS = (
+    "## What limits a pipeline\n\n"
+    "**Many small tables.** A full load sends three statements to plan a table of one chunk, and about\n"
+    "ten to read it. Into `files` it also waits six times until the disk has written: for the table's\n"
+    "schema and its folder, the record of its chunks, the data file, the folder again, and the removal\n"
+    "of that record. Up to 16 tables share the wait for the folder after a batch; the others follow one\n"
+    "another. On a disk that needs 2 ms for a sync, that is about 10 ms for each table.\n\n"
+    "**Memory.** A task decodes batches of up to 32 MiB, gathers 64 MiB, and a mirror holds\n"
+    "`memory_bytes` of a table's changes, so small values of `batch.bytes` lower the memory no further.\n"
+    "Freed buffers of 1 MiB and more return to the system at once (glibc), and `penstock run` has Arrow\n"
+    "use the allocator of the C library. Each Spark worker needs this memory for itself; with `--local`\n"
+    "all tasks share one process."
 )
 
 
