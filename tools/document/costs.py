@@ -130,9 +130,8 @@ _LIMITS = (
     "another. On a disk that needs 2 ms for a sync, that is about 10 ms for each table.\n\n"
     "**Memory.** A task decodes batches of up to 32 MiB, gathers 64 MiB, and a mirror holds\n"
     "`memory_bytes` of a table's changes, so small values of `batch.bytes` lower the memory no further.\n"
-    "Freed buffers of 1 MiB and more return to the system at once (glibc), and `penstock run` has Arrow\n"
-    "use the allocator of the C library. Each Spark worker needs this memory for itself; with `--local`\n"
-    "all tasks share one process."
+    "Freed buffers of 1 MiB and more return to the system at once (glibc). Each Spark worker needs this\n"
+    "memory for itself; with `--local` all tasks share one process."
 )
 
 

@@ -2,7 +2,6 @@
 """`penstock run`: run a pipeline on Spark or in this process."""
 
 import json
-import os
 import sys
 import threading
 import time
@@ -80,8 +79,6 @@ def run(
     ] = False,
 ) -> None:
     """Load a pipeline's tables, then apply their changes to its sink until SIGTERM."""
-    # Arrow reads it when it is loaded. Its own pool would keep the memory of batches that are done.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from penstock.engine.beginning import refuse_paused
     from penstock.pipeline.settings import json_schema, load_pipeline
 

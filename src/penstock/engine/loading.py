@@ -431,6 +431,11 @@ class Loading:
         return chunks
 
 
+def _source_of(key: str) -> str:
+    # It is asked for every table in each batch, and `split_key` parses the name.
+    return key.partition("/")[0]
+
+
 def ends_all(key: str, tables: PipelineTables) -> bool:
     """Return whether all open rows of a table's history end when the table is read again.
 

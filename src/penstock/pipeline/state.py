@@ -159,14 +159,12 @@ class Checkpoint:
 
     def with_read_versions(self, versions: Mapping[str, int]) -> Self:
         """Return the progress with the end of the source's log noted after reads of tables, by key."""
-        loads = dict(self.loads)
-        for key, version in versions.items():
-            loads[key] = replace(loads[key], read_to=max(loads[key].read_to, version))
-        return replace(self, loads=loads)
+        read = [(key, self.loads[key], version) for key, version in versions.items()]
+        loads = {key: replace(load, read_to=max(load.read_to, version)) for key, load, version in read}
+        return replace(self, loads={**self.loads, **loads})
 
     def encode(self) -> bytes:
         """Return the record's value."""
-        # Every batch writes it, and `asdict` would copy each value of every table.
         value = {**vars(self), "loads": {key: vars(load) for key, load in self.loads.items()}}
         return zlib.compress(json.dumps(value).encode(), 1)
 

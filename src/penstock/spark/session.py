@@ -10,12 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 # A pipeline run is not interactive, so it has no web UI and no progress bar.
-_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    # Workers live as long as the session. Arrow's own pool would keep the memory of their largest batch.
-    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
-}
+_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 

@@ -62,7 +62,7 @@ def read_chunk(
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
     last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged for
     a server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
-    otherwise than when the chunk was planned, PrivilegeMissing. The session is one of `sessions` if passed.
+    otherwise than when the chunk was planned, PrivilegeMissing. Sessions come from `sessions`, if passed.
     """
     open_or_take = open_session if sessions is None else sessions.session
     reading = _Reading(target, chunk, instance, columns, where)
