@@ -117,31 +117,33 @@ class MergeQueue:
 
     # --- Readers ----------------------------------------------------------------------------
 
-    def wait_for_room(self, pump: str) -> bool:
-        """Wait until there is room for a Pump's next transaction; return False once the Pump has left."""
+    def offer(self, pump: str, transaction: PulledTransaction) -> bool:
+        """Add a Pump's next transaction, once there is room for it; return False once the Pump has left.
+
+        Raises TransactionLate, and the errors of recording it.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended(pump) or self._has_room(pump))
-            return not self._has_ended(pump)
+            if self._has_ended(pump):
+                return False
+            try:
+                self._merge.offer(pump, transaction)
+            except TransactionLate as problem:
+                self.late = self.late or problem
+                # Before anything else happens, because no Pump sends it again.
+                self._record_late(self.late)
+                raise
+            self._changed.notify_all()
+            return True
 
-    def offer(self, pump: str, transaction: PulledTransaction) -> None:
-        """Add a Pump's next transaction. Raises TransactionLate, and the errors of recording it."""
+    def advance(self, pump: str, commit_ts: int) -> bool:
+        """Record that a Pump has nothing more up to a commit timestamp; return False once it has left."""
         with self._changed:
-            if not self._has_ended(pump):
-                try:
-                    self._merge.offer(pump, transaction)
-                except TransactionLate as problem:
-                    self.late = self.late or problem
-                    # Before anything else happens, because no Pump sends it again.
-                    self._record_late(self.late)
-                    raise
-                self._changed.notify_all()
-
-    def advance(self, pump: str, commit_ts: int) -> None:
-        """Record that a Pump has nothing more up to a commit timestamp."""
-        with self._changed:
-            if not self._has_ended(pump):
-                self._merge.advance(pump, commit_ts)
-                self._changed.notify_all()
+            if self._has_ended(pump):
+                return False
+            self._merge.advance(pump, commit_ts)
+            self._changed.notify_all()
+            return True
 
     def fail(self, problem: Exception) -> None:
         """Raise an error or a defect in the draining thread, after everything that precedes it."""
@@ -295,13 +297,11 @@ class PumpReader:
         head = BinlogHead.decode(payload)
         self._heard()
         if head.kind is BinlogKind.COMMIT:
-            if not self._queue.wait_for_room(self.pump):
-                return False
             transaction = PulledTransaction(head.commit_ts, head.start_ts, payload)
-            self._queue.offer(self.pump, transaction)
-        elif head.is_fake:
-            self._queue.advance(self.pump, head.commit_ts)
-        elif head.kind is not BinlogKind.ROLLBACK:
+            return self._queue.offer(self.pump, transaction)
+        if head.is_fake:
+            return self._queue.advance(self.pump, head.commit_ts)
+        if head.kind is not BinlogKind.ROLLBACK:
             raise EventMalformed(
                 f"{self.address} sent a binlog of type {head.kind.name}, which no Pump releases",
                 position=str(head.start_ts),
