@@ -248,6 +248,9 @@ PUMP_PULL_BYTES = 4 * MIB
 PUMP_PULLS_MAX = 8
 # A Pump rolls no undecided transaction back in the cluster before this, which the original Pump waits too.
 PUMP_DECIDE_SECONDS_MIN = 600.0
+# How long a thread of a process with a Pump keeps the interpreter while another one waits for it. A group
+# commit waits for it several times: with Python's own 5 ms, writers wait longer for it than for the disk.
+PUMP_SWITCH_SECONDS_MAX = 0.0005
 # How long the end of a Pump waits for a question to TiKV.
 PUMP_STOP_SECONDS_MAX = 5.0
 

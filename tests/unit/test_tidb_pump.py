@@ -4,6 +4,7 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from penstock.errors import OptionInvalid
+from penstock.limits import PUMP_SWITCH_SECONDS_MAX
 from penstock.logstore.disk import LocalDisk
 from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
@@ -51,6 +53,12 @@ def test_transactions_are_pulled_as_they_commit(start: Start) -> None:
     client.write(commit(1, 7))
     assert client.pull_some(2) == [matched(3, 5, bytes(5 << 20)), matched(1, 7)]
     assert client.pull_some(1, after_ts=5) == [matched(1, 7)]
+
+
+def test_writers_do_not_wait_for_the_interpreter(start: Start) -> None:
+    sys.setswitchinterval(0.005)
+    start()
+    assert sys.getswitchinterval() == pytest.approx(PUMP_SWITCH_SECONDS_MAX)
 
 
 def test_waiting_drainer_gets_the_next_transaction(start: Start) -> None:

@@ -8,6 +8,7 @@ Only an online Pump accepts prewrites; outcomes are always accepted. A change of
 binlogctl, over HTTP or in the registry, or from the end of the process, which pauses the Pump.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from penstock.errors import (
     ServerBusy,
     TransientError,
 )
-from penstock.limits import PUMP_STOP_SECONDS_MAX
+from penstock.limits import PUMP_STOP_SECONDS_MAX, PUMP_SWITCH_SECONDS_MAX
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.holds import OWN_PREFIX, Hold, Holds
 from penstock.logstore.layout import Layout
@@ -134,6 +135,7 @@ class Pump:
 
     def start(self) -> None:
         """Begin to serve. Whatever the Pump waits for is in its status and in the log."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), PUMP_SWITCH_SECONDS_MAX))
         self._thread.start()
 
     def stop(self) -> None:
