@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port of a Pump or Drainer: who may connect, and what keeps it from being served."""
 
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from penstock.tidb.channels import ClusterTls
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.pump_client import PumpClient
+from tests.support.tidb.running_pump import ask
 from tools.servers import certificate
 
 
@@ -48,6 +50,23 @@ def test_port_over_tls_requires_an_allowed_certificate(
         with PumpClient(f"unix:{path}") as local:
             assert outcome(local) == "OK", "the socket's mode decides who may connect"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    finally:
+        port.stop()
+
+
+def test_answers_are_sent_at_once() -> None:
+    bound = bind_port("127.0.0.1", 0)
+
+    async def answer(method: str, path: str) -> dict[str, str]:
+        (connection,) = port._connections
+        accepted = connection.transport.get_extra_info("socket")
+        return {"nodelay": str(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))}
+
+    port = NodePort("test", bound, lambda loop: Answering(), answer, None)
+    address = "{}:{}".format(*bound.getsockname())
+    port.start()
+    try:
+        assert ask(address, "GET", "/status") == (200, {"nodelay": "1"})
     finally:
         port.stop()
 
