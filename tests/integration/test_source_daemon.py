@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon's log over HTTP returns the rows of its server's files, despite lost connections and daemons."""
 
-import json
 import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +36,9 @@ from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.folders import binlogs
+from tests.support.logstore.kept_log import penstock
 from tests.support.suite.fixture_types import LendServer
-from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.suite.patience import wait_until
 from tools.servers import Proxy, Server, certificate
 
 # The flavors differ below this layer, whose own everyday tests run on both.
@@ -180,8 +178,8 @@ def test_read_binlog_and_inspect_accept_a_url(served: Served) -> None:
     batches = read_binlog(served.url, tables="shop.orders", columns=["id"], changes=["delete"])
     assert [row for batch in batches for row in pyarrow.record_batch(batch).to_pylist()] == []
     done = penstock("inspect", served.url, "--transactions", "--json")
-    assert done.returncode == 0, done.stderr
-    assert len([json.loads(line) for line in done.stdout.splitlines()]) >= 10
+    assert done.code == 0, done.err
+    assert len(done.objects) >= 10
 
 
 @on_one
@@ -191,11 +189,6 @@ def test_instance_shows_its_own_tables_by_default(served: Served, tmp_path: Path
         daemon.wait_for_head(*head_of(served.server))
         assert list(read_binlog(url_of(daemon))) == []
         assert sum(len(batch) for batch in read_binlog(url_of(daemon), tables="shop.*")) > 0
-
-
-def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from penstock.cli.app import main; main()", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
 
 
 @on_both
@@ -218,9 +211,8 @@ def test_definitions_are_requested_from_the_daemon(served: Served) -> None:
     assert [column.name for column in early.columns] == ["id", "note"]
     assert source.schema_history(source.head(), orders).schema("shop", "orders") is None
     position = f"{second.file}:{second.start}"
-    done = penstock("schema", "show", "shop.orders", "--url", served.url, "--at", position, "--json")
-    assert done.returncode == 0, done.stderr
-    assert [column["name"] for column in json.loads(done.stdout)["columns"]] == ["id", "note"]
+    shown = penstock("schema", "show", "shop.orders", "--url", served.url, "--at", position, "--json")
+    assert [column["name"] for column in shown.one["columns"]] == ["id", "note"]
 
 
 @on_one
@@ -231,14 +223,14 @@ def test_supplied_definition_applies_from_its_position(served: Served, tmp_path:
     ddl.write_text("CREATE TABLE ghost (a INT UNSIGNED, b CHAR(3) CHARACTER SET latin1)")
     words = ("schema", "set", "shop.ghost", "--url", served.url, "--ddl", str(ddl), "--at")
     done = penstock(*words, str(second))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     supplied = source.schema_history(source.head(), ghost).schema("shop", "ghost")
     assert supplied is not None
     assert [column.type_text for column in supplied.columns] == ["int unsigned", "char(3)"]
     assert source.schema_history(source.earliest(), ghost).schema("shop", "ghost") is None
     late = penstock(*words, f"{source.head().file}:99999999")
-    assert late.returncode != 0
-    assert "has not reached that position" in late.stderr
+    assert late.code != 0
+    assert "has not reached that position" in late.err
 
 
 # --- Refusals -------------------------------------------------------------------------------
