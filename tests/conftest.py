@@ -50,7 +50,8 @@ _ON_ONE_WORKER = {
     "tidy": re.compile("tests/tidy/"),
     "type corpus": re.compile(r"tests/integration/test_(types|load_values|messages_json|messages_canal)\.py"),
     "Spark session": re.compile(
-        r"tests/integration/test_(spark_(batch|log|stream|unnamed_columns)|pipeline_(spark|steps)|forged_values)\.py"
+        r"tests/(fault/test_pipeline_kills|integration/test_(spark_(batch|log|stream|unnamed_columns)"
+        r"|pipeline_(spark|steps)|forged_values))\.py"
     ),
 }
 _database_numbers = itertools.count(1)
