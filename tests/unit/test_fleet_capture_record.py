@@ -147,6 +147,8 @@ def test_capture_whose_end_cannot_be_recorded_for_a_defect_ends_and_gives_its_le
     try:
         wait_until(lambda: tenure.left)
         assert store.get(lease_path("shop")) is None
+        # The thread reports its exception after it has left. The next test would fail for it.
+        wait_until(lambda: all(thread.name != "leave-shop" for thread in threading.enumerate()))
     finally:
         capture.stop()
 
