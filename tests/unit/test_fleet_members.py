@@ -365,7 +365,7 @@ def test_work_of_an_instance_that_is_being_removed_ends_no_member(tmp_path: Path
     ports, arrivals = Ports.take(before.listen), Arrivals()
     supervisor = Supervisor(before, [], arrivals.arrived)
     with closing(ports), closing(MemoryStore("fleet-removal")) as store:
-        part = _Fleet(before, ports, arrivals, supervisor)
+        part = _Fleet(before, ports, arrivals, supervisor, arrivals.arrived)
         lease = Lease.acquire(store, store.session(), lease_path("shop-0"), "a")
         assert lease is not None
         # The thread of the member begins what it was placed before it learns of the change.
