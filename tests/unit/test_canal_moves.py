@@ -57,10 +57,14 @@ class Processes:
         self.superseded: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def connect(self, number: int, owner: str, account: Account = WHOLE) -> tuple[Client, Cursor]:
+    async def connect(
+        self, number: int, owner: str, account: Account = WHOLE, asked: str = ""
+    ) -> tuple[Client, Cursor]:
         """Subscribe over a connection that has reached a process."""
         client = self.clients[number].get(INSTANCE, 7)
-        await self.clients[number].hold(client, owner, lambda why: self.superseded.append(owner), account)
+        await self.clients[number].hold(
+            client, owner, lambda why: self.superseded.append(owner), account, asked
+        )
         cursor = await client.at()
         assert cursor is not None
         return client, cursor
@@ -178,6 +182,27 @@ def test_client_that_unsubscribes_at_another_process_starts_again(log: Log) -> N
         for number in (0, 1):
             _, cursor = await processes.connect(number, f"again {number}")
             assert (await take(cursor, 1))[1] == begin
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["killed", "unsubscribed"])
+def test_client_that_returns_without_a_filter_has_the_last_one_that_was_set_anywhere(
+    log: Log, end: str
+) -> None:
+    async def scenario() -> None:
+        processes = Processes(log)
+        await processes.connect(0, "first", asked="shop\\.a")
+        client, _ = await processes.connect(1, "second", asked="shop\\.b")
+        if end == "killed":
+            processes.moves.lost(1)
+        else:
+            await processes.clients[1].forget(client, "second", WHOLE)
+        client, cursor = await processes.connect(0, "third")
+        assert client.filter == {"killed": "shop\\.b", "unsubscribed": ""}[end]
+        tables = cursor.view.tables
+        assert isinstance(tables, CanalTables)
+        assert tables.filter == client.filter
 
     asyncio.run(scenario())
 

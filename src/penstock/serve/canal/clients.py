@@ -141,6 +141,11 @@ class Client:
         return Subscription(self.destination, self.name).account_path
 
     @property
+    def filter_path(self) -> str:
+        """The path of the record with its last filter."""
+        return Subscription(self.destination, self.name).path + "/filter"
+
+    @property
     def identity(self) -> str:
         """The identity as Canal writes it in messages."""
         return (
@@ -435,6 +440,9 @@ class Clients:
         checkpoints = subscription.checkpoints(self._store)
         lease = await asyncio.to_thread(self._acquire_lease, subscription)
         state = await asyncio.to_thread(checkpoints.take, _SHARD, lease.token)
+        # It may have been set elsewhere, or deleted with the subscription.
+        record = await asyncio.to_thread(self._store.get, client.filter_path)
+        client.filter = record.value.decode() if record is not None else ""
         if client.cursor is None or state.checkpoint != client._stored:
             if client.cursor is not None:
                 _log.warning("a client's checkpoint was set elsewhere", client=client.name)
@@ -509,12 +517,8 @@ class Clients:
 
     async def _set_filter(self, client: Client, within: TablePatterns, asked: str) -> None:
         """Set the tables of a client's filter. Without a new filter, the last one applies."""
-        path = Subscription(client.destination, client.name).path + "/filter"
         if asked and asked != client.filter:
-            await asyncio.to_thread(self._store.put, path, asked.encode())
-        elif not asked and not client.filter:
-            record = await asyncio.to_thread(self._store.get, path)
-            asked = record.value.decode() if record is not None else ""
+            await asyncio.to_thread(self._store.put, client.filter_path, asked.encode())
         client.filter = asked or client.filter
         within = self._limited(client, within)
         tables = await run_in(self._served.threads.compiling, CanalTables, client.filter, within)
