@@ -2,6 +2,7 @@
 """A log read where it is not written: each report of its writer shows exactly the writer's log."""
 
 import multiprocessing
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PositionInvalid, PositionPurged
+from penstock.errors import CapturedElsewhere, PositionInvalid, PositionPurged
 from penstock.logstore.cold import make_cold
 from penstock.logstore.disk import LocalDisk, SharedLock
 from penstock.logstore.followed_log import FollowedLog, LogReport
@@ -18,7 +19,8 @@ from penstock.logstore.holds import Hold, Holds, share_holds
 from penstock.logstore.log import Log
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
-from penstock.settings.daemon import LogSettings
+from penstock.processes.instance import ProcessInstance
+from penstock.settings.daemon import InstanceSettings, LogSettings
 from tests.support.logstore.source import SETTINGS, Captured, boundaries, server_files
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
@@ -69,6 +71,33 @@ def test_reports_show_the_log_as_it_is_written(
     assert {file.name for file in server_files()} == {name for _, name in content_of(followed)}
     assert followed.epochs.epochs == written.epochs.epochs
     followed.close()
+
+
+def test_log_that_is_captured_elsewhere_keeps_no_file_and_no_memory(
+    settings: LogSettings, written: Log
+) -> None:
+    instance = ProcessInstance("shop", InstanceSettings(source="mysql://u@127.0.0.1:1"), settings)
+
+    class Seen(Exception):
+        """Enough was captured."""
+
+    def report(captured: Captured, count: int) -> None:
+        instance.report(LogReport.of(captured.log))
+        if instance.memory is not None and instance.memory.bytes_held:
+            raise Seen
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(Seen):
+        Captured(written, each=report).run()
+    followed, before = instance.log(), open_files()
+    instance.leave(CapturedElsewhere("shop is captured by member b"))
+    assert open_files() == before - 1
+    # Who reads it goes on from the disk.
+    assert followed.memory is not None
+    assert followed.memory.bytes_held == 0
+    assert any(content_of(followed).values())
 
 
 def test_newest_bytes_are_read_from_memory(settings: LogSettings, written: Log) -> None:

@@ -238,7 +238,11 @@ class ProcessInstance:
 
     def leave(self, why: PenstockError) -> None:
         """Refuse readers: the log may change without reports. It is opened again after a next report."""
+        followed = self._followed
         self._refusal, self._followed = why, None
+        if followed is not None:
+            # Who reads it now goes on from the disk.
+            followed.close()
 
     def close(self) -> None:
         """Close the log."""
