@@ -68,6 +68,7 @@ def test_writers_receive_what_must_stay_in_order() -> None:
     spreads = [sink_of(order=order).spread for order in ("key", "table", "commit")]
     assert spreads == [Spread.KEYS, Spread.TABLES, Spread.WHOLE]
     assert sink_of(partition_by="name", queues=2).spread is Spread.TABLES
+    assert sink_of(partition_by="name", order="commit").spread is Spread.WHOLE
 
 
 def test_url_names_hosts_virtual_host_and_account() -> None:

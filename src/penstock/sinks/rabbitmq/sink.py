@@ -109,7 +109,9 @@ class RabbitmqSink(Sink):
         self.settings = settings
         self.password: Secret | None = settings.secret()
         spreads = {"key": Spread.KEYS, "table": Spread.TABLES, "commit": Spread.WHOLE}
-        self.spread = Spread.TABLES if settings.partition_by else spreads[settings.order]
+        # Rows with the same values of other columns may be in several parts of a table.
+        by_others = settings.order == "key" and settings.partition_by
+        self.spread = Spread.TABLES if by_others else spreads[settings.order]
         # Idle connections, reused for the many small batches at the head of a log.
         self._idle: deque[ConfirmedChannel] = deque()
 
