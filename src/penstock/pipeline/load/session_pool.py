@@ -4,14 +4,19 @@
 A session costs several round trips, among them those of TLS and of the login: more than a small table.
 """
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.closing import Closing
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TransientError
 from penstock.model import ServerAddress
 from penstock.pipeline.load.session import LoadSession, open_session
+
+# Servers, and the networks in between, end sessions that are idle for some minutes, often without a word.
+_IDLE_SECONDS_MAX = 20.0
 
 
 class SessionPool(Closing):
@@ -19,18 +24,24 @@ class SessionPool(Closing):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[LoadSession] = []
+        # With the time at which each was given back.
+        self._idle: list[tuple[float, LoadSession]] = []
         self._is_closed = False
 
     @contextmanager
     def session(self, address: ServerAddress) -> Iterator[LoadSession]:
         """Return a context manager with a session that has no transaction. An error in it ends the session.
 
-        Raises what `open_session` raises.
+        A temporary error ends the server's idle sessions too, which may be as broken: the next try opens a
+        new one. Raises what `open_session` raises.
         """
         session = self._take(address) or open_session(address)
         try:
             yield session
+        except TransientError:
+            session.close()
+            self._end(address)
+            raise
         except BaseException:
             session.close()
             raise
@@ -41,15 +52,29 @@ class SessionPool(Closing):
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
-        for session in idle:
+        for _, session in idle:
             session.close()
 
     def _take(self, address: ServerAddress) -> LoadSession | None:
+        """Return the session that was given back last. Close those that were idle for too long."""
+        self._end(address, idle_since=time.monotonic() - _IDLE_SECONDS_MAX)
         with self._lock:
-            for number, session in enumerate(self._idle):
-                if session.connection.address == address:
-                    return self._idle.pop(number)
+            for number in reversed(range(len(self._idle))):
+                if self._idle[number][1].connection.address == address:
+                    return self._idle.pop(number)[1]
         return None
+
+    def _end(self, address: ServerAddress, idle_since: float = math.inf) -> None:
+        """Close a server's sessions that are idle since a time or longer."""
+        with self._lock:
+            ended = [
+                session
+                for since, session in self._idle
+                if since <= idle_since and session.connection.address == address
+            ]
+            self._idle = [entry for entry in self._idle if entry[1] not in ended]
+        for session in ended:
+            session.close()
 
     def _give_back(self, session: LoadSession) -> None:
         # A session of TiDB stays at the time that it reads as of.
@@ -64,6 +89,6 @@ class SessionPool(Closing):
         with self._lock:
             is_kept = is_kept and not self._is_closed
             if is_kept:
-                self._idle.append(session)
+                self._idle.append((time.monotonic(), session))
         if not is_kept:
             session.close()
