@@ -15,6 +15,8 @@ from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
 
 # The account in a URL, which may contain several hosts.
 _ACCOUNT = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
+# The accounts in further URLs of a list.
+_FURTHER_ACCOUNT = re.compile(r"(,\s*[a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
 
 
 def connection_error(what: str, problem: BaseException, position: str | None = None) -> PenstockError:
@@ -45,10 +47,13 @@ class Endpoint(Section):
     @classmethod
     def _account_of_url(cls, values: Any) -> Any:
         url = values.get("url") if isinstance(values, dict) else None
-        if not isinstance(url, str) or (match := _ACCOUNT.match(url)) is None:
+        if not isinstance(url, str):
+            return values
+        match = _ACCOUNT.match(url) or _FURTHER_ACCOUNT.search(url)
+        if match is None:
             return values
         user, _, password = match[2].partition(":")
-        extracted = {"url": f"{match[1]}{url[match.end() :]}"}
+        extracted = {"url": _FURTHER_ACCOUNT.sub(r"\1", _ACCOUNT.sub(r"\1", url))}
         if user:
             extracted["user"] = values.get("user") or unquote(user)
         if password and not any(values.get(f"password{suffix}") for suffix in ("", "_file", "_env")):

@@ -74,13 +74,20 @@ class SearchClient:
     ) -> Any:
         """Return the answer to a request below an index, or None if its status is in `accepted`.
 
-        A body of bytes has several lines. Raises the errors of answers as Penstock errors.
+        A body of bytes has several lines. Raises the errors of answers as Penstock errors, and ServerBusy for
+        an answer that lacks the documents of some shards.
         """
         answer = self._answer(method, index, path, body)
         if answer.meta.status in accepted:
             return None
         if answer.meta.status >= 300:
             raise self._error_of(answer.meta.status, answer.body, index)
+        shards = answer.body.get("_shards") if isinstance(answer.body, Mapping) else None
+        if shards and shards.get("failed"):
+            raise ServerBusy(
+                f"{self.product} answers without {shards['failed']} of {shards['total']} shards",
+                position=index,
+            )
         return answer.body
 
     def is_elasticsearch(self) -> bool:
