@@ -449,8 +449,3 @@ def ends_all(key: str, tables: PipelineTables) -> bool:
             hint="Write each table to a history of its own (a route step), and run: penstock pipelines reset",
         )
     return effect is Emptied.WHOLE
-
-
-def _source_of(key: str) -> str:
-    # Called for every table of a batch, so its name is not parsed.
-    return key.partition("/")[0]
