@@ -487,16 +487,16 @@ class PipelineState(ResnapshotRequests):
             )
         asked_us = time.time_ns() // 1000
         is_own = by_pipeline or number is not None
-        made = number or f"{asked_us:x}-{uuid.uuid4().hex[:6]}"
-        request = Resnapshot(made, source, table, where, remove, asked_us=asked_us, by_pipeline=is_own)
+        request_id = number or f"{asked_us:x}-{uuid.uuid4().hex[:6]}"
+        request = Resnapshot(request_id, source, table, where, remove, asked_us=asked_us, by_pipeline=is_own)
         if reuse and (waiting := self.find_waiting(request)) is not None:
             return waiting.number
         try:
-            self.store.put(self._at("requests", made), request.encode(), ABSENT)
+            self.store.put(self._at("requests", request_id), request.encode(), ABSENT)
         except VersionConflict:
             if number is None:
                 raise
-        return made
+        return request_id
 
     # --- Handing over -----------------------------------------------------------------------
 
