@@ -190,7 +190,7 @@ def _origins_after(log: LogReader, position: Position | None) -> Mapping[str, Po
         if code == _ORIGIN_CODE:
             pending = _decode_origin(event)
         elif code in _GTID_CODES:
-            # Without one, the caller does not know the member whose log has the transaction.
+            # Without an origin before its GTID, the member that a transaction came from is unknown.
             if pending is None:
                 raise _damaged("a transaction of the log does not name its member")
             # Its transaction follows. A crash may have left an origin without one.
