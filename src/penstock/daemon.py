@@ -47,6 +47,8 @@ from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, TenuredCapture
 from penstock.limits import CONNECTIONS_MAX
 from penstock.listeners import as_served, configure_served, coordination_probe, make_served, store_opener
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.ending import put_aside
 from penstock.logstore.log import Log
 from penstock.model import Position, Secret, TablePatterns, Tls
 from penstock.processes.leased import LeasedCapture
@@ -488,6 +490,7 @@ class _Fleet:
             name,
             partial(open_log, name, self._settings_with(name).log_of(name)),
             partial(self._address_of_capturer, store, name),
+            partial(put_aside, LocalDisk(), self._settings_with(name).log_of(name).folder),
             self.member.name,
             partial(self._note_readable, name),
         )

@@ -70,7 +70,12 @@ def test_member_with_a_copy_continues_the_log_at_the_byte_where_the_copy_ended(
     folder = tmp_path / "b" / "shop"
     with capturing(store, tmp_path, server, "a") as capture, serving(capture.log()) as served:
         address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE)
-        copy = LogCopy("shop", lambda: Log.open(folder, LogSettings()), lambda: address)
+        copy = LogCopy(
+            "shop",
+            lambda: Log.open(folder, LogSettings()),
+            lambda: address,
+            lambda: pytest.fail("it is whole"),
+        )
         copy.start()
         server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b VARCHAR(20))")
         server.sql(f"INSERT INTO {database}.t VALUES (1, 'one')")

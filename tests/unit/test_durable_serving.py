@@ -33,7 +33,14 @@ def open_copy(disk: SimulatedDisk) -> Log:
 def copying(served: ServedLog, disk: SimulatedDisk, durable: DurableInstance) -> Iterator[LogCopy]:
     """Copy a served log inside the block, as member `b`; what its readers saw is noted in `durable`."""
     address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE)
-    copy = LogCopy(INSTANCE, lambda: open_copy(disk), lambda: address, "b", durable.note_readable)
+    copy = LogCopy(
+        INSTANCE,
+        lambda: open_copy(disk),
+        lambda: address,
+        lambda: pytest.fail("it is whole"),
+        "b",
+        durable.note_readable,
+    )
     copy.start()
     try:
         yield copy

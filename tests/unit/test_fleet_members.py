@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from penstock.capture.lease import Handover
 from penstock.capture.run import Capture
 from penstock.capture.status import State
-from penstock.captures import make_capture
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, path_of
@@ -47,6 +47,8 @@ from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, FencedRecord
 from penstock.fleet.wanted import WantedInstance, want_instance
 from penstock.gtid_sets import LoggedSet
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.ending import put_aside
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.processes.supervisor import Supervisor
@@ -54,6 +56,7 @@ from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals
 from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings
+from tests.support.fleet.memory_fleet import MemoryFleet
 from tests.support.suite.patience import wait_until
 
 _numbers = itertools.count(1)
@@ -66,75 +69,6 @@ BEGINNING = Handover(
     "1:1",
     Position(0, "mysql-bin.000003", 900),
 )
-
-
-class MemoryFleet:
-    """Members over one store in memory. Their captures are real, and their server does not answer."""
-
-    def __init__(self, folder: Path, instances: int, copies: int = 1) -> None:
-        self.name = f"fleet-{next(_numbers)}"
-        self.folder = folder
-        names = [f"shop-{number}" for number in range(instances)]
-        self.works = {name: Work(name, copies=copies) for name in names}
-        # Keeps the records between the lives of members.
-        self.store = MemoryStore(self.name)
-        self.stores: dict[str, MemoryStore] = {}
-        self.members: dict[str, FleetMember] = {}
-
-    def start(self, name: str) -> FleetMember:
-        """Start a member."""
-        store = self.stores[name] = MemoryStore(self.name)
-        settings = Settings.model_validate(
-            {
-                "log": {"folder": str(self.folder / name)},
-                "instances": {work: {"source": "mysql://u@127.0.0.1:1"} for work in self.works},
-            }
-        )
-
-        def begin(store: CoordinationStore, instance: str, lease: Lease) -> CaptureTenure:
-            tenure = CaptureTenure(store, instance, lease, lambda _: None)
-            tenure.start(lambda permit: make_capture(instance, settings, lambda _: None, permit))
-            return tenure
-
-        def begin_copy(store: CoordinationStore, instance: str) -> CopyTenure:
-            log = settings.log_of(instance)
-            copy = LogCopy(instance, lambda: Log.open(log.folder, log), lambda: None)
-            tenure = CopyTenure(store, instance, name, copy, lambda: self.members[name].registration)
-            copy.start()
-            return tenure
-
-        member = self.members[name] = FleetMember(
-            lambda: store,
-            DAEMONS,
-            Membership(name, f"{name}:7070", "1", "", 1.0, 10.0, self.works),
-            begin,
-            begin_copy,
-        )
-        member.start(failed=lambda: None)
-        return member
-
-    def captured(self, name: str) -> set[str]:
-        """Return the instances that a member captures."""
-        return set(self.members[name].tenures())
-
-    def copied(self, name: str) -> set[str]:
-        """Return the instances whose logs a member copies."""
-        return set(self.members[name].copies())
-
-    def capture_of(self, name: str, instance: str) -> Capture | None:
-        """Return a member's capture of an instance."""
-        tenure = self.members[name].tenures().get(instance)
-        return tenure.capture if isinstance(tenure, CaptureTenure) else None
-
-    def all_captured(self, *names: str) -> bool:
-        """Tell whether some members capture every instance."""
-        return set().union(*map(self.captured, names)) == set(self.works)
-
-    def stop(self) -> None:
-        """Stop every member."""
-        for member in self.members.values():
-            member.stop()
-        self.store.close()
 
 
 @pytest.fixture
@@ -507,7 +441,8 @@ def test_copy_replaces_the_record_of_an_earlier_one_and_deletes_its_own_before_t
         in_step = CopyRecord(Position(0, "mysql-bin.000003", 900), 0, in_step=True, registration=7)
         store.put(path, in_step.encode())
         assert members_in_step(store, members, "shop") == ["daemon-1"]
-        copy = LogCopy("shop", lambda: Log.open(tmp_path / "shop"), lambda: None)
+        aside = partial(put_aside, LocalDisk(), tmp_path / "shop")
+        copy = LogCopy("shop", lambda: Log.open(tmp_path / "shop"), lambda: None, aside)
         tenure = CopyTenure(store, "shop", "daemon-1", copy, lambda: 7)
         assert members_in_step(store, members, "shop") == []
         assert store.get(path) is not None

@@ -16,6 +16,7 @@ from penstock.errors import ServerBusy
 from penstock.fleet.copied_metadata import CopiedMetadata
 from penstock.fleet.copying import LogCopy
 from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.ending import put_aside
 from penstock.logstore.generations import Generation, GenerationFiles
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.log import Log
@@ -56,7 +57,9 @@ def copying(served: ServedLog, folder: Path = Path("/copy"), disk: Disk | None =
     """Copy a served log inside the block."""
     disk = disk or SimulatedDisk()
     address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE, Secret(served.token or ""))
-    copy = LogCopy(INSTANCE, lambda: open_copy(folder, disk), lambda: address)
+    copy = LogCopy(
+        INSTANCE, lambda: open_copy(folder, disk), lambda: address, lambda: put_aside(disk, folder)
+    )
     copy.start()
     try:
         yield copy
@@ -214,7 +217,12 @@ def test_copy_that_has_little_left_to_receive_is_in_step_only_after_it_had_every
     with open_log(SimulatedDisk()) as log, serving(log) as served:
         Captured(log).run()
         address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE)
-        copy = LogCopy(INSTANCE, lambda: open_copy(Path("/copy"), disk), lambda: address)
+        copy = LogCopy(
+            INSTANCE,
+            lambda: open_copy(Path("/copy"), disk),
+            lambda: address,
+            lambda: pytest.fail("it is whole"),
+        )
         copy.start()
         try:
             wait_until(lambda: "free" in (copy.record().why or ""))

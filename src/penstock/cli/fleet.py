@@ -181,9 +181,18 @@ def _instances_table(shown: dict[str, Any]) -> Table:
             row["position"] or "-",
             _age_text(row["recorded_us"]),
             ", ".join(map(_copy_text, row["copies"])) or "-",
-            row["why"] or "",
+            "; ".join(_reasons(row)),
         )
     return table
+
+
+def _reasons(row: dict[str, Any]) -> list[str]:
+    """Return why an instance is in its state, and which members have a damaged log of it."""
+    # A member of an earlier version names no damage.
+    damages = [
+        f"the log of {damage['member']} is damaged: {damage['why']}" for damage in row.get("damaged", ())
+    ]
+    return [*([row["why"]] if row["why"] else []), *damages]
 
 
 def _copy_text(copy: dict[str, Any]) -> str:

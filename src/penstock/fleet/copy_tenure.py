@@ -48,6 +48,10 @@ class CopyTenure:
         return False
 
     @property
+    def damage(self) -> None:
+        """None: a damaged copy begins again."""
+
+    @property
     def left(self) -> bool:
         """Whether the copy has ended and its log was released."""
         return self._left.is_set()

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
 from penstock._native import BlockCutter
 from penstock.capture.receive import Progress, Receiver
-from penstock.errors import DiskFailed, PenstockError, ServerBusy, StreamError
+from penstock.errors import DiskFailed, LogDamaged, LogTorn, PenstockError, ServerBusy, StreamError
 from penstock.fleet.copied_metadata import CopiedMetadata
 from penstock.fleet.records import CopyRecord
 from penstock.gtid_sets import LoggedSet
@@ -83,9 +84,10 @@ class Listing:
 class LogCopy:
     """Copies one instance's log until stopped. `start` and `stop` belong to one thread.
 
-    `open_log` opens the copy, and `find_source` returns a member that knows who captures, None if nobody
-    does. Failures are retried until `stop`; the record names the last. `member` is the one that copies, and
-    `note_readable` is called with what readers of the log have been able to see.
+    `open_log` opens the copy, `put_aside` moves the folder of the closed copy away, and `find_source` returns
+    a member that knows who captures, None if nobody does. Failures are retried until `stop`; the record names
+    the last. `member` is the one that copies, and `note_readable` is called with what readers of the log have
+    been able to see.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class LogCopy:
         instance: str,
         open_log: Callable[[], Log],
         find_source: Callable[[], DaemonAddress | None],
+        put_aside: Callable[[], Path],
         member: str = "",
         note_readable: Callable[[Position], None] = lambda position: None,
     ) -> None:
         self._instance = instance
         self._open_log = open_log
         self._find_source = find_source
+        self._put_aside = put_aside
         self._member = member
         self._note_readable = note_readable
         self._stopping = threading.Event()
@@ -135,7 +139,10 @@ class LogCopy:
         return CopyRecord(
             position=None if log is None else log.visible,
             behind_bytes=behind_bytes,
-            in_step=is_following and behind_bytes is not None and behind_bytes <= _IN_STEP_BYTES_MAX,
+            in_step=log is not None
+            and is_following
+            and behind_bytes is not None
+            and behind_bytes <= _IN_STEP_BYTES_MAX,
             why=self._why,
         )
 
@@ -168,11 +175,22 @@ class LogCopy:
             raise ServerBusy(f"no member captures {self._instance} at the moment")
         client = DaemonClient(address, address.base_urls[0], _SILENCE_SECONDS, self._member)
         with closing(client):
-            with self._permitted() as log:
-                metadata = CopiedMetadata(log, client)
+            try:
+                with self._permitted() as log:
+                    metadata = CopiedMetadata(log, client)
+            except (LogDamaged, LogTorn) as problem:
+                # Only another log that can be read replaces it.
+                _list(client, None, 0.0, None)
+                self._begin_again(problem.message)
+                return
             stream: _Stream | None = None
             proved: Listing | None = None
             while not self._stopping.is_set():
+                if not log.in_place:
+                    raise DiskFailed(
+                        f"the folder {log.folder} was removed or replaced while it was in use",
+                        hint="Check the disk; the copy begins again",
+                    )
                 # Bytes of another history must not count as a copy.
                 synced = None if proved is None else log.durable
                 listing = _list(client, log.visible, 0.0 if proved is None else _POLL_SECONDS, synced)
@@ -180,7 +198,7 @@ class LogCopy:
                 if proved is None or (proved.url, proved.epochs) != (listing.url, listing.epochs):
                     reason = divergence(log, listing, client)
                     if reason is not None:
-                        self._set_aside(log, reason)
+                        self._begin_again(f"it is not the start of the log that is captured: {reason}")
                         return
                     proved, stream = listing, None
                 if listing.readable is not None:
@@ -245,23 +263,23 @@ class LogCopy:
     def _report_hold(self, why: str | None) -> None:
         self._why = why
 
-    def _set_aside(self, log: Log, reason: str) -> None:
+    def _begin_again(self, reason: str) -> None:
         """Move the log away, so that the copy begins again. Its bytes are never served."""
-        with self._permitted():
+        with self._writing:
+            if self._stopping.is_set():
+                return
             self._close_log()
-            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-            aside = log.folder.with_name(f"{log.folder.name}.aside-{stamp}")
-            log.disk.rename(log.folder, aside)
-            log.disk.sync_folder(aside.parent)
-        self._behind_bytes = None
+            aside = self._put_aside()
         _log.error(
-            "a log is set aside, and its copy begins again: it is not the start of the log that is captured",
+            "a log is set aside, and its copy begins again",
             instance=self._instance,
             folder=str(aside),
             why=reason,
         )
 
     def _close_log(self, *, finish: bool = True) -> None:
+        # The log that is opened next may have less.
+        self._has_caught_up, self._behind_bytes = False, None
         log, self._log = self._log, None
         if log is not None:
             end_log(log, self._instance, finish=finish)

@@ -41,6 +41,11 @@ class Group:
         return f"{self.top}/placements"
 
     @property
+    def damaged(self) -> str:
+        """The path of the damaged logs by member."""
+        return f"{self.top}/damaged"
+
+    @property
     def joins(self) -> str:
         """The path of the times at which members joined."""
         return f"{self.top}/joins"
@@ -73,6 +78,10 @@ class Tenure(Protocol):
     @property
     def is_lost(self) -> bool:
         """Whether the lease is lost for good without having been given up."""
+
+    @property
+    def damage(self) -> str | None:
+        """Why this member's log of the work cannot be continued, as of the last `record`; None if it can."""
 
     @property
     def left(self) -> bool:

@@ -94,6 +94,10 @@ class JobTenure:
         return self._lease.lost
 
     @property
+    def damage(self) -> None:
+        """None: a job has no log."""
+
+    @property
     def left(self) -> bool:
         """Whether the process has ended and the lease was released."""
         return self._left.is_set()

@@ -26,6 +26,7 @@ from penstock.fleet.records import (
     encode_joins,
     members_in_step,
     names_below,
+    read_damages,
     read_joins,
 )
 
@@ -173,7 +174,7 @@ class FleetLeadership:
         self._read_works()
         placement = place_works(
             self._works,
-            self._with_drains(hosts),
+            self._with_damages(self._with_drains(hosts)),
             _placement_of(placements),
             partial(members_in_step, self._store, members),
         )
@@ -193,6 +194,13 @@ class FleetLeadership:
         return [
             host if drain is None else replace(host, drained=True, hands_over=not drain.at_once)
             for host, drain in ((host, drains.get(host.name)) for host in hosts)
+        ]
+
+    def _with_damages(self, hosts: list[Host]) -> list[Host]:
+        damages = read_damages(self._store, self._group.damaged)
+        return [
+            replace(host, damaged=frozenset(damages[host.name].logs)) if host.name in damages else host
+            for host in hosts
         ]
 
     def _forget_away(self) -> None:

@@ -28,7 +28,7 @@ from penstock.errors import (
 from penstock.fleet.group import Begin, BeginCopy, Group, Tenure
 from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
-from penstock.fleet.records import DRAINED, LoadRecord, MemberRecord, PlacementRecord
+from penstock.fleet.records import DRAINED, DamageRecord, LoadRecord, MemberRecord, PlacementRecord
 
 # How often progress is recorded: another host then reads this much from a server again.
 RECORD_SECONDS = 5.0
@@ -98,6 +98,10 @@ class FleetMember:
         self._leaving: list[Tenure] = []
         # Work whose lease the session may have without doing the work, because an answer was lost.
         self._doubtful: set[str] = set()
+        # Work whose progress is recorded no more after a defect.
+        self._unrecorded: list[Tenure] = []
+        # What the session's record of damaged logs has, and what it is to have.
+        self._damage_recorded = self._damage = DamageRecord()
         # Work that could not be begun, and when it is tried again; monotonic seconds.
         self._refused: dict[str, float] = {}
         self._watches: dict[str, Watch] = {}
@@ -108,7 +112,7 @@ class FleetMember:
         self._failure: PenstockError | None = None
         self._failed: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
-        self._recording = threading.Thread(target=self._record, name="fleet-records", daemon=True)
+        self._recording = self._new_recording()
 
     @property
     def name(self) -> str:
@@ -169,10 +173,7 @@ class FleetMember:
                 self._news.wait(self._run_step())
         except Exception as defect:
             # The end of the thread prints the traceback. Other members take over.
-            self._failure = PenstockError(
-                f"a defect ended this process's part in the fleet: {defect!r}",
-                hint="Standard error has the traceback; start the process again",
-            )
+            self._failure = _defect("this process's part in the fleet", defect)
             raise
         finally:
             for name in tuple(self._tenures):
@@ -219,6 +220,7 @@ class FleetMember:
         self._leadership = None
         self._refused_since = None
         self._doubtful.clear()
+        self._damage_recorded = DamageRecord()
         session = store.session(self._self.session_seconds)
         session.on_lost(self._news.set)
         self._session = session
@@ -235,16 +237,36 @@ class FleetMember:
         works = self._self.works
         wanted = {name for name in placed.instances if works is None or name in works}
         self._give_up_lost()
+        self._record_damage()
         for name in [name for name in self._tenures if name not in wanted]:
             self._give_up(self._tenures, name, "placed elsewhere")
         self._leaving = [tenure for tenure in self._leaving if not tenure.left]
         self._release_doubtful(wanted)
         copied = {name for name in placed.copies if works is None or name in works} - wanted
+        for name in [name for name, copy in self._copies.items() if copy in self._unrecorded]:
+            # Its record is the last one, and would count as a copy.
+            self._give_up(self._copies, name, "a defect")
         for name in [name for name in self._copies if name not in copied]:
             self._give_up(self._copies, name, "captured here" if name in wanted else "placed elsewhere")
         pause = min(pause, self._take_placed(store, wanted))
         self._take_copies(store, copied)
         return pause
+
+    def _record_damage(self) -> None:
+        """Report damaged logs to the leader until they are begun again. Raises CoordinationLost."""
+        assert self._session is not None
+        known = {name: why for name, why in self._damage.logs.items() if name not in self._copies}
+        damages = {name: why for name, tenure in self._tenures.items() if (why := tenure.damage)}
+        self._damage = DamageRecord(known | damages)
+        if self._damage == self._damage_recorded:
+            return
+        path = self._group.damaged + path_of(self.name)
+        # A session's record cannot be overwritten.
+        self._session.remove(path)
+        if self._damage.logs:
+            _log.error("logs are damaged", member=self.name, logs=dict(self._damage.logs))
+            self._session.put_ephemeral(path, self._damage.encode())
+        self._damage_recorded = self._damage
 
     def _apply_change(self) -> None:
         """Register with other work, and end what begins again. Raises CoordinationLost, and is repeated."""
@@ -309,11 +331,13 @@ class FleetMember:
                 self._unwatch(self._group.leader)
                 self._watch(store, self._group.members)
                 self._watch(store, DRAINED)
+                self._watch(store, self._group.damaged)
                 if self._group.work_path is not None:
                     self._watch(store, self._group.work_path, self._forget_work)
         if self._leadership is None:
             self._unwatch(self._group.members)
             self._unwatch(DRAINED)
+            self._unwatch(self._group.damaged)
             if self._group.work_path is not None:
                 self._unwatch(self._group.work_path)
             return _LOOK_SECONDS_MAX
@@ -372,6 +396,8 @@ class FleetMember:
             self._doubtful.discard(name)
             return
         self._doubtful.discard(name)
+        # Its log may have been repaired.
+        self._damage = DamageRecord({work: why for work, why in self._damage.logs.items() if work != name})
         _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
     def _take_copies(self, store: CoordinationStore, wanted: set[str]) -> None:
@@ -430,17 +456,41 @@ class FleetMember:
     def _record(self) -> None:
         """Record the progress of all work and the load of this member, until stopped."""
         load_due = 0.0
-        while not self._stopping.wait(RECORD_SECONDS):
-            for tenure in (*self._tenures.values(), *self._copies.values()):
-                try:
-                    tenure.record()
-                except PenstockError as problem:
-                    _log.warning("progress is not recorded", work=tenure.name, why=str(problem))
-                    # A lost lease is given up by the other thread.
-                    self._news.set()
-            if time.monotonic() >= load_due:
-                load_due = time.monotonic() + _LOAD_SECONDS
-                self._record_load()
+        tenure: Tenure | None = None
+        try:
+            while not self._stopping.wait(RECORD_SECONDS):
+                for tenure in (*self._tenures.values(), *self._copies.values()):
+                    if tenure not in self._unrecorded:
+                        self._record_progress(tenure)
+                tenure = None
+                if time.monotonic() >= load_due:
+                    load_due = time.monotonic() + _LOAD_SECONDS
+                    self._record_load()
+        except Exception as defect:
+            # The end of the thread prints the traceback.
+            if tenure is None:
+                self._failure = _defect("the recording of progress", defect)
+            else:
+                # With the work, the defect would end the member that takes it over, and so on.
+                _log.error("a defect: progress is recorded no more", work=tenure.name, why=repr(defect))
+                self._unrecorded.append(tenure)
+                self._recording = self._new_recording()
+                self._recording.start()
+            self._news.set()
+            raise
+
+    def _new_recording(self) -> threading.Thread:
+        return threading.Thread(target=self._record, name="fleet-records", daemon=True)
+
+    def _record_progress(self, tenure: Tenure) -> None:
+        try:
+            tenure.record()
+        except PenstockError as problem:
+            _log.warning("progress is not recorded", work=tenure.name, why=str(problem))
+            # A lost lease is given up by the other thread.
+            self._news.set()
+        if tenure.damage and tenure.name not in self._damage.logs:
+            self._news.set()
 
     def _record_load(self) -> None:
         works, rate = len(self._tenures), self._bytes_per_second()
@@ -453,3 +503,10 @@ class FleetMember:
             store.put(self._group.loads + path_of(self.name), self._load.encode())
         except PenstockError as problem:
             _log.info("the load is not recorded", member=self.name, why=str(problem))
+
+
+def _defect(part: str, defect: Exception) -> PenstockError:
+    return PenstockError(
+        f"a defect ended {part}: {defect!r}",
+        hint="Standard error has the traceback; start the process again",
+    )

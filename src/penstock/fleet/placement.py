@@ -5,12 +5,13 @@
 
 Work stays where it is unless its member is gone, drained or overloaded. A member that has just come back
 several times gains nothing for a while (a damper), so that a host that flaps does not drag work along. Work
-whose log has copies moves only to a member with a copy, so that the log continues.
+whose log has copies moves only to a member with a copy, so that the log continues. A member whose own log of
+a work is damaged is treated as if its disk were lost: it has the work only if nobody else can do it.
 """
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # A member may have this much more than its share before work is taken from it.
 TOLERANCE = 0.10
@@ -43,7 +44,7 @@ class Host:
     A drained host and one that is `away` for a moment gain nothing, but keep the copies of logs that they
     have. A drained host that `hands_over` keeps work whose log has copies until one of them is in step; other
     drained hosts do no work. A host that is not `settled` keeps what it has and gains only what nobody else
-    can do.
+    can do. The host's logs of the works in `damaged` cannot be continued.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Host:
     hands_over: bool = True
     settled: bool = True
     away: bool = False
+    damaged: frozenset[str] = frozenset()
 
     @property
     def active(self) -> bool:
@@ -62,7 +64,7 @@ class Host:
 
     def knows(self, work: Work) -> bool:
         """Return whether the host could do the work, wherever it is."""
-        return self.active and self.may_keep(work)
+        return self.active and self.may_keep(work) and work.name not in self.damaged
 
     def may_keep(self, work: Work) -> bool:
         """Return whether the host may keep a copy of a log that it has."""
@@ -71,7 +73,7 @@ class Host:
     def hands_over_log(self, work: Work) -> bool:
         """Return whether the host keeps a work until a copy of its log is in step."""
         waits = self.drained and self.hands_over and not self.away
-        return waits and work.copies > 1 and self.may_keep(work)
+        return waits and work.copies > 1 and self.may_keep(work) and work.name not in self.damaged
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def place_works(
     def ready(work: str) -> list[str]:
         return [name for name in in_step(work) if name in current.copies.get(work, ())]
 
-    placing = _Placing(hosts)
+    placing = _Placing(_with_last_resorts(works, hosts))
     # Where the log of a work is that has copies: its member, or the copy that continues it.
     anchors: dict[str, Host] = {}
     homeless = []
@@ -148,6 +150,15 @@ def place_works(
         if work.copies > 1 and work.name in placing.owners:
             copying.copy(work)
     return Placement(dict(placing.owners), copying.copies)
+
+
+def _with_last_resorts(works: Sequence[Work], hosts: Sequence[Host]) -> list[Host]:
+    """Let hosts with a damaged log do the work if no other host can: its state names the damage."""
+    damaged = frozenset().union(*(host.damaged for host in hosts))
+    needed = {
+        work.name for work in works if work.name in damaged and not any(host.knows(work) for host in hosts)
+    }
+    return [replace(host, damaged=host.damaged - needed) if host.damaged else host for host in hosts]
 
 
 def _keepers(work: Work, placing: "_Placing", current: Placement, complete: Sequence[str]) -> list[Host]:

@@ -267,6 +267,28 @@ class LoadRecord:
             return cls(int(values["captures"]), float(values["bytes_per_second"]), int(values["updated_us"]))
 
 
+@dataclass(frozen=True)
+class DamageRecord:
+    """The instances whose logs on a running member are damaged, and how.
+
+    A member with such a log captures the instance only if no other member can.
+    """
+
+    logs: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return encode_record({"logs": dict(self.logs)})
+
+    @classmethod
+    def of(cls, member: str, record: Record | None) -> Self:
+        """Read the record; without one no log is damaged. Raises SchemaInvalid."""
+        if record is None:
+            return cls()
+        with reading_fields(f"the damaged logs of {member}", record) as values:
+            return cls({str(name): str(why) for name, why in values["logs"].items()})
+
+
 def lease_path(instance: str) -> str:
     """Return the path of the lease to capture an instance."""
     return INSTANCES + path_of(instance, "lease")
@@ -327,6 +349,11 @@ def capturer_of(store: CoordinationStore, instance: str) -> MemberRecord | None:
     """Return the member that captures an instance now, None if nobody does. Raises the errors of a read."""
     holder = Holder.of(store.get(lease_path(instance)))
     return None if holder is None else member_of(store, holder.name)
+
+
+def read_damages(store: CoordinationStore, path: str) -> dict[str, DamageRecord]:
+    """Return the damaged logs by member, from below a path. Raises SchemaInvalid, CoordinationLost."""
+    return {name: DamageRecord.of(name, store.get(path + path_of(name))) for name in names_below(store, path)}
 
 
 def read_joins(record: Record | None) -> dict[str, Sequence[int]]:

@@ -20,6 +20,7 @@ from penstock.fleet.records import (
     lease_path,
     member_of,
     names_below,
+    read_damages,
 )
 from penstock.fleet.wanted import read_wanted
 
@@ -41,6 +42,7 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     # One that was captured before may be in the file of a member that does not run.
     removed = {name for name, wanted in read_wanted(store).items() if wanted.text is None}
     names |= set(names_below(store, INSTANCES)) - removed
+    damages = read_damages(store, DAEMONS.damaged)
     placed_on = {instance: name for name, record in placed.items() for instance in record.instances}
     copied_on = {
         instance: [name for name, record in placed.items() if instance in record.copies] for instance in names
@@ -68,6 +70,11 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
             {
                 **_instance_status(store, instance, placed_on.get(instance), running),
                 "copies": [_copy_status(store, instance, name, running) for name in copied_on[instance]],
+                "damaged": [
+                    {"member": name, "why": record.logs[instance]}
+                    for name, record in damages.items()
+                    if instance in record.logs
+                ],
             }
             for instance in sorted(names)
         ],

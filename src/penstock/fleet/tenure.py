@@ -17,7 +17,14 @@ from penstock.capture.lease import CaptureLease, Handover
 from penstock.capture.status import State
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore
-from penstock.errors import LeaseLost, PenstockError, SourceMissing, VersionConflict
+from penstock.errors import (
+    LeaseLost,
+    LogDamaged,
+    LogTorn,
+    PenstockError,
+    SourceMissing,
+    VersionConflict,
+)
 from penstock.fingerprint import file_fingerprint
 from penstock.fleet.records import CaptureRecord, capture_path
 from penstock.logstore.disk import Disk
@@ -31,6 +38,8 @@ from penstock.model import Position
 from penstock.retry import Backoff, Retry
 
 _BACKOFF = Backoff(longest=1.0)
+# Errors of a log that a copy of the log does not have.
+_DAMAGES = (LogDamaged.__name__, LogTorn.__name__)
 # An end that takes longer than this is logged each time.
 _JOIN_SECONDS = 1.0
 
@@ -133,6 +142,7 @@ class CaptureTenure(CaptureLease):
         self._is_own_folder = before is not None and before.member == lease.holder
         # Taken over by the first log that is opened.
         self._holds_before = None if before is None else before.holds
+        self._damage: str | None = None
         self._left = threading.Event()
         self._leaving = False
 
@@ -150,6 +160,11 @@ class CaptureTenure(CaptureLease):
     def is_lost(self) -> bool:
         """Whether the lease is lost for good without having been given up."""
         return self._lease.lost or self._is_fenced_off
+
+    @property
+    def damage(self) -> str | None:
+        """Why this member's log cannot be continued, as of the last `record`; None if it can."""
+        return self._damage
 
     @property
     def left(self) -> bool:
@@ -239,8 +254,13 @@ class CaptureTenure(CaptureLease):
         """Return a record with how far the capture is. Does not wait for the store."""
         status = capture.status()
         changed = replace(record, state=status["state"], why=status["why"])
+        failure = status["error"]
+        if status["state"] == State.STOPPED and failure is not None and failure["kind"] in _DAMAGES:
+            self._damage = failure["message"]
         try:
             log = capture.log()
+            if isinstance(log, Log) and not log.in_place:
+                self._damage = f"the folder {log.folder} was removed or replaced while it was in use"
             if log.epoch is not None:
                 holds = _holds_of(log)
                 changed = replace(changed, holds=holds)

@@ -92,6 +92,11 @@ class ReadFile(Protocol):
 class Held(Protocol):
     """A lock that is held until it is closed or the process ends."""
 
+    @property
+    def in_place(self) -> bool:
+        """Whether its path still is the locked file, not a removed or replaced one."""
+        ...
+
     def close(self) -> None:
         """Release the lock."""
 
@@ -407,6 +412,7 @@ class LocalLock(_LocalFile):
     """An flock. The operating system releases it when the process ends, even after a crash."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             self._acquire(path)
@@ -414,6 +420,14 @@ class LocalLock(_LocalFile):
             # An unowned descriptor would keep this process itself locked out.
             self.close()
             raise
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its path still is the locked file."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except OSError:
+            return False
 
     def _acquire(self, path: Path) -> None:
         try:

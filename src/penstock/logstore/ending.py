@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a log whose writer continues without it."""
 
+import time
+from pathlib import Path
+
 import structlog
 
 from penstock.errors import PenstockError
+from penstock.logstore.disk import Disk
 from penstock.logstore.log import Log
 
 _log = structlog.get_logger(__name__)
@@ -21,3 +25,11 @@ def end_log(log: Log, instance: str, *, finish: bool = True) -> None:
         _log.error("a log could not be finished", instance=instance, why=str(problem))
     finally:
         log.abandon()
+
+
+def put_aside(disk: Disk, folder: Path) -> Path:
+    """Rename the folder of a closed log, and return the new path. Raises DiskFailed, SourceMissing."""
+    aside = folder.with_name(f"{folder.name}.aside-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    disk.rename(folder, aside)
+    disk.sync_folder(aside.parent)
+    return aside

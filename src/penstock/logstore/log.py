@@ -132,6 +132,11 @@ class Log(LogReader, Closing):
         return self._durable
 
     @property
+    def in_place(self) -> bool:
+        """Whether the log's folder is still the opened one; a closed log does not know."""
+        return self._closed.is_set() or self._lock.in_place
+
+    @property
     def time_max_us(self) -> int:
         """The latest commit time in the log, in microseconds UTC since 1970; 0 if the log is empty."""
         return self._end.time_max_us

@@ -289,6 +289,10 @@ class SimulatedTenure:
     def is_lost(self) -> bool:
         return self.lease is not None and self.lease.lost
 
+    @property
+    def damage(self) -> None:
+        """None: its log exists in name only."""
+
     def record(self) -> None:
         """Nothing is recorded."""
 

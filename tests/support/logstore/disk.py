@@ -301,5 +301,9 @@ class SimulatedLock:
     def __init__(self, locked: set[Path], path: Path) -> None:
         self._locked, self._path = locked, path
 
+    @property
+    def in_place(self) -> bool:
+        return self._path in self._locked
+
     def close(self) -> None:
         self._locked.discard(self._path)
