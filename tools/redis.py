@@ -9,6 +9,7 @@ with RedisCluster() as cluster:
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,13 +27,17 @@ _MIGRATE_MILLISECONDS_MAX = 60_000
 
 
 class Redis(Companion):
-    """The server. It stores nothing on disk."""
+    """The server. It stores nothing on disk.
+
+    With a folder of `tools.servers.certificate`, it also serves clients over TLS.
+    """
 
     NAME = "Redis"
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, tls: Path | None = None) -> None:
         super().__init__()
-        self._options = options
+        self.tls_port = 0 if tls is None else free_port()
+        self._options = [*options, *self._tls_words(tls)]
 
     @property
     def url(self) -> str:
@@ -43,6 +48,13 @@ class Redis(Companion):
         program = str(program_on_host("redis-server", "redis-server"))
         words = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
         return [program, *words, "--save", "", "--appendonly", "no", *self._options]
+
+    def _tls_words(self, folder: Path | None) -> list[str]:
+        if folder is None:
+            return []
+        files = {"ca-cert": "authority.pem", "cert": "server.pem", "key": "server-key.pem"}
+        words = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(folder / file))]
+        return ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no", *words]
 
     def answers(self) -> bool:
         try:
@@ -64,10 +76,14 @@ class Redis(Companion):
 class ClusterNode(Redis):
     """A node of a cluster."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, tls: Path | None = None) -> None:
         # The default bus port, 10,000 higher, may not exist.
         self.bus_port = free_port()
-        super().__init__("--cluster-enabled", "yes", "--cluster-port", str(self.bus_port), *options)
+        words = ["--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)]
+        if tls is not None:
+            # Nodes announce their TLS ports to clients that use TLS.
+            words += ["--tls-cluster", "yes", "--tls-replication", "yes"]
+        super().__init__(*words, *options, tls=tls)
 
     @property
     def id(self) -> str:
@@ -76,10 +92,12 @@ class ClusterNode(Redis):
 
 
 class RedisCluster:
-    """The masters of a Redis Cluster, without replicas. They store no keys on disk."""
+    """The masters of a Redis Cluster, each with a number of replicas. They store no keys on disk."""
 
-    def __init__(self, *options: str) -> None:
-        self.nodes = [ClusterNode(*options) for _ in range(_MASTERS)]
+    def __init__(self, *options: str, replicas: int = 0, tls: Path | None = None) -> None:
+        # The masters, then their first replicas, then their second ones.
+        self.nodes = [ClusterNode(*options, tls=tls) for _ in range(_MASTERS * (1 + replicas))]
+        self._tls = tls is not None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -91,11 +109,12 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """The URL of all nodes, in the form of the sink's setting."""
-        return f"redis://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
+        """The URL of the first masters, in the form of the sink's setting."""
+        ports = [node.tls_port if self._tls else node.port for node in self.nodes[:_MASTERS]]
+        return f"{'rediss' if self._tls else 'redis'}://{','.join(f'127.0.0.1:{port}' for port in ports)}"
 
     def start(self) -> Self:
-        """Start the nodes that do not run, and return once all slots are served.
+        """Start the nodes that do not run, and return once all slots are served and replicated.
 
         Raises PartMissing, ServerFailed.
         """
@@ -105,22 +124,40 @@ class RedisCluster:
                 node.start()
         if is_new:
             for number, node in enumerate(self.nodes):
-                low, high = (_SLOTS * index // _MASTERS for index in (number, number + 1))
-                node.command("CLUSTER", "ADDSLOTSRANGE", low, high - 1)
+                if number < _MASTERS:
+                    low, high = (_SLOTS * index // _MASTERS for index in (number, number + 1))
+                    node.command("CLUSTER", "ADDSLOTSRANGE", low, high - 1)
                 node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
                 first = self.nodes[0]
                 if node is not first:
                     node.command("CLUSTER", "MEET", "127.0.0.1", first.port, first.bus_port)
-        deadline = time.monotonic() + Redis.START_SECONDS_MAX
-        while not all(self._is_complete(node) for node in self.nodes):
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"the cluster does not start:\n{self.nodes[0].command('CLUSTER', 'INFO')}")
-            time.sleep(0.02)
+        self._wait(lambda: all(self._is_complete(node) for node in self.nodes))
+        if is_new:
+            for number, replica in enumerate(self.nodes[_MASTERS:]):
+                replica.command("CLUSTER", "REPLICATE", self.nodes[number % _MASTERS].id)
+        replicas = self.nodes[_MASTERS:] if is_new else []
+        self._wait(lambda: all("master_link_status:up" in node.command("INFO") for node in replicas))
         return self
+
+    def fail_over(self, number: int) -> None:
+        """Let the first replica of a master replace it, without losing what the master has acknowledged."""
+        replica = self.nodes[_MASTERS + number]
+        replica.command("CLUSTER", "FAILOVER")
+        self._wait(lambda: all(self._knows_master(node, replica) for node in self.nodes if node.running))
+
+    def _knows_master(self, node: ClusterNode, master: ClusterNode) -> bool:
+        return any(served[0][1] == master.port for _, _, *served in node.command("CLUSTER", "SLOTS"))
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + Redis.START_SECONDS_MAX
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the cluster is not ready:\n{self.nodes[0].command('CLUSTER', 'INFO')}")
+            time.sleep(0.02)
 
     def _is_complete(self, node: ClusterNode) -> bool:
         state = node.command("CLUSTER", "INFO")
-        return "cluster_state:ok" in state and f"cluster_known_nodes:{_MASTERS}" in state
+        return "cluster_state:ok" in state and f"cluster_known_nodes:{len(self.nodes)}" in state
 
     def kill(self) -> None:
         """Kill one master as a crash does."""

@@ -267,13 +267,11 @@ def test_cluster_node_is_refused_before_the_start(server: Redis, client: Any) ->
 
 
 def test_encrypted_connection_verifies_its_authority(server: Redis, tmp_path: Path) -> None:
-    folder, port = tmp_path / "tls", free_port()
+    folder = tmp_path / "tls"
     certificate.make(folder)
-    files = {"ca-cert": "authority.pem", "cert": "server.pem", "key": "server-key.pem"}
-    words = [word for name, file in files.items() for word in (f"--tls-{name}-file", str(folder / file))]
     settings = settings_of("redis")
-    url = f"rediss://127.0.0.1:{port}/0"
-    with Redis("--tls-port", str(port), "--tls-auth-clients", "no", *words):
+    with Redis(tls=folder) as encrypted:
+        url = f"rediss://127.0.0.1:{encrypted.tls_port}/0"
         write(
             make_sink("redis", settings(url=url, ca=folder / "authority.pem")),
             changes_of(ORDERS, insert(5, id=1)),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import redis
 from redis.cluster import ClusterNode
 
 from penstock.changes import Changes
-from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerBusy, ServerUnsupported
+from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerBusy, ServerUnsupported, TlsFailed
 from penstock.sinks.redis.commands import split_commands
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, make_sink, settings_of
 from tests.conftest import ROOT
@@ -23,7 +24,7 @@ from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.redis import ClusterNode as Node
 from tools.redis import Redis, RedisCluster
-from tools.servers import PartMissing
+from tools.servers import PartMissing, certificate
 
 MARK = BatchMark("pipe", "g", 1)
 # The slot of every key with the tag {orders}.
@@ -241,6 +242,31 @@ def test_truncation_deletes_the_keys_of_all_masters(cluster: RedisCluster, clien
     writer.empty(ORDERS, 6)
     writer.finish()
     assert names(client) == {"shop:other:1": "other"}
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_redis.py::test_encrypted_connection_verifies_its_authority"
+)
+def test_encrypted_cluster_is_written_on_all_masters(tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    certificate.make(folder)
+    with RedisCluster(tls=folder) as encrypted:
+        sink = sink_of(encrypted.url, ca=folder / "authority.pem")
+        assert sink.check() == []
+        write(sink, changes_of(ORDERS, *(insert(5, i, id=i, name="a") for i in range(300))))
+        # Redirections name the TLS port, too.
+        target = other_than(encrypted, encrypted.owner(TAGGED_SLOT))
+        encrypted.begin_move(TAGGED_SLOT, target)
+        tagged = sink_of(encrypted.url, ca=folder / "authority.pem", key="{{orders}}:{id}")
+        write(tagged, changes_of(ORDERS, *(insert(6, i, id=i, name="b") for i in range(10))))
+        sizes = [node.command("DBSIZE") for node in encrypted.nodes]
+        assert sum(sizes) == 310
+        assert min(sizes) > 50
+        assert target.command("CLUSTER", "COUNTKEYSINSLOT", TAGGED_SLOT) == 10
+        for made in (sink, tagged):
+            made.close()
+        with pytest.raises(TlsFailed):
+            sink_of(encrypted.url).check()
 
 
 @pytest.mark.deep(guard="tests/integration/test_sink_redis.py::test_accounts_have_restricted_rights")
