@@ -26,6 +26,27 @@ def ids(batch: pyarrow.RecordBatch) -> list[int]:
     return batch.column("id").to_pylist()  # type: ignore[no-any-return]
 
 
+def test_rows_side_by_side_are_not_copied() -> None:
+    batch = rows([1, 1, 0, 3])
+    routed = dict(split(batch, 4, {shard: Cut(0) for shard in range(4)}))
+    values = batch.column("id").buffers()[1].address
+    assert {shard: ids(part) for shard, part in routed.items()} == {0: [2], 1: [0, 1], 3: [3]}
+    assert {part.column("id").buffers()[1].address for part in routed.values()} == {values}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_random_slots_are_those_that_a_filter_selects(seed: int) -> None:
+    random = numpy.random.default_rng(seed)
+    shards = int(random.integers(1, 9))
+    slots = random.integers(-1, 1024, int(random.integers(0, 40))).clip(0).tolist()
+    ours = random.permutation(shards)[: int(random.integers(1, shards + 1))].tolist()
+    routed = {
+        shard: ids(part) for shard, part in split(rows(slots), shards, {shard: Cut(0) for shard in ours})
+    }
+    expected = {shard: [row for row, slot in enumerate(slots) if slot % shards == shard] for shard in ours}
+    assert routed == {shard: selected for shard, selected in expected.items() if selected}
+
+
 def test_rows_are_routed_in_order_by_slot_and_lose_the_slot() -> None:
     actual_rows = split(rows([0, 1, 5, 4, 32766, 1]), 4, {0: Cut(0), 1: Cut(0), 2: Cut(0)})
     assert {shard: ids(batch) for shard, batch in actual_rows} == {0: [0, 3], 1: [1, 2, 5], 2: [4]}

@@ -88,12 +88,19 @@ def _by_shard(
             changed = batch if cut.floors is None else _with_halves(batch, fresh)
             parts.append((shard, changed.take(pyarrow.array(numpy.flatnonzero(fresh)))))
         return parts
-    # One pass over the columns for all shards; the slices then cost nothing.
     order = numpy.argsort(shard_of_row, kind="stable")
-    sorted_shards = shard_of_row[order]
-    ordered = batch.take(pyarrow.array(order))
+    bounds = numpy.searchsorted(shard_of_row[order], numpy.arange(shards + 1)).tolist()
+    ordered: pyarrow.RecordBatch | None = None
     for shard in cuts:
-        first, end = (int(numpy.searchsorted(sorted_shards, shard, side)) for side in ("left", "right"))
+        first, end = bounds[shard : shard + 2]
+        if first == end:
+            continue
+        if order[end - 1] - order[first] == end - 1 - first:
+            # The rows of a short batch are mostly side by side already, and copying them costs much more.
+            parts.append((shard, batch.slice(order[first], end - first)))
+            continue
+        # One pass over the columns for all shards; the slices then cost nothing.
+        ordered = batch.take(pyarrow.array(order)) if ordered is None else ordered
         parts.append((shard, ordered.slice(first, end - first)))
     return parts
 

@@ -113,6 +113,7 @@ class Served:
                 if visible is not None and visible > after:
                     return visible
                 try:
-                    await asyncio.wait_for(arrival.wait(), remaining)
+                    async with asyncio.timeout(remaining):
+                        await arrival.wait()
                 except TimeoutError:
                     return log.visible

@@ -214,7 +214,8 @@ class Cursor:
             with arrivals.waiting(name) as arrival:
                 if arrivals.number(name) == seen and not arrivals.closing:
                     try:
-                        await asyncio.wait_for(arrival.wait(), remaining)
+                        async with asyncio.timeout(remaining):
+                            await arrival.wait()
                     except TimeoutError:
                         return None
         return None

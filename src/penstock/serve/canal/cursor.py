@@ -270,7 +270,8 @@ async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
     with arrivals.waiting(name) as arrival:
         if arrivals.number(name) == seen and not arrivals.closing:
             with suppress(TimeoutError):
-                await asyncio.wait_for(arrival.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await arrival.wait()
 
 
 def _place_after(piece: Piece, entry: int = 0) -> Place:
