@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 
 from penstock import read_binlog
-from tests.support.tidb.cluster import FakeCluster
-from tests.support.tidb.drainer_capture import running_drainer
+from tools.tidb.drainer import running_capture
 
 _STALLED = "stalled"
 _LOOK_SECONDS = 0.2
@@ -66,13 +65,11 @@ class DrainerProcess:
 
 
 def _drain(pd: str, folder: Path, until: int) -> Drained:
-    cluster = FakeCluster()
-    cluster.port = int(pd.rpartition(":")[2])
     memory = psutil.Process().memory_info
     before, cpu, clock = memory().rss, time.process_time(), time.monotonic()
     stalled = 0
-    with running_drainer(cluster, folder) as drainer:
-        while (status := drainer.capture.status())["commit_ts"] is None or status["commit_ts"] < until:
+    with running_capture(pd, folder) as capture:
+        while (status := capture.status())["commit_ts"] is None or status["commit_ts"] < until:
             if not stalled and "the merge waits" in (status["why"] or ""):
                 stalled = memory().rss
                 print(_STALLED, flush=True)

@@ -19,8 +19,7 @@ from penstock.settings.tidb_pump import PumpSettings
 from penstock.tidb.pump import Pump
 from penstock.tidb.pump_store import PumpStore, Write
 from penstock.tidb.registry import NodeState
-from tests.support.tidb.cluster import FakeCluster
-from tests.support.tidb.drainer_pumps import store_jobs
+from tools.tidb.cluster import FakeCluster
 
 TITLE = "Two Pumps to Arrow, one core (rates per second of CPU of the Drainer)"
 
@@ -93,7 +92,7 @@ class _Backlog:
 def _backlog(folder: Path, bytes_min: int, rows_each: int) -> Iterator[_Backlog]:
     """Give the first Pump three of four transactions, so that it has more than a Drainer buffers."""
     with FakeCluster() as cluster:
-        store_jobs(cluster, [table_job()])
+        cluster.store_jobs([table_job()])
         stores = [
             PumpStore(folder / name, LogSettings(folder=folder / name), cluster.cluster_id)
             for name in ("pump-0", "pump-1")

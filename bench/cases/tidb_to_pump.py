@@ -12,9 +12,9 @@ from bench.captured import wait_until
 from bench.corpora.corpus import cache_directory
 from bench.daemon import serving
 from bench.result import CaseResult, Line, Options, Target
-from tests.support.tidb.peers import PeerCluster
 from tools.servers.errors import PartMissing
 from tools.servers.ports import free_port
+from tools.tidb.peers import PeerCluster
 
 TITLE = "TiDB's pump client to a Pump, each write synced before it is acknowledged"
 

@@ -14,9 +14,9 @@ import penstock
 from penstock.client import ChangeBatch, Subscriber
 from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import wait_until
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.drainer_capture import last_commit_ts, registered, sample_jobs, sample_payloads
-from tests.support.tidb.drainer_pumps import StandInPump, store_jobs
+from tests.support.tidb.drainer_pumps import StandInPump
+from tools.tidb.cluster import FakeCluster
 
 PAYLOADS = sample_payloads()
 END = last_commit_ts(PAYLOADS)
@@ -82,7 +82,7 @@ def test_killed_drainer_loses_and_repeats_nothing(tmp_path: Path) -> None:
         StandInPump(cluster, "first") as first,
         StandInPump(cluster, "second") as second,
     ):
-        store_jobs(cluster, sample_jobs())
+        cluster.store_jobs(sample_jobs())
         first.register()
         second.register()
         instance = {

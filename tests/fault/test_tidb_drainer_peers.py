@@ -20,9 +20,9 @@ from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.lossy_route import LossyRoute
-from tests.support.tidb.peers import PeerCluster, TidbServer, programs
 from tools.servers.errors import PartMissing
 from tools.servers.ports import free_port
+from tools.tidb.peers import PeerCluster, TidbServer, programs
 
 LOST_OF = 7
 WRITERS = 6

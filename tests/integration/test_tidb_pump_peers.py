@@ -20,10 +20,10 @@ from tests.support.logstore.kept_log import penstock
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tests.support.tidb.binlogs import commit, prewrite
-from tests.support.tidb.peers import PeerCluster, TidbServer, programs, written
 from tests.support.tidb.pump_client import PumpClient
 from tools.servers.errors import PartMissing
 from tools.servers.ports import free_port
+from tools.tidb.peers import PeerCluster, TidbServer, programs, written
 
 WRITERS = 8
 TRANSACTIONS = 30

@@ -13,7 +13,7 @@ from penstock.tidb.channels import ClusterTls
 from penstock.tidb.cluster import Cluster, Outcome, TransactionStatus, memcomparable
 from penstock.tidb.messages import LOGICAL_BITS, BinlogHead, BinlogKind, encode_binlog
 from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
-from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
+from tools.tidb.cluster import FakeCluster, RecordedTransaction
 
 START_TS = 470_639_218_043_387_904
 

@@ -19,7 +19,6 @@ from penstock.tidb.drainer import LATE_FILE
 from penstock.tidb.merged_log import end_of_merged_log
 from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.registry import NodeState
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.drainer_capture import (
     last_commit_ts,
     registered,
@@ -27,7 +26,8 @@ from tests.support.tidb.drainer_capture import (
     sample_jobs,
     sample_payloads,
 )
-from tests.support.tidb.drainer_pumps import StandInPump, store_jobs
+from tests.support.tidb.drainer_pumps import StandInPump
+from tools.tidb.cluster import FakeCluster
 
 PAYLOADS = sample_payloads()
 END = last_commit_ts(PAYLOADS)
@@ -44,7 +44,7 @@ def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     with FakeCluster() as cluster:
-        store_jobs(cluster, sample_jobs())
+        cluster.store_jobs(sample_jobs())
         yield cluster
 
 
@@ -62,7 +62,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
     """The changes of the sample, merged from a single Pump."""
     folder = tmp_path_factory.mktemp("expected") / "log"
     with FakeCluster() as cluster:
-        store_jobs(cluster, sample_jobs())
+        cluster.store_jobs(sample_jobs())
         return _merged_by_one_pump(cluster, folder)
 
 

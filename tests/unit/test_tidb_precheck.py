@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 from penstock.tidb.precheck import tidb_version
 from penstock.tidb.registry import Node, NodeKind, NodeState
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.drainer_capture import sample_jobs
-from tests.support.tidb.drainer_pumps import store_jobs
+from tools.tidb.cluster import FakeCluster
 
 _MINUTES_AGO = 5 * 60_000 << 18
 
@@ -20,7 +19,7 @@ _MINUTES_AGO = 5 * 60_000 << 18
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     with FakeCluster() as cluster:
-        store_jobs(cluster, sample_jobs())
+        cluster.store_jobs(sample_jobs())
         yield cluster
 
 

@@ -27,7 +27,6 @@ from penstock.tidb.pump_readings import read_pump
 from penstock.tidb.registry import NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
-from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
 from tests.support.tidb.pump_client import PumpClient
 from tests.support.tidb.running_pump import (  # noqa: F401
     Start,
@@ -37,6 +36,7 @@ from tests.support.tidb.running_pump import (  # noqa: F401
     refusal,
     running_pump,
 )
+from tools.tidb.cluster import FakeCluster, RecordedTransaction
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"

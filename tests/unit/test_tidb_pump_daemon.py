@@ -12,9 +12,9 @@ from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.kept_log import penstock
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.pump_client import PumpClient
 from tools.servers.ports import free_port
+from tools.tidb.cluster import FakeCluster
 
 KILLS = 4
 

@@ -17,7 +17,6 @@ from penstock.tidb.pump_log import PumpLog
 from penstock.tidb.registry import Listing, NodeKind, NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.running_pump import (  # noqa: F401
     Start,
     ask,
@@ -27,6 +26,7 @@ from tests.support.tidb.running_pump import (  # noqa: F401
     register_drainer,
     running_pump,
 )
+from tools.tidb.cluster import FakeCluster
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"

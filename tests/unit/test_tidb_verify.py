@@ -23,7 +23,6 @@ from penstock.pipeline.verify.repair import repair
 from penstock.pipeline.verify.shares import ComparedTable
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable
 from penstock.source.source import SourceOptions
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.drainer_capture import (
     RunningDrainer,
     last_commit_ts,
@@ -31,7 +30,8 @@ from tests.support.tidb.drainer_capture import (
     sample_jobs,
     sample_payloads,
 )
-from tests.support.tidb.drainer_pumps import StandInPump, store_jobs
+from tests.support.tidb.drainer_pumps import StandInPump
+from tools.tidb.cluster import FakeCluster
 
 PAYLOADS = sample_payloads()
 END = last_commit_ts(PAYLOADS)
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of a drainer that merged everything, and advanced beyond the last transaction."""
     folder = tmp_path_factory.mktemp("merged") / "log"
     with FakeCluster() as cluster, StandInPump(cluster, "only") as pump:
-        store_jobs(cluster, sample_jobs())
+        cluster.store_jobs(sample_jobs())
         pump.release(*PAYLOADS)
         pump.release_fake(END + 1000)
         pump.register()

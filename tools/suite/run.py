@@ -123,7 +123,7 @@ def steps_of(tier: str, area: str | None, workers: int) -> dict[str, list[str]]:
     steps["database servers"] = [sys.executable, "-m", "tools.servers", "install"]
     if tier != "everyday" and (area is None or in_area("tidb_peers", area_words(area))):
         # The first build takes longer than one test may take.
-        steps["TiDB's programs"] = [sys.executable, "-m", "tests.support.tidb.peers"]
+        steps["TiDB's programs"] = [sys.executable, "-m", "tools.tidb.peers"]
     return steps | {"pytest": pytest}
 
 

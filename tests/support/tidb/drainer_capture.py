@@ -2,20 +2,18 @@
 """A drainer in this process, over stand-ins for its cluster and its Pumps, and a sample of transactions."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.run import CaptureParts
 from penstock.logstore.log import Log
 from penstock.mysql.start import StartAt
-from penstock.settings.daemon import InstanceSettings, LogSettings
 from penstock.tidb.drainer import TidbCapture
 from penstock.tidb.messages import BinlogHead
 from tests.support.suite.patience import wait_until
-from tests.support.tidb.cluster import FakeCluster
+from tools.tidb.cluster import FakeCluster
+from tools.tidb.drainer import running_capture
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "tidb"
 
@@ -75,30 +73,5 @@ def running_drainer(
     cluster: FakeCluster, folder: Path, *, start: StartAt | None = None, **drainer: Any
 ) -> Iterator[RunningDrainer]:
     """Run a drainer with its log in a folder until the end of the block; it starts at the earliest binlog."""
-    settings = InstanceSettings.model_validate(
-        {
-            "source": f"tidb://{cluster.address}",
-            "tidb": {
-                "roles": ["drainer"],
-                "drainer": {"listen": "127.0.0.1:0", "node_id": "drainer", **drainer},
-            },
-        }
-    )
-    log_settings = LogSettings(folder=folder)
-
-    def no_lookup(*_: object) -> Any:
-        raise AssertionError("a cluster has no server's log")
-
-    arrived = threading.Event()
-    parts = CaptureParts(
-        open_log=lambda: Log.open(folder, log_settings, instance="shop"),
-        open_lookup=no_lookup,
-        arrived=lambda name: arrived.set(),
-    )
-    capture = TidbCapture("shop", settings, log_settings, start or StartAt(earliest=True), parts)
-    capture.start()
-    try:
+    with running_capture(cluster.address, folder, start=start, **drainer) as capture:
         yield RunningDrainer(capture)
-    finally:
-        capture.stop()
-        assert capture.join(30.0), capture.status()

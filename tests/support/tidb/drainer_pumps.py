@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import grpc
 
-from penstock.tidb.cluster import memcomparable
 from penstock.tidb.messages import (
     PULL_BINLOGS,
     BinlogHead,
@@ -19,7 +18,7 @@ from penstock.tidb.messages import (
     read_pull_binlogs_request,
 )
 from penstock.tidb.registry import Node, NodeKind, NodeState
-from tests.support.tidb.cluster import FakeCluster
+from tools.tidb.cluster import FakeCluster
 
 
 class StandInPump:
@@ -114,10 +113,3 @@ class _PumpHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if handler_call_details.method != PULL_BINLOGS:
             return None
         return grpc.unary_stream_rpc_method_handler(self._pump.pull)
-
-
-def store_jobs(cluster: FakeCluster, jobs: list[dict[str, Any]]) -> None:
-    """Store finished DDL jobs where TiDB stores them in TiKV."""
-    prefix = b"m" + memcomparable(b"DDLJobHistory") + ord("h").to_bytes(8, "big")
-    for job in jobs:
-        cluster.values[prefix + memcomparable(job["id"].to_bytes(8, "big"))] = json.dumps(job).encode()

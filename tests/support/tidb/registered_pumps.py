@@ -5,7 +5,7 @@ import json
 
 from penstock.tidb.messages import ETCD_RANGE
 from penstock.tidb.registry import Node, NodeState
-from tests.support.tidb.cluster import FakeCluster
+from tools.tidb.cluster import FakeCluster
 
 _PUMPS = "/tidb-binlog/v1/pumps/"
 

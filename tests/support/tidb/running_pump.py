@@ -20,8 +20,8 @@ from penstock.tidb import resolver as resolver_module
 from penstock.tidb.pump import Pump
 from penstock.tidb.registry import Node, NodeKind, NodeState
 from tests.support.suite.patience import wait_until
-from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.pump_client import PumpClient
+from tools.tidb.cluster import FakeCluster
 
 
 @pytest.fixture(name="cluster")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for a TiDB cluster, for tests only: PD with its etcd, and the transactions that TiKV recorded.
+"""A stand-in for a TiDB cluster: PD with its etcd, and the transactions that TiKV recorded.
 
 It answers the calls that Penstock makes, from memory. What a real cluster answers is tested with the programs
-of `tests/tidb_peers`.
+of `tools/tidb_peers`.
 """
 
+import json
 import threading
 import time
 import zlib
@@ -17,6 +18,7 @@ from typing import Any, Self
 import grpc
 
 from penstock.protobuf import Message, encode
+from penstock.tidb.cluster import memcomparable
 from penstock.tidb.messages import (
     CHECK_TXN_STATUS,
     ETCD_RANGE,
@@ -169,6 +171,12 @@ class FakeCluster:
             if key == start or start <= key < end
         ]
         return encode(*pairs)
+
+    def store_jobs(self, jobs: list[dict[str, Any]]) -> None:
+        """Store finished DDL jobs where TiDB stores them in TiKV."""
+        prefix = b"m" + memcomparable(b"DDLJobHistory") + ord("h").to_bytes(8, "big")
+        for job in jobs:
+            self.values[prefix + memcomparable(job["id"].to_bytes(8, "big"))] = json.dumps(job).encode()
 
     def put(self, request: bytes) -> bytes:
         """Answer etcd's Txn: a put after a comparison of the revision."""

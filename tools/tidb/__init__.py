@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers of a TiDB cluster, for tests and benchmarks."""
