@@ -178,7 +178,7 @@ def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
     if store == "zookeeper":
         hosts = request.getfixturevalue("zookeeper").hosts
         coordination, members = f"zookeeper://{hosts}/{tmp_path.name}", ("a", "b", "c")
-    fleet = Fleet(tmp_path, mysql_server, coordination, members, processes)
+    fleet = Fleet(tmp_path, mysql_server, coordination, members, processes=processes)
     with fleet.running():
         first = fleet.wait_for_capturer(*members)
         others = tuple(name for name in members if name != first)
