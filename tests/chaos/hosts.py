@@ -15,6 +15,7 @@ from tests.support.daemon.process import PENSTOCK, DaemonProcess
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy, Server
 from tools.servers.child import end, spawn
+from tools.servers.ports import free_port
 from tools.zookeeper import Ensemble
 
 INSTANCE = "shop"
@@ -22,6 +23,11 @@ INSTANCE = "shop"
 SESSION_SECONDS = 4.0
 # Room for the log of a long run.
 DISK_BYTES = 512 << 20
+
+
+def canal_node(root: str) -> str:
+    """Return the node that has Canal's layout, next to the one of the fleet."""
+    return f"{root}-canal"
 
 
 class Network:
@@ -47,7 +53,17 @@ class Network:
     @property
     def coordination(self) -> str:
         """The URL of the coordination store, from this host."""
-        return f"zookeeper://{','.join(f'127.0.0.1:{proxy.port}' for proxy in self._nodes)}/{self._root}"
+        return f"zookeeper://{self.hosts}/{self._root}"
+
+    @property
+    def hosts(self) -> str:
+        """The addresses of the ensemble, from this host."""
+        return ",".join(f"127.0.0.1:{proxy.port}" for proxy in self._nodes)
+
+    @property
+    def canal_node(self) -> str:
+        """The node that has Canal's layout."""
+        return canal_node(self._root)
 
     @property
     def sources(self) -> list[str]:
@@ -107,9 +123,16 @@ class Member:
         self._stack.enter_context(self.network)
         self._mount_disk()
         self.address = self.network.serve(self.daemon.port)
+        canal = free_port()
+        canal_top = f"zookeeper://{self.network.hosts}/{self.network.canal_node}"
         first, *others = self.network.sources
         self.daemon.settings = {
             "coordination": self.network.coordination,
+            "listen": {
+                "canal": f"127.0.0.1:{canal}",
+                "canal_cluster": canal_top,
+                "canal_address": self.network.serve(canal),
+            },
             "processes": self._kind["processes"],
             "fleet": {
                 "member": self.name,
@@ -125,7 +148,9 @@ class Member:
                 "free_bytes_min": "4MiB",
                 "fsync_seconds": "100ms",
             },
-            "instances": {INSTANCE: {"source": first, "servers": others, "fail_over_after": "2s"}},
+            "instances": {
+                INSTANCE: {"source": first, "servers": others, "fail_over_after": "2s", "semi_sync": True}
+            },
         }
         self._stack.enter_context(self.daemon)
         return self

@@ -4,8 +4,8 @@
 Every host has folders of its own and reaches the others through proxies. A seed chooses the faults: each
 begins, lasts for a while, possibly while another one lasts too, and ends; then everything that follows the
 log must go on. At the end the copies of the log equal each other and the binlog of the server, the
-subscriber has seen every transaction in order, the feed has each change once, and the mirror equals the
-tables.
+subscriber and Canal's own Java cluster client have seen every transaction in order, the feed has each change
+once, the mirror equals the tables, and every commit waited for its acknowledgement.
 """
 
 import json
@@ -31,10 +31,13 @@ from penstock.cli.app import make_app
 from penstock.client import Subscriber
 from penstock.errors import SourceMissing
 from penstock.logstore.reader import LogReader
-from tests.chaos.hosts import INSTANCE, Member, Worker, cut_off, freeze, restore, thaw
+from tests.chaos.canal import CanalFollower
+from tests.chaos.hosts import INSTANCE, Member, Worker, canal_node, cut_off, freeze, restore, thaw
+from tests.chaos.servers import Servers
 from tests.chaos.traffic import NEWEST, Follower, Writer
+from tests.support.canal.peers import peer
 from tests.support.capture.captured_log import assert_equal_to_server, head_of
-from tests.support.capture.replicas import gtids_executed, replica_of
+from tests.support.capture.replicas import gtids_executed
 from tests.support.fleet.copies import assert_equal_logs
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.postgres import Postgres
@@ -79,26 +82,18 @@ class Chaos:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             enter = stack.enter_context
-            self.server = enter(Server("mysql"))
-            self.replica = replica_of(
-                self.server, lambda flavor="mysql", **options: enter(Server(flavor, options))
-            )
-            self.replica.sql(
-                "STOP REPLICA; CHANGE REPLICATION SOURCE TO SOURCE_CONNECT_RETRY = 1,"
-                " SOURCE_RETRY_COUNT = 1000000; START REPLICA"
-            )
+            self.servers = enter(Servers())
             self.ensemble = enter(Ensemble())
             self.target = enter(Postgres())
-            self.server.sql(f"CREATE DATABASE {DATABASE}")
+            self.servers.primary.sql(f"CREATE DATABASE {DATABASE}")
             tables = [f"{DATABASE}.t{number}" for number in range(WRITERS)]
-            self.writers = [Writer(self.server, table, f"{self._seed} {table}") for table in tables]
+            self.writers = [Writer(self.servers, table, f"{self._seed} {table}") for table in tables]
             root = f"chaos-{self._seed}"
             self.coordination = f"zookeeper://{self.ensemble.hosts}/{root}"
-            servers = [self.server, self.replica]
             kind = self._random.choice(KINDS)
             self._note(f"{kind}")
             self.members = {
-                name: enter(Member(name, self.folder / name, self.ensemble, root, servers, kind))
+                name: enter(Member(name, self.folder / name, self.ensemble, root, self.servers.all, kind))
                 for name in "abc"
             }
             self.workers = {
@@ -108,6 +103,8 @@ class Chaos:
             for writer in self.writers:
                 enter(writer)
             self.follower = enter(Follower(partial(self._subscriber, tables)))
+            canal_hosts = f"{self.ensemble.hosts}/{canal_node(root)}"
+            self.canal = enter(CanalFollower(peer("java"), canal_hosts, INSTANCE, f"{DATABASE}\\..*"))
             self._apply_job(tables)
             self._faults = [fault for fault in self._all_faults() if re.search(self._only, fault.name)]
             self._wait_for_progress()
@@ -149,12 +146,15 @@ class Chaos:
             if writer.failure is not None:
                 raise writer.failure
         self._wait_for_progress()
+        self.servers.prove_acknowledgements()
+        self._note(f"Canal's client was started {self.canal.starts} times")
         self._prove_copies()
         for writer in self.writers:
             assert writer.step, "nothing was committed"
             rows, steps = writer.rows(), list(range(writer.step + 1))
             assert rows[NEWEST][0] == writer.step
             assert list(dict.fromkeys(self.follower.steps[writer.table])) == steps
+            assert list(dict.fromkeys(self.canal.steps[writer.table])) == steps
             assert self.follower.rows[writer.table] == rows
             fed = self._target(
                 "feed",
@@ -174,8 +174,8 @@ class Chaos:
             assert "Traceback" not in worker.said(), f"a defect of {name}"
 
     def _prove_copies(self) -> None:
-        wait_until(lambda: gtids_executed(self.replica) == gtids_executed(self.server))
-        servers = {f"mysql:{_uuid(server)}": server for server in (self.server, self.replica)}
+        wait_until(lambda: gtids_executed(self.servers.replica) == gtids_executed(self.servers.primary))
+        servers = self.servers.by_key()
         wait_until(self._are_copies_equal, PROGRESS_SECONDS_MAX)
         first, second = self.holders()
         epochs = self._log(first).epochs.epochs
@@ -197,7 +197,7 @@ class Chaos:
         try:
             return self._log(first).visible == self._log(second).visible
         except SourceMissing:
-            # A host that has lost its disk counts as a copy until its last session has ended.
+            # A dead host counts as a copy until its session has ended.
             return False
 
     def _log(self, name: str) -> LogReader:
@@ -269,6 +269,11 @@ class Chaos:
             PROGRESS_SECONDS_MAX,
         )
         self._note(f"the subscriber has everything after {time.monotonic() - begun_at:.1f} s")
+        wait_until(
+            lambda: all(self.canal.newest(table) >= step for table, step in steps.items()),
+            PROGRESS_SECONDS_MAX,
+        )
+        self._note(f"Canal's client has everything after {time.monotonic() - begun_at:.1f} s")
         for mode in ("feed", "mirror"):
             wait_until(partial(self._has_arrived, mode, steps), PROGRESS_SECONDS_MAX)
         self._note(f"the pipeline has everything after {time.monotonic() - begun_at:.1f} s")
@@ -315,7 +320,7 @@ class Chaos:
 
     def _all_faults(self) -> list["Fault"]:
         members, workers, ensemble = self.members, self.workers, {"zookeeper": self.ensemble}
-        servers = {"source": self.server, "replica": self.replica}
+        servers = dict(zip(("first server", "second server"), self.servers.all, strict=True))
         with_disk = {name: member for name, member in members.items() if member.has_disk}
         return [
             Fault("fill the disk", 2, with_disk, Member.fill_disk, Member.free_disk),
@@ -341,11 +346,26 @@ class Chaos:
             Fault("freeze a node", 2, ensemble, self._freeze_node, self._thaw_nodes),
             Fault("kill two nodes", 1, ensemble, partial(self._kill_nodes, 2), Ensemble.start, alone=True),
             Fault("kill a server", 2, servers, Server.kill, Server.start),
+            Fault("promote", 2, {"the replica": self.servers}, self._promote, Servers.rejoin, alone=True),
+            Fault("kill", 1, {"Canal's client": self.canal}, CanalFollower.kill, lambda host: None),
             Fault("restart", 1, {"subscriber": self.follower}, Follower.stop, Follower.start),
         ]
 
+    def _promote(self, servers: Servers) -> None:
+        acknowledged = {writer.table: writer.step for writer in self.writers}
+
+        def prove(promoted: Server) -> None:
+            # What was acknowledged is in the replica, or in the fleet, whose readers get it from there.
+            for table, step in acknowledged.items():
+                ((newest,),) = promoted.sql(f"SELECT step FROM {table} WHERE id = {NEWEST}")
+                if newest < step:
+                    self._note(f"the fleet alone has transactions {newest + 1} to {step} of {table}")
+                    wait_until(lambda table=table, step=step: self.follower.newest(table) >= step)
+
+        servers.promote(prove)
+
     def _add_instance(self, name: str) -> None:
-        settings = {"source": self.server.url("root"), "start": "earliest"}
+        settings = {"source": self.servers.primary.url("root"), "start": "earliest"}
         text = json.dumps({"instance": name, "settings": settings})
         self.run_command("apply", text=text)
 
@@ -403,10 +423,6 @@ class Fault:
     begin: Callable[[Any], object]
     end: Callable[[Any], object]
     alone: bool = False
-
-
-def _uuid(server: Server) -> str:
-    return str(server.sql("SELECT @@server_uuid")[0][0])
 
 
 def _assert_equal_to_servers(log: LogReader, servers: Mapping[str, Server]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pymysql
 
 from penstock.client import ChangeBatch, Subscriber
+from tests.chaos.servers import Servers
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.patience import wait_until
-from tools.servers import Server
 
 # The row that has the number of the last transaction.
 NEWEST = 0
@@ -26,21 +26,21 @@ ROTATING = 0.01
 class Writer:
     """Commits numbered transactions into a table of its own. Transaction n ends with `step = n` of row 0."""
 
-    def __init__(self, server: Server, table: str, seed: str) -> None:
+    def __init__(self, servers: Servers, table: str, seed: str) -> None:
         self.table = table
         self.step = 0
         # The changes of rows that were committed.
         self.changes = 1
         self.failure: BaseException | None = None
-        self._server = server
+        self._servers = servers
         self._random = random.Random(seed)
         self._ids: list[int] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"writer-{table}")
-        server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, step INT, note VARCHAR(2000))")
+        servers.primary.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, step INT, note VARCHAR(2000))")
 
     def __enter__(self) -> "Writer":
-        self._server.sql(f"INSERT INTO {self.table} VALUES ({NEWEST}, 0, '')")
+        self._servers.primary.sql(f"INSERT INTO {self.table} VALUES ({NEWEST}, 0, '')")
         self._thread.start()
         return self
 
@@ -50,7 +50,8 @@ class Writer:
 
     def rows(self) -> dict[int, tuple[int, str]]:
         """Return the rows of the table by id."""
-        return {id_: (step, note) for id_, step, note in self._server.sql(f"SELECT * FROM {self.table}")}
+        rows = self._servers.primary.sql(f"SELECT * FROM {self.table}")
+        return {id_: (step, note) for id_, step, note in rows}
 
     def _run(self) -> None:
         try:
@@ -82,7 +83,7 @@ class Writer:
         if chosen.random() < ROTATING:
             self._rotate()
         try:
-            self._server.sql("; ".join(["BEGIN", *statements, "COMMIT"]))
+            self._servers.primary.sql("; ".join(["BEGIN", *statements, "COMMIT"]))
         except pymysql.err.OperationalError:
             # The server may have committed it.
             if self._newest() != step:
@@ -93,14 +94,14 @@ class Writer:
     def _rotate(self) -> None:
         # A server that is away begins a file by itself.
         with suppress(pymysql.err.OperationalError):
-            self._server.sql("FLUSH BINARY LOGS")
+            self._servers.primary.sql("FLUSH BINARY LOGS")
 
     def _newest(self) -> int:
         answers: list[int] = []
 
         def has_answered() -> bool:
             with suppress(pymysql.err.OperationalError):
-                rows = self._server.sql(f"SELECT step FROM {self.table} WHERE id = {NEWEST}")
+                rows = self._servers.primary.sql(f"SELECT step FROM {self.table} WHERE id = {NEWEST}")
                 answers.append(int(rows[0][0]))
             return bool(answers)
 

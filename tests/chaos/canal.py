@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canal's own Java cluster client, unmodified, as a subscriber of a fleet."""
+
+import json
+import subprocess
+import threading
+from types import TracebackType
+from typing import Self
+
+from tests.chaos.traffic import NEWEST
+from tests.support.canal.peers import Peer
+
+_RESTART_SECONDS = 1.0
+
+
+class CanalFollower:
+    """What the client has seen of the tables of writers. As a context manager it runs inside the block.
+
+    The client ends with an error after its own three tries, so it is started again, as its operators do.
+    """
+
+    def __init__(self, peer: Peer, hosts: str, destination: str, table_filter: str) -> None:
+        """`hosts` are those of the ensemble, with the node that has Canal's layout."""
+        # Of each table: the numbers of the transactions in order of arrival.
+        self.steps: dict[str, list[int]] = {}
+        self.starts = 0
+        self._command = [*peer.words, hosts, destination, "", "", table_filter]
+        self._client: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="canal-follower")
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self.kill()
+        self._thread.join()
+
+    def kill(self) -> None:
+        """Kill the client, which is started again."""
+        with self._lock:
+            if self._client is not None:
+                self._client.kill()
+
+    def newest(self, table: str) -> int:
+        """Return the number of the last transaction that arrived."""
+        if self.failure is not None:
+            raise self.failure
+        return max(self.steps.get(table, ()), default=0)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._follow()
+                self._stopping.wait(_RESTART_SECONDS)
+        except BaseException as problem:  # noqa: BLE001 - it is raised where the run waits.
+            self.failure = problem
+
+    def _follow(self) -> None:
+        """Read what one run of the client prints."""
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            self._client = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self.starts += 1
+        output = self._client.stdout
+        assert output is not None
+        with self._client:
+            for line in output:
+                # The last line of a client that was killed may be cut.
+                if line.startswith("{") and line.endswith("\n"):
+                    self._keep(line)
+
+    def _keep(self, line: str) -> None:
+        entry = json.loads(line)
+        steps = self.steps.setdefault(f"{entry['schema']}.{entry['table']}", [])
+        for row in entry["rows"]:
+            image = row["after"]
+            if image and int(image["id"]["value"]) == NEWEST:
+                steps.append(int(image["step"]["value"]))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that a fleet captures: a primary with semi-synchronous commits, and its replica.
+
+A commit is acknowledged once the replica or the fleet has it (AFTER_SYNC). The replica takes the place of a
+primary that dies.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+import pymysql
+
+from tests.support.capture.replicas import gtids_executed, replica_of
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
+
+# Longer than any run: a commit waits for as long as nobody has acknowledged it.
+_ACKNOWLEDGED_MILLISECONDS_MAX = 3_600_000
+
+
+class Servers:
+    """Both servers. As a context manager they run inside the block; `__enter__` starts them."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        # Cleared while no server is the primary.
+        self._settled = threading.Event()
+        # Whether every commit waited for an acknowledgement; a server forgets it when it dies.
+        self._lapses = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._primary = stack.enter_context(Server("mysql"))
+            self.replica = replica_of(
+                self._primary,
+                lambda flavor="mysql", **options: stack.enter_context(Server(flavor, options)),
+            )
+            for server in self.all:
+                server.sql(
+                    "INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so';"
+                    " INSTALL PLUGIN rpl_semi_sync_replica SONAME 'semisync_replica.so';"
+                    f" SET PERSIST rpl_semi_sync_source_timeout = {_ACKNOWLEDGED_MILLISECONDS_MAX};"
+                    " SET PERSIST rpl_semi_sync_source_wait_point = AFTER_SYNC"
+                )
+            self._follow(self.replica)
+            wait_until(lambda: gtids_executed(self.replica) == gtids_executed(self._primary))
+            self._lead(self._primary)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._settled.set()
+        self._stack.close()
+
+    @property
+    def all(self) -> tuple[Server, Server]:
+        """The primary and the replica."""
+        return self._primary, self.replica
+
+    @property
+    def primary(self) -> Server:
+        """The server that accepts writes. Waits while there is none."""
+        assert self._settled.wait(WAIT_SECONDS_MAX), "no server is promoted"
+        return self._primary
+
+    def by_key(self) -> Mapping[str, Server]:
+        """Return the servers by the key that an epoch has of its server."""
+        return {f"mysql:{server.sql('SELECT @@server_uuid')[0][0]}": server for server in self.all}
+
+    def promote(self, prove_acknowledged: Callable[[Server], None]) -> None:
+        """Kill the primary while it is written to, and let the replica take its place.
+
+        `prove_acknowledged` looks for the acknowledged commits in the replica, once that has applied what it
+        has received. What the dead server has logged and sent to nobody is fetched from its disk before the
+        promotion, because readers of its log may have it.
+        """
+        self._note_lapses()
+        self._settled.clear()
+        dead, promoted = self.all
+        dead.kill()
+        wait_until(lambda: _has_applied(promoted))
+        prove_acknowledged(promoted)
+        dead.start()
+        wait_until(lambda: gtids_executed(promoted) == gtids_executed(dead))
+        dead.kill()
+        promoted.sql("STOP REPLICA; RESET REPLICA ALL; SET PERSIST rpl_semi_sync_replica_enabled = 0")
+        self._primary, self.replica = promoted, dead
+        self._lead(promoted)
+
+    def rejoin(self) -> None:
+        """Let the dead server return as the replica of the promoted one."""
+        self.replica.start()
+        self.replica.sql("SET PERSIST rpl_semi_sync_source_enabled = 0")
+        self._follow(self.replica)
+
+    def prove_acknowledgements(self) -> None:
+        """Assert that every commit of writers waited for its acknowledgement."""
+        self._note_lapses()
+        assert self._lapses == 0, f"{self._lapses} commits waited for nobody"
+
+    def _note_lapses(self) -> None:
+        status = self.primary.sql("SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_source_no_tx'")
+        self._lapses += int(status[0][1])
+
+    def _lead(self, server: Server) -> None:
+        server.sql("SET PERSIST rpl_semi_sync_source_enabled = 1; SET PERSIST super_read_only = 0")
+        server.sql("SET PERSIST read_only = 0")
+        self._settled.set()
+
+    def _follow(self, server: Server) -> None:
+        server.sql(
+            "SET PERSIST super_read_only = 1; SET PERSIST rpl_semi_sync_replica_enabled = 1; STOP REPLICA;"
+            f" CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={self._primary.port},"
+            f" SOURCE_USER='{REPLICATION_USER}', SOURCE_PASSWORD='{REPLICATION_PASSWORD}',"
+            " SOURCE_AUTO_POSITION=1, SOURCE_SSL=1, SOURCE_CONNECT_RETRY = 1, SOURCE_RETRY_COUNT = 1000000;"
+            " START REPLICA"
+        )
+
+
+def _has_applied(replica: Server) -> bool:
+    """Return whether a replica has applied everything that it has received."""
+    with suppress(pymysql.err.OperationalError):
+        rows = replica.sql(
+            "SELECT GTID_SUBSET(RECEIVED_TRANSACTION_SET, @@GLOBAL.gtid_executed)"
+            " FROM performance_schema.replication_connection_status"
+        )
+        return bool(rows and rows[0][0])
+    return False
