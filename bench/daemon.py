@@ -21,6 +21,7 @@ from bench.corpora.corpus import Corpus
 INSTANCE = "bench"
 
 _PENSTOCK = (sys.executable, "-c", "from penstock.cli.app import main; main()")
+_ROOT = Path(__file__).parents[1]
 _START_SECONDS_MAX = 120.0
 _CAPTURE_SECONDS_MAX = 600.0
 _LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")
@@ -70,10 +71,13 @@ def cpu_seconds_of(process: int) -> float:
 
 
 @contextmanager
-def serving(folder: Path, source: int | str, *, start: str = "earliest", **instance: Any) -> Iterator[Daemon]:
+def serving(
+    folder: Path, source: int | str, *, start: str = "earliest", marks: Path | None = None, **instance: Any
+) -> Iterator[Daemon]:
     """Run a daemon inside the block that captures the server on a port of this host, or another source.
 
-    It has a listener for every protocol, and its output in `folder`/daemon.output.
+    It has a listener for every protocol, and its output in `folder`/daemon.output. With `marks`, that file
+    has the times of its stages afterwards.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config, output = folder / "penstock.yaml", folder / "daemon.output"
@@ -87,7 +91,8 @@ def serving(folder: Path, source: int | str, *, start: str = "earliest", **insta
     }
     config.write_text(yaml.safe_dump(settings))
     with output.open("wb") as said:
-        process = subprocess.Popen([*_PENSTOCK, "serve", str(config)], stdout=said, stderr=said)
+        program = _PENSTOCK if marks is None else (sys.executable, "-m", "bench.stages", str(marks))
+        process = subprocess.Popen([*program, "serve", str(config)], stdout=said, stderr=said, cwd=_ROOT)
     try:
         yield Daemon(_ports(process, output), folder, process)
     finally:

@@ -2,6 +2,7 @@
 """Writers that commit single rows at a steady rate, in a separate process: `python -m bench.writers`."""
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -18,24 +19,31 @@ _ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterator[None]:
+def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterator[list[float]]:
     """Commit this many rows per second into `table (note)` while the block runs.
 
-    With several tables, the rows alternate between them. Their names end with their number, from 0.
+    With several tables, the rows alternate between them. Their names end with their number, from 0. After the
+    block, the list has the seconds that each statement took.
     """
     words = [sys.executable, "-m", "bench.writers", str(port), table, str(per_second), str(tables)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT, text=True)
+    seconds: list[float] = []
     try:
-        yield
+        yield seconds
     finally:
         # The writers end when the other end of the pipe is closed.
-        process.communicate(timeout=_END_SECONDS_MAX)
+        output, _ = process.communicate(timeout=_END_SECONDS_MAX)
         assert process.returncode == 0, "the writers failed"
+        seconds += json.loads(output)
 
 
-def write(names: list[str], port: int, per_second: float, stop: threading.Event) -> None:
-    """Commit at the rate until stopped. Each connection has its share of the rate."""
+def write(names: list[str], port: int, per_second: float, stop: threading.Event) -> list[float]:
+    """Commit at the rate until stopped; return the seconds that each statement took.
+
+    Each connection has its share of the rate.
+    """
     pause = WRITERS / per_second
+    seconds: list[float] = []
 
     def run_writer(number: int) -> None:
         connection = pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True)
@@ -43,7 +51,9 @@ def write(names: list[str], port: int, per_second: float, stop: threading.Event)
             due = time.monotonic()
             turns = itertools.cycle(names[number:] + names[:number])
             while not stop.wait(max(0.0, due - time.monotonic())):
+                begun = time.perf_counter()
                 cursor.execute(f"INSERT INTO {next(turns)} (note) VALUES ('arrives')")
+                seconds.append(time.perf_counter() - begun)
                 due += pause
 
     # Start the writers at different tables, so that they do not all wait for the same table.
@@ -53,6 +63,7 @@ def write(names: list[str], port: int, per_second: float, stop: threading.Event)
         thread.start()
     for thread in threads:
         thread.join()
+    return seconds
 
 
 def main() -> None:
@@ -66,7 +77,7 @@ def main() -> None:
     threading.Thread(target=wait, daemon=True).start()
     port, table, per_second, tables = sys.argv[1:]
     names = [table] if tables == "1" else [f"{table}{number}" for number in range(int(tables))]
-    write(names, int(port), float(per_second), stop)
+    print(json.dumps(write(names, int(port), float(per_second), stop)))
 
 
 if __name__ == "__main__":
