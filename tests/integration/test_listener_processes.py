@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.client import Subscriber
-from tests.support.daemon.listener_processes import descriptors_of, processes_of
+from tests.support.daemon.listener_processes import descriptors_of, processes_of, wait_for_listener_processes
 from tests.support.daemon.process import DaemonProcess
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.fixture_types import FreshDatabase
@@ -71,6 +71,7 @@ def test_followers_are_shared_among_listener_processes_and_outlive_each(
     with DaemonProcess(tmp_path, settings) as daemon:
         daemon.token = TOKENS["operator"]
         daemon.wait_for(lambda status: status["state"] == "running")
+        wait_for_listener_processes(daemon, 2)
         mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, customer INT, step INT)")
         mysql_server.sql(f"INSERT INTO {table} VALUES (1, 1, 0)")
         inserted = 1
@@ -100,7 +101,7 @@ def test_followers_are_shared_among_listener_processes_and_outlive_each(
                 inserted += 1
                 mysql_server.sql(f"INSERT INTO {table} VALUES ({inserted}, 1, 0)")
                 wait_for_newest(followers)
-            wait_until(lambda: len(processes_of(daemon, "listener_process")) == 2)
+            wait_for_listener_processes(daemon, 2)
             for follower in followers:
                 ids = [row[1] for row in follower.rows]
                 assert list(dict.fromkeys(ids)) == list(range(1, inserted + 1))

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canal clients of a daemon with listener processes get what one process would send them."""
 
-import itertools
 import os
 import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,12 @@ from tests.support.canal.following import (
     write,
 )
 from tests.support.canal.peers import entries_of, peer
-from tests.support.daemon.listener_processes import descriptors_of, processes_of
+from tests.support.daemon.listener_processes import (
+    descriptors_of,
+    process_serving,
+    processes_of,
+    wait_for_listener_processes,
+)
 from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -50,7 +54,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator
     with DaemonProcess(tmp_path_factory.mktemp("listeners"), settings) as running:
         server.sql("INSERT INTO canal_l.t VALUES (0, '')")
         arrived(server, running)
-        wait_until(lambda: len(processes_of(running, "listener_process")) == 2)
+        wait_for_listener_processes(running, 2)
         yield running
 
 
@@ -85,26 +89,23 @@ def test_client_goes_on_at_the_next_entry_whichever_process_its_connection_reach
         drain(client)
     ids = write(server, daemon, 40, "canal_l.t")
     received: list[str] = []
-    processes = set()
-    for lap in itertools.count():
-        # Another connection changes which process has the fewest.
-        others = [connect(daemon, 100)] if lap % 2 else []
-        before = {pid: descriptors_of(pid) for pid in processes_of(daemon, "listener_process")}
-        with subscribed(daemon, 1) as client:
-            processes |= {pid for pid, count in before.items() if descriptors_of(pid) > count}
-            number, entries = client.get(size=1)
+    last = 0
+    while True:
+        with ExitStack() as stack:
+            # The process with the fewest connections receives the next one.
+            while process_serving(daemon, (client := stack.enter_context(connect(daemon, 1))).socket) == last:
+                pass
+            last = process_serving(daemon, client.socket)
+            number, entries = client.subscribe("canal_l\\.t").get(size=1)
             if number == -1:
                 break
             client.ack(number)
             acknowledged = ids_of(entries)
             # A batch that is not acknowledged is sent again.
             client.get(size=1)
-        for other in others:
-            other.close()
         # Nothing that was acknowledged is repeated, although the next connection comes at once.
         received += acknowledged
     assert received == ids
-    assert len(processes) == 2
 
 
 @pytest.mark.timing
@@ -150,7 +151,7 @@ def test_killed_listener_process_costs_its_canal_clients_a_reconnection(
                 # What was acknowledged, and stored, is not repeated.
                 assert rest[0] not in acknowledged[number][:-1]
             received[number] = without_repeats(received[number], rest)
-        wait_until(lambda: len(processes_of(daemon, "listener_process")) == 2)
+        wait_for_listener_processes(daemon, 2)
     assert 0 < survivors[0] < COUNT
     for number, client in clients.items():
         assert received[number] == ids

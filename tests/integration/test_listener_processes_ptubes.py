@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemon.listener_processes import descriptors_of, processes_of
+from tests.support.daemon.listener_processes import descriptors_of, processes_of, wait_for_listener_processes
 from tests.support.ptubes.client import LATEST, PtubesClient, normal
 from tests.support.ptubes.shop import INSERT, Shop, make_shop, of_kind, start_daemon
 from tests.support.suite.fixture_types import FreshDatabase
@@ -47,7 +47,7 @@ def test_ptubes_clients_are_shared_among_listener_processes_and_outlive_each(
     with ExitStack() as stack:
         daemon = start_daemon(mysql_server, tmp_path, listeners=2)
         stack.callback(daemon.kill)
-        wait_until(lambda: len(processes_of(daemon, "listener_process")) == 2)
+        wait_for_listener_processes(daemon, 2)
         shop = make_shop(mysql_server, daemon, fresh_database(mysql_server))
         received: dict[str, list[str]] = {}
         checkpoints: dict[str, Any] = {}
@@ -85,6 +85,7 @@ def test_ptubes_clients_are_shared_among_listener_processes_and_outlive_each(
             os.kill(process, signal.SIGKILL)
             number += 1
             shop.sql(f"INSERT INTO orders VALUES ({number}, 'after', 1)")
+            wait_for_listener_processes(daemon, 2)
             shop.caught_up()
             for task, client in clients.items():
                 try:
@@ -93,7 +94,6 @@ def test_ptubes_clients_are_shared_among_listener_processes_and_outlive_each(
                     received[task] = received.get(task, []) + ids_of(client)
                     client = clients[task] = connected(task)
                     fetch_row(client, number)
-            wait_until(lambda: len(processes_of(daemon, "listener_process")) == 2)
         for task, client in clients.items():
             assert received.get(task, []) + ids_of(client) == ["1", "2", "3", "4"]
             client.close()

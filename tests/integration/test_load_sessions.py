@@ -91,8 +91,10 @@ def test_small_table_is_one_chunk_after_three_statements(
     server.sql(f"DELETE FROM {database}.t1")
     server.sql(f"DELETE FROM {database}.t2 WHERE id > 2")
     server.sql(f"DELETE FROM {database}.t3 WHERE id % 7 > 2")
-    names = ", ".join(f"{database}.t{number}" for number in range(TABLES))
-    server.sql(f"ANALYZE TABLE {names}")
+    for number in range(TABLES):
+        # Neither purged rows nor new statistics change what the server expects of a range.
+        server.sql(f"ALTER TABLE {database}.t{number} FORCE, STATS_AUTO_RECALC = 0")
+        server.sql(f"ANALYZE TABLE {database}.t{number}")
     targets = targets_of(address, TablePatterns(f"{database}.*"))
     with open_session(address) as opened:
         session = CountedSession(opened.connection)
