@@ -25,6 +25,7 @@ __all__ = [
     "GtidSet",
     "ResultSet",
     "RowEventWriter",
+    "RowSearch",
     "Schema",
     "Statement",
     "TableRequest",
@@ -369,6 +370,25 @@ class GtidSet:
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class RowSearch:
+    def __new__(
+        cls,
+        database: str,
+        table: str,
+        *,
+        head: Buffer,
+        offset: int,
+        columns: Sequence[str],
+        values: Sequence[str],
+        definition: tuple[Sequence[_Column], Sequence[str]] | None = None,
+        gap_bytes: int = 0,
+    ) -> RowSearch: ...
+    @property
+    def needs_definition(self) -> bool: ...
+    def feed(self, buffer: Buffer) -> None: ...
+    def finish(self) -> list[tuple[int, int]]: ...
 
 @final
 class Schema:

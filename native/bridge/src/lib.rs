@@ -15,6 +15,7 @@ mod raise;
 mod resultset;
 mod row_events;
 mod row_hash;
+mod row_search;
 mod schema;
 mod slots;
 mod sql;
@@ -63,6 +64,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
     module.add_function(wrap_pyfunction!(objects::cluster_slots, module)?)?;
     module.add_class::<row_events::RowEventWriter>()?;
+    module.add_class::<row_search::RowSearch>()?;
     module.add_class::<tidb::TidbTranscoder>()?;
     module.add_class::<tidb::TidbPieces>()?;
     module.add_function(wrap_pyfunction!(tidb::tidb_heads, module)?)?;

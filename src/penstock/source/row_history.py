@@ -2,9 +2,10 @@
 """The history of a row: every change of it in a kept log, newest first.
 
     index of each segment ─▶ blocks that may change the table ─▶ ranges of whole transactions, newest first
-                          ─▶ decode the key columns only ─▶ ranges with the key ─▶ decode all columns
+                          ─▶ search the images for the key's bytes ─▶ transactions that may have the row
+                          ─▶ decode the key columns only ─▶ transactions with the key ─▶ decode all columns
 
-The index leaves out most of a log, and the keys leave out most of the rest, so that few values are decoded.
+The index leaves out most of a log, and the bytes leave out most of the rest, so that few values are decoded.
 """
 
 import json
@@ -13,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
@@ -23,12 +24,14 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.compute as compute
 
+from penstock._native import RowSearch
 from penstock.durations import duration_text
-from penstock.errors import AccessDenied, OptionInvalid, StreamError
+from penstock.errors import AccessDenied, OptionInvalid, SchemaUnknown, StreamError
 from penstock.limits import MIB
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
 from penstock.model import Position, TableName, TablePatterns
+from penstock.schema.proof import columns_of
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source
@@ -115,11 +118,17 @@ class RowKey:
     values: tuple[str, ...]
     columns: tuple[str, ...] = ()
     masked: frozenset[str] = frozenset()
-    prove_columns: Callable[[Sequence[str]], None] = lambda columns: None
+    prove_columns: Callable[[Sequence[str]], None] | None = None
+
+    @property
+    def may_be_masked(self) -> bool:
+        """Whether columns of the table are masked: only its definition says if the key may be searched."""
+        return bool(self.masked) or self.prove_columns is not None
 
     def columns_in(self, batch: Batch) -> tuple[str, ...]:
         """Return the columns of the key in a batch. Raises OptionInvalid, AccessDenied."""
-        self.prove_columns([column.name for column in batch.columns])
+        if self.prove_columns is not None:
+            self.prove_columns([column.name for column in batch.columns])
         columns = self.columns or batch.primary_key
         if not columns:
             raise OptionInvalid(
@@ -180,6 +189,8 @@ class RowHistory:
         self._stopping = threading.Event()
         self._sources: list[Source] = []
         self._own = threading.local()
+        # Whether the log does not name the columns of the table.
+        self._needs_definitions = False
 
     def parts(self) -> Iterator[HistoryPart]:
         """Yield changes, statements on the table, unreadable parts and progress, newest first.
@@ -239,29 +250,88 @@ class RowHistory:
         result = _RangeResult(size=byte_range.stop - byte_range.start)
         if self._stopping.is_set():
             return result
+        try:
+            for start, end in self._transactions(byte_range):
+                transactions = replace(byte_range, start=start, stop=min(end, byte_range.stop))
+                result.parts += self._decode(transactions)
+        except StreamError as problem:
+            result.parts.append(_unreadable(byte_range, problem))
+        result.parts.reverse()
+        return result
+
+    def _transactions(self, byte_range: ByteRange) -> list[tuple[int, int]]:
+        """Return the parts of a range whose transactions may have changes of the row."""
+        definition = self._definition_at(byte_range.position) if self._needs_definitions else None
+        search = self._feed(byte_range, definition)
+        if search.needs_definition and not self._needs_definitions:
+            self._needs_definitions = True
+            return self._transactions(byte_range)
+        return search.finish()
+
+    def _feed(self, byte_range: ByteRange, definition: Any) -> RowSearch:
+        """Search the bytes of a range."""
+        assert byte_range.stop is not None, "a range of a segment has an end"
+        source, key = self._source(), self._key
+        # Whether the bytes have a masked value would tell it: such a key is refused before any search.
+        search = RowSearch(
+            key.table.database,
+            key.table.table,
+            head=source.head_bytes(byte_range.file, byte_range.epoch),
+            offset=byte_range.start,
+            columns=key.columns,
+            values=() if key.may_be_masked else key.values,
+            definition=definition,
+            gap_bytes=_GAP_BYTES_MAX,
+        )
+        left = byte_range.stop - byte_range.start
+        for view in source.open(byte_range):
+            search.feed(view[:left])
+            left -= len(view)
+            if left <= 0 or self._stopping.is_set():
+                break
+        return search
+
+    def _definition_at(self, position: Position) -> Any:
+        """Return the columns and the primary key of the table, None if they are unknown or in doubt."""
+        table = self._key.table
+        try:
+            history = self._source().schema_history(position, table)
+        except SchemaUnknown:
+            return None
+        if history is None or history.doubt(table):
+            return None
+        schema = history.schema(table.database, table.table)
+        return None if schema is None else (columns_of(schema.columns), schema.primary_key)
+
+    def _decode(self, byte_range: ByteRange) -> list[HistoryPart]:
+        """Return the parts of the history in transactions that may have the row, in commit order."""
+        parts: list[HistoryPart] = []
         columns = (*self._key.columns, *_SYSTEM[:1])
         try:
             if not any(self._is_match(part) for part in self._read(byte_range, columns)):
-                return result
+                return parts
         except StreamError:
             # The second pass reports it, after the changes before it.
             pass
         try:
             for part in self._read(byte_range, None):
-                result.parts += self._changes(part)
+                parts += self._changes(part)
         except StreamError as problem:
-            end = Position(byte_range.epoch, byte_range.file, byte_range.stop)
-            result.parts.append(Unreadable(byte_range.position, end, problem))
-        result.parts.reverse()
-        return result
+            parts.append(_unreadable(byte_range, problem))
+        return parts
+
+    def _source(self) -> Source:
+        """Return the source of this thread."""
+        source: Source | None = getattr(self._own, "source", None)
+        if source is None:
+            source = self._own.source = self._open_source()
+            self._sources.append(source)
+        return source
 
     def _read(
         self, byte_range: ByteRange, columns: tuple[str, ...] | None
     ) -> Iterator[Batch | LoggedStatement]:
-        source = getattr(self._own, "source", None)
-        if source is None:
-            source = self._own.source = self._open_source()
-            self._sources.append(source)
+        source = self._source()
         selection = Selection(TablePatterns([self._key.table.sql]), columns, with_keys=True)
         for part in read_in_order(source, byte_range, selection, LoggedTables(source)):
             if self._stopping.is_set():
@@ -282,6 +352,12 @@ class RowHistory:
         matching = self._key.matches(rows, self._key.columns_in(part)).to_numpy(zero_copy_only=False)
         chosen = numpy.flatnonzero(matching).tolist()
         return [change for _, change in changes_of_rows(rows, chosen, part.position.epoch)]
+
+
+def _unreadable(byte_range: ByteRange, problem: StreamError) -> Unreadable:
+    assert byte_range.stop is not None, "a range of a segment has an end"
+    end = Position(byte_range.epoch, byte_range.file, byte_range.stop)
+    return Unreadable(byte_range.position, end, problem)
 
 
 def changes_of_rows(

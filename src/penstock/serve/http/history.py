@@ -101,7 +101,7 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
         tuple(wanted.key),
         tuple(wanted.columns),
         masked,
-        lambda columns: account.masking.prove_all_apply(table, columns, definitions),
+        (lambda columns: account.masking.prove_all_apply(table, columns, definitions)) if masked else None,
     )
     history = RowHistory(log, lambda: OwnSource(instance, log), key)
     readers = await served.threads.search(visible_holds, account, log)

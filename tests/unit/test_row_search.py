@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for the bytes of a key leaves out no transaction with the row."""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock._native import RowSearch
+from penstock.errors import AccessDenied
+from penstock.logstore.log import Log
+from penstock.model import TableName
+from penstock.serve.own_log import OwnSource
+from penstock.source import row_history
+from penstock.source.reading import read_in_order
+from penstock.source.row_history import RowHistory, RowKey
+from tests.support.binlog.events import (
+    ANONYMOUS_GTID,
+    GTID,
+    MARIADB_GTID,
+    Event,
+    assemble,
+    compressed,
+    events,
+    with_table_metadata,
+)
+from tests.support.binlog.forged_log import ACCOUNTS, NOTES, insert, log_head
+from tests.support.daemon.served_log import INSTANCE, captured_log
+from tests.support.logstore.source import server_files
+from tests.support.suite.nonempty import each
+
+ACCOUNT_COLUMNS = [("id", "int", None, False), ("note", "longblob", None, True)]
+DEFINITION = (ACCOUNT_COLUMNS, ["id"])
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+def transactions(parts: Sequence[Sequence[Event]]) -> tuple[bytes, list[int]]:
+    """Return a file of transactions, and where each of them starts, with the end at last."""
+    content, starts = log_head(), []
+    for part in parts:
+        starts.append(len(content))
+        content += assemble(part, offset=len(content))
+    return content, [*starts, len(content)]
+
+
+def search(
+    content: bytes,
+    *values: str,
+    table: str = ACCOUNTS,
+    columns: Sequence[str] = (),
+    definition: Any = None,
+    pieces: Sequence[int] = (),
+) -> list[tuple[int, int]]:
+    """Return the candidates of a file that is fed in pieces, cut at offsets after the head."""
+    head = log_head()
+    database, _, name = table.partition(".")
+    row = RowSearch(
+        database,
+        name,
+        head=head,
+        offset=len(head),
+        columns=columns,
+        values=values,
+        definition=definition,
+    )
+    body = content[len(head) :]
+    for start, end in zip([0, *pieces], [*pieces, len(body)], strict=True):
+        row.feed(body[start:end])
+    return row.finish()
+
+
+def accounts(*numbers: int) -> tuple[bytes, list[int]]:
+    """Return a log of notes and accounts in turns."""
+    parts = []
+    for gno, number in enumerate(numbers, 1):
+        parts += [insert(2 * gno, NOTES, 4711, b"note"), insert(2 * gno + 1, ACCOUNTS, number, b"account")]
+    return transactions(parts)
+
+
+def test_only_transactions_of_the_table_with_the_bytes_of_the_key_are_candidates() -> None:
+    content, starts = accounts(4710, 4711, 4712, (1 << 32) - 4711)
+    assert search(content, "4711") == [(starts[3], starts[4])]
+    assert search(content, "-4711") == [(starts[7], starts[8])]
+    assert search(content, "9") == []
+    # Adjacent candidates are one.
+    content, starts = transactions([insert(gno, ACCOUNTS, 4711, b"") for gno in (1, 2)])
+    assert search(content, "4711") == [(starts[0], starts[2])]
+
+
+def test_bytes_may_be_cut_anywhere() -> None:
+    content, starts = accounts(4710, 4711, 4712)
+    expected = [(starts[3], starts[4])]
+    random, length = Random(7), len(content) - starts[0]
+    assert search(content, "4711", pieces=range(1, length)) == expected
+    for _ in range(50):
+        pieces = sorted(random.sample(range(1, length), 5))
+        assert search(content, "4711", pieces=pieces) == expected, pieces
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        (("seven",), ()),
+        (("99999999999",), ()),
+        (("1", "2"), ()),
+        (("1",), ("no_such_column",)),
+        ((), ()),
+    ],
+)
+def test_keys_that_do_not_fit_the_table_are_left_to_the_reader(
+    values: tuple[str, ...], columns: tuple[str, ...]
+) -> None:
+    content, starts = accounts(4711)
+    assert search(content, *values, columns=columns) == [(starts[1], starts[2])]
+
+
+def test_columns_that_the_log_does_not_name_come_from_the_definition() -> None:
+    full, _ = accounts(4710, 4711)
+    content = with_table_metadata(full, (1, 2, 3))
+    starts = [event.offset for event in events(content) if event.code == GTID]
+    pairs = list(zip(starts, [*starts[1:], len(content)], strict=True))
+    assert search(content, "4711", definition=DEFINITION) == [pairs[3]]
+    assert search(content, "9", definition=DEFINITION) == []
+    # Without a definition, and with one that is not in force, each change of the table is a candidate.
+    wrong = ([("id", "varchar(9)", "utf8mb4", False), ACCOUNT_COLUMNS[1]], ["id"])
+    for definition in (None, (ACCOUNT_COLUMNS[:1], ["id"]), wrong):
+        assert search(content, "9", definition=definition) == [pairs[1], pairs[3]]
+
+
+def test_compressed_transactions_are_searched() -> None:
+    parts = []
+    for gno, number in enumerate((4710, 4711, 4712), 1):
+        gtid, *rest = insert(gno, ACCOUNTS, number, b"account")
+        parts.append([gtid, compressed(rest)])
+    content, starts = transactions(parts)
+    assert search(content, "4711") == [(starts[1], starts[2])]
+
+
+def test_everything_after_a_damaged_event_is_a_candidate() -> None:
+    content, starts = accounts(4710, 4711, 4712)
+    for at in range(starts[2], starts[3], 7):
+        damaged = bytearray(content)
+        damaged[at] ^= 0x10
+        ((start, end),) = search(bytes(damaged), "9")
+        assert start <= starts[2] <= starts[6] < end
+    assert search(content[:-3], "9") == [(starts[5], (1 << 64) - 1)]
+
+
+def test_candidates_of_real_logs_are_whole_transactions() -> None:
+    for file in server_files():
+        head = 4 + int.from_bytes(file.content[13:17], "little")
+        row = RowSearch("fuzzed", "t", head=file.content[:head], offset=head, columns=(), values=("1",))
+        row.feed(file.content[head:])
+        codes = (GTID, ANONYMOUS_GTID, MARIADB_GTID)
+        starts = {event.offset for event in events(file.content) if event.code in codes}
+        for start, end in each(row.finish()):
+            assert start in starts | {head}
+            assert end in starts | {len(file.content)}
+
+
+def test_transactions_without_the_key_are_not_decoded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_history, "_GAP_BYTES_MAX", 0)
+    decoded: list[int] = []
+
+    def counting(source: Any, byte_range: Any, *rest: Any) -> Any:
+        decoded.append(byte_range.stop - byte_range.start)
+        return read_in_order(source, byte_range, *rest)
+
+    monkeypatch.setattr(row_history, "read_in_order", counting)
+    list(RowHistory(log, lambda: OwnSource(INSTANCE, log), RowKey(TableName("fuzzed", "t"), ("1",))).parts())
+    of_row = sum(decoded)
+    decoded.clear()
+    list(RowHistory(log, lambda: OwnSource(INSTANCE, log), RowKey(TableName("fuzzed", "t"), ("77",))).parts())
+    assert sum(decoded) < of_row
+
+
+def test_a_masked_key_is_refused_also_if_no_row_has_it(log: Log) -> None:
+    key = RowKey(TableName("fuzzed", "t"), ("123456",), masked=frozenset({"id"}))
+    with pytest.raises(AccessDenied):
+        list(RowHistory(log, lambda: OwnSource(INSTANCE, log), key).parts())
