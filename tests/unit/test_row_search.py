@@ -144,7 +144,7 @@ def test_compressed_transactions_are_searched() -> None:
 
 def test_everything_after_a_damaged_event_is_a_candidate() -> None:
     content, starts = accounts(4710, 4711, 4712)
-    for at in range(starts[2], starts[3], 7):
+    for at in each(range(starts[2], starts[3], 7)):
         damaged = bytearray(content)
         damaged[at] ^= 0x10
         ((start, end),) = search(bytes(damaged), "9")
@@ -153,7 +153,7 @@ def test_everything_after_a_damaged_event_is_a_candidate() -> None:
 
 
 def test_candidates_of_real_logs_are_whole_transactions() -> None:
-    for file in server_files():
+    for file in each(server_files()):
         head = 4 + int.from_bytes(file.content[13:17], "little")
         row = RowSearch("fuzzed", "t", head=file.content[:head], offset=head, columns=(), values=("1",))
         row.feed(file.content[head:])
