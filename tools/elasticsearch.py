@@ -24,14 +24,14 @@ _ARTIFACT = f"org.elasticsearch.distribution.integ-test-zip:elasticsearch:{VERSI
 # The required parts: the server's own modules, and HTTP.
 _PARTS = ("lib/", "modules/transport-netty4/")
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_MAIN = """
+_NODE_PROGRAM = """
 import java.nio.file.Path;
 import java.util.Map;
-import org.elasticsearch.common.logging.LogConfigurator;
-import org.elasticsearch.common.settings.Settings;
-import org.elasticsearch.env.Environment;
-import org.elasticsearch.node.Node;
-import org.elasticsearch.plugins.PluginsLoader;
+import org.PRODUCT.common.logging.LogConfigurator;
+import org.PRODUCT.common.settings.Settings;
+import org.PRODUCT.env.Environment;
+import org.PRODUCT.node.Node;
+import org.PRODUCT.plugins.*;
 
 public class Main {
     public static void main(String[] words) throws Exception {
@@ -50,22 +50,25 @@ public class Main {
         LogConfigurator.registerErrorListener();
         LogConfigurator.configureWithoutConfig(Settings.builder().put("logger.level", "WARN").build());
         Environment environment = new Environment(settings, Path.of(words[1]));
-        Node node = new Node(environment, PluginsLoader.createPluginsLoader(
-            PluginsLoader.loadModulesBundles(environment.modulesDir()),
-            PluginsLoader.loadPluginsBundles(environment.pluginsDir()),
-            Map.of()));
+        Node node = new Node(ARGUMENTS);
         node.start();
         Thread.currentThread().join();
     }
 }
 """
+_NODE_ARGUMENTS = """environment, PluginsLoader.createPluginsLoader(
+            PluginsLoader.loadModulesBundles(environment.modulesDir()),
+            PluginsLoader.loadPluginsBundles(environment.pluginsDir()),
+            Map.of())"""
 
 
-def install(name: str, artifact: str, main: str) -> Path:
+def install(product: str, version: str, artifact: str, node_arguments: str) -> Path:
     """Return a folder with a node's distribution and the program that starts it, built if missing.
 
     Raises PartMissing.
     """
+    name = f"{product}-{version}"
+    main = _NODE_PROGRAM.replace("PRODUCT", product).replace("ARGUMENTS", node_arguments)
     program_digest = hashlib.sha256(main.encode()).hexdigest()[:12]
 
     def build(folder: Path) -> None:
@@ -95,7 +98,7 @@ class Elasticsearch(Companion):
         return f"http://127.0.0.1:{self.port}"
 
     def argv(self, folder: Path) -> list[str]:
-        installed = install(f"elasticsearch-{VERSION}", _ARTIFACT, _MAIN)
+        installed = install("elasticsearch", VERSION, _ARTIFACT, _NODE_ARGUMENTS)
         home = installed / "home"
         natives = sorted(str(path) for path in (home / "lib" / "platform").glob("linux-*"))
         options = [

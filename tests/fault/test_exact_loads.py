@@ -15,19 +15,15 @@ from tests.support.pipeline.oracle import parquet_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.sinks.kafka_reading import records
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
+from tests.support.suite.own_servers import started
 from tools.kafka import Kafka
-from tools.servers import PartMissing, Server
+from tools.servers import Server
 
 
 @pytest.fixture(scope="module")
 def broker(missing_part: MissingPart) -> Iterator[Kafka]:
-    kafka = Kafka()
-    try:
-        kafka.start()
-    except PartMissing as error:
-        missing_part("Kafka", str(error))
-    yield kafka
-    kafka.close()
+    with started(Kafka(), "Kafka", missing_part) as kafka:
+        yield kafka
 
 
 class Death(BaseException):

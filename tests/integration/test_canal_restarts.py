@@ -15,6 +15,7 @@ from tests.support.canal.following import (
     connect,
     drain,
     followed,
+    followed_database,
     ids_of,
     settings_of,
     until_durable,
@@ -30,9 +31,8 @@ from tools.servers import Server
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     """The shared MySQL server, with tables for the whole module."""
     actual = server_of("mysql")
-    actual.sql("CREATE DATABASE canal_r; CREATE TABLE canal_r.t (id INT PRIMARY KEY, v LONGTEXT)")
-    yield actual
-    actual.sql("DROP DATABASE canal_r")
+    with followed_database(actual, "canal_r"):
+        yield actual
 
 
 def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server: Server) -> None:

@@ -17,6 +17,7 @@ from tests.support.canal.following import (
     connect,
     drain,
     followed,
+    followed_database,
     ids_of,
     settings_of,
     until_durable,
@@ -42,9 +43,8 @@ COUNT = 4
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     """The shared MySQL server, with a table for the whole module."""
     actual = server_of("mysql")
-    actual.sql("CREATE DATABASE canal_l; CREATE TABLE canal_l.t (id INT PRIMARY KEY, v LONGTEXT)")
-    yield actual
-    actual.sql("DROP DATABASE canal_l")
+    with followed_database(actual, "canal_l"):
+        yield actual
 
 
 @pytest.fixture(scope="module")

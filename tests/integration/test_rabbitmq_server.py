@@ -27,6 +27,7 @@ from tests.conftest import ROOT
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 from tests.support.programs.write_keys import ORDERS, ROWS, batch
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.own_servers import started
 from tests.support.suite.patience import wait_until
 from tools.rabbitmq import RabbitMQ
 from tools.servers import PartMissing
@@ -54,13 +55,10 @@ def broker(missing_part: MissingPart, tmp_path_factory: pytest.TempPathFactory) 
     ]
     content = {"users": users, "vhosts": [{"name": "/"}], "permissions": permissions}
     definitions.write_text(json.dumps(content))
-    broker = RabbitMQ(f"load_definitions = {definitions}", f"max_message_size = {KEPT}")
-    try:
-        broker.start()
-    except PartMissing as error:
-        missing_part("rabbitmq", str(error))
-    yield broker
-    broker.close()
+    with started(
+        RabbitMQ(f"load_definitions = {definitions}", f"max_message_size = {KEPT}"), "rabbitmq", missing_part
+    ) as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from tests.support.pipeline.changes_made import changes_of, insert, target_of
 from tests.support.sinks import protobuf_reading
 from tests.support.sinks.kafka_reading import records
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.own_servers import started
 from tests.unit.test_sink_avro import FORMS
 from tools.apicurio import Apicurio, install
 from tools.kafka import Kafka
 from tools.maven import program
-from tools.servers import PartMissing
 
 ORACLE = Path(__file__).parent.parent / "support" / "sinks" / "AvroOracle.java"
 ORACLE_SECONDS_MAX = 300.0
@@ -32,13 +32,8 @@ ORACLE_SECONDS_MAX = 300.0
 
 @pytest.fixture(scope="module")
 def registry(missing_part: MissingPart) -> Iterator[Apicurio]:
-    apicurio = Apicurio()
-    try:
-        apicurio.start()
-    except PartMissing as error:
-        missing_part("Apicurio Registry", str(error))
-    yield apicurio
-    apicurio.close()
+    with started(Apicurio(), "Apicurio Registry", missing_part) as apicurio:
+        yield apicurio
 
 
 def asked(registry: Apicurio, method: str, path: str, body: Any = None) -> Any:

@@ -34,23 +34,19 @@ from tests.support.pipeline.oracle import assert_same
 from tests.support.sinks.kafka_reading import records, rows_held
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.nonempty import each
+from tests.support.suite.own_servers import started
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tests.unit.test_restored_state import restore_before_last_batch
 from tools.kafka import Kafka
-from tools.servers import PartMissing, Server
+from tools.servers import Server
 
 _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
 def broker(missing_part: MissingPart) -> Iterator[Kafka]:
-    kafka = Kafka()
-    try:
-        kafka.start()
-    except PartMissing as error:
-        missing_part("Kafka", str(error))
-    yield kafka
-    kafka.close()
+    with started(Kafka(), "Kafka", missing_part) as kafka:
+        yield kafka
 
 
 @pytest.fixture

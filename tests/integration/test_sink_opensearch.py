@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from penstock.changes import Changes
 from penstock.errors import (
     AuthenticationFailed,
     OptionInvalid,
@@ -19,18 +18,17 @@ from penstock.errors import (
     ServerBusy,
     ValueMalformed,
 )
-from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
+from penstock.sinks.sink import make_sink, settings_of
 from tests.conftest import ROOT
 from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
 from tests.support.programs.write_keys import ORDERS, ROWS, batch
 from tests.support.sinks.backends import OpenSearchBackend, running_backend
 from tests.support.sinks.http_endpoint import HttpEndpoint
+from tests.support.sinks.writing import write
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import wait_until
 from tools.opensearch import OpenSearch
 from tools.servers import Server
-
-MARK = BatchMark("pipe", "g", 1)
 
 
 @pytest.fixture
@@ -49,14 +47,6 @@ def sink(server: OpenSearch) -> Iterator[Any]:
     sink = make_sink("opensearch", settings_of("opensearch")(url=server.url, refresh="now"))
     yield sink
     sink.close()
-
-
-def write(sink: Sink, *changes: Changes) -> Receipt:
-    writer = sink.open(MARK, 0)
-    for change in changes:
-        sink.prepare(change.target, Evolution.EVOLVE)
-        writer.write(change)
-    return writer.finish()
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_is_read_back_unchanged")

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 import redis
 
-from penstock.changes import Changes, Origin, Target
+from penstock.changes import Origin, Target
 from penstock.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -23,28 +23,24 @@ from penstock.errors import (
 )
 from penstock.model import Secret
 from penstock.sinks.redis import connection as redis_connection
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Spread, make_sink, settings_of
+from penstock.sinks.sink import Delivery, Evolution, Sink, Spread, make_sink, settings_of
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.sinks.writing import MARK, write
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.own_servers import started
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.redis import Redis
-from tools.servers import PartMissing, certificate
+from tools.servers import certificate
 from tools.servers.server import free_port
 
-MARK = BatchMark("pipe", "g", 1)
 ORDERS = target_of({"id": "int", "name": "varchar(20)", "plan": "json"})
 
 
 @pytest.fixture(scope="module")
 def server(missing_part: MissingPart) -> Iterator[Redis]:
     """A server for this file."""
-    server = Redis()
-    try:
-        server.start()
-    except PartMissing as error:
-        missing_part("redis-server", str(error))
-    yield server
-    server.close()
+    with started(Redis(), "redis-server", missing_part) as server:
+        yield server
 
 
 @pytest.fixture
@@ -58,14 +54,6 @@ def client(server: Redis) -> Iterator[Any]:
 
 def sink_of(server: Redis, **more: Any) -> Sink:
     return make_sink("redis", settings_of("redis")(url=server.url, **more))
-
-
-def write(sink: Sink, *changes: Changes) -> Receipt:
-    writer = sink.open(MARK, 0)
-    for change in changes:
-        sink.prepare(change.target, Evolution.EVOLVE)
-        writer.write(change)
-    return writer.finish()
 
 
 def everything(client: Any) -> dict[str, Any]:

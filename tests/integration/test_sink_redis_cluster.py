@@ -13,20 +13,20 @@ import pytest
 import redis
 from redis.cluster import ClusterNode
 
-from penstock.changes import Changes
 from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerBusy, ServerUnsupported, TlsFailed
 from penstock.sinks.redis.commands import split_commands
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, make_sink, settings_of
+from penstock.sinks.sink import Delivery, Sink, make_sink, settings_of
 from tests.conftest import ROOT
 from tests.support.pipeline.changes_made import changes_of, delete, insert, update
 from tests.support.programs.write_keys import ORDERS, ROWS, batch
+from tests.support.sinks.writing import MARK, write
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.own_servers import started
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.redis import ClusterNode as Node
 from tools.redis import Redis, RedisCluster
-from tools.servers import PartMissing, certificate
+from tools.servers import certificate
 
-MARK = BatchMark("pipe", "g", 1)
 # The slot of every key with the tag {orders}.
 TAGGED_SLOT = 105
 
@@ -34,13 +34,8 @@ TAGGED_SLOT = 105
 @pytest.fixture(scope="module")
 def cluster(missing_part: MissingPart) -> Iterator[RedisCluster]:
     """A cluster for this file."""
-    cluster = RedisCluster()
-    try:
-        cluster.start()
-    except PartMissing as error:
-        missing_part("redis-server", str(error))
-    yield cluster
-    cluster.close()
+    with started(RedisCluster(), "redis-server", missing_part) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -55,14 +50,6 @@ def client(cluster: RedisCluster) -> Iterator[Any]:
 
 def sink_of(url: str, **more: Any) -> Sink:
     return make_sink("redis", settings_of("redis")(url=url, cluster=True, **more))
-
-
-def write(sink: Sink, *changes: Changes) -> Receipt:
-    writer = sink.open(MARK, 0)
-    for change in changes:
-        sink.prepare(change.target, Evolution.EVOLVE)
-        writer.write(change)
-    return writer.finish()
 
 
 def names(client: Any, pattern: str = "*") -> dict[str, str]:

@@ -7,23 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.own_servers import started
 from tests.support.ticdc.reading import changes, running_topic_capture, wait_for_ts
 from tests.support.ticdc.topics import PARTITIONS, Topics, row
 from tools.kafka import Kafka
-from tools.servers import PartMissing
 
 TOPIC, ROWS = "ticdc", 200
 
 
 @pytest.fixture
 def broker(missing_part: MissingPart) -> Iterator[Kafka]:
-    kafka = Kafka(partitions=PARTITIONS)
-    try:
-        kafka.start()
-    except PartMissing as error:
-        missing_part("Kafka", str(error))
-    yield kafka
-    kafka.close()
+    with started(Kafka(partitions=PARTITIONS), "Kafka", missing_part) as kafka:
+        yield kafka
 
 
 @pytest.mark.deep(

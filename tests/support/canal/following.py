@@ -22,6 +22,14 @@ _client_ids = itertools.count(1)
 _row_ids = itertools.count(1)
 
 
+@contextmanager
+def followed_database(server: Server, name: str) -> Iterator[None]:
+    """Create a database with a table `t` for the block."""
+    server.sql(f"CREATE DATABASE {name}; CREATE TABLE {name}.t (id INT PRIMARY KEY, v LONGTEXT)")
+    yield
+    server.sql(f"DROP DATABASE {name}")
+
+
 def settings_of(server: Server, **listen: Any) -> dict[str, Any]:
     """Return the settings of a daemon without credentials; new clients start at the head."""
     return {
