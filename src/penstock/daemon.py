@@ -297,7 +297,7 @@ class Daemon:
         self._listener_processes = ListenerProcesses(
             settings, settings.listeners, served, self._ports.connections, usages
         )
-        # The daemon has the last place.
+        # The daemon's own usage is the last.
         usage_of = partial(usages.usage, process=settings.listeners)
         return Access.of_settings(settings.listen, settings.access, usage_of)
 
@@ -339,7 +339,7 @@ class Daemon:
         self._stopping.set()
         self._settings_thread.stop()
         self._own.stop()
-        # A change that is under way starts no further capture after this.
+        # A running change of settings starts no further capture after this.
         if self._changing.acquire(timeout=_JOIN_SECONDS_MAX):
             self._changing.release()
         self._maintenance.stop()

@@ -245,7 +245,7 @@ class SettingsThread:
         self._desired.follow(self.reload)
 
     def stop(self) -> None:
-        """Apply no further settings. Does not wait for a change that is under way."""
+        """Apply no further settings. Does not wait for a running change."""
         self._stopping.set()
         self._reload.set()
         self._desired.stop()

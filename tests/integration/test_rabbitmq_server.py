@@ -118,7 +118,7 @@ def messages(channel: Any, queue: str) -> list[Any]:
 
 
 def taken(channel: Any, queue: str, count: int) -> list[Any]:
-    """Take a number of messages, with many under way."""
+    """Consume a number of messages, with up to 2,000 of them unacknowledged."""
     bodies = []
     channel.basic_qos(prefetch_count=2000)
     for method, _, body in channel.consume(queue, inactivity_timeout=30):

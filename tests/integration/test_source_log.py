@@ -310,7 +310,7 @@ def test_missing_file_is_named_as_a_gap(kept: Kept, tmp_path: Path) -> None:
     source = open_source(SourceOptions.parse(tmp_path / "shop"))
     with pytest.raises(SequenceGap, match=rf"nothing between {first}:\d+ and {third}:\d+"):
         source.split()
-    # On either side of it the log reads as before.
+    # The log can still be read before and after the gap.
     assert rows_of(source, source.split(Position(0, third, 4)), None, kept.log())
     assert (
         rows_of(source, source.split(None, source.extents(None, Position(0, first, 500))[-1].position)) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# What stands for an event or a field that one of the two does not have.
+# Represents an event or a field that is missing on one side.
 ABSENT = "absent"
 
 

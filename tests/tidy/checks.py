@@ -350,7 +350,7 @@ def _assigned(body: list[ast.stmt]) -> _Scope:
         for node in ast.walk(statement):
             match node:
                 case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name() as value):
-                    # A part of a parameter is a parameter.
+                    # A name unpacked from a parameter counts as a parameter.
                     values |= {part.id: value for part in names if isinstance(part, ast.Name)}
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     if name in values:

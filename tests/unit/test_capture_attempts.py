@@ -106,7 +106,7 @@ def test_each_change_of_servers_doubles_the_patience_until_it_resets(clock: Cloc
     made.progressed()
 
     def seconds_until_change() -> float:
-        """Let the server fail every half second until another one is chosen, and that one send."""
+        """Let the server fail every half second until another server is chosen, which then sends."""
         begun, chosen = clock.seconds, made.chosen
         while made.chosen == chosen:
             assert made.failed(ConnectionLost("gone")) is None

@@ -47,7 +47,7 @@ FOREIGN = (
     "stream.sendall(struct.pack('<Q', 3) + b'abc'); signal.pause()",
 )
 
-# A process that ends once the daemon has no more messages for it.
+# A process that ends after the last message of the daemon.
 SILENT = ("sh", "-c", "exec cat <&$0 >/dev/null")
 
 # A process that reports once, and twice more while it ends.

@@ -277,7 +277,7 @@ def test_tail_shows_each_change_once_from_its_first_moment(
     expected = history_of_table(daemon, "fuzzed.t")
     shown = [(part["change"], part["before"], part["after"]) for part in rows if part["table"] == "fuzzed.t"]
     assert shown == expected
-    # In one moment of the clock no more than the limit is shown, and the others are counted.
+    # At one clock time, at most the limit is shown, and the rest is counted.
     monkeypatch.setattr(tail, "_ROWS_PER_SECOND_MAX", 2)
     moments = itertools.chain([0.0] * 200, itertools.count(1000.0))
     busy = parts(lambda: next(moments))

@@ -60,7 +60,7 @@ def daemon() -> Iterator[ServedLog]:
 
 
 def grow(daemon: ServedLog) -> Position:
-    """Capture one more transaction or a few, as the daemon does, and return the new end."""
+    """Capture at least one more transaction, as the daemon does, and return the new end of the log."""
     head = daemon.log.head()
     capture_until(daemon.log, lambda position: position != head)
     daemon.served.arrivals.arrived(INSTANCE)

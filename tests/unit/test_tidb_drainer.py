@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drainer over stand-ins for a cluster and its Pumps, with the transactions of a real one."""
+"""The drainer with simulated Pumps and a simulated cluster, and the transactions of a real cluster."""
 
 import json
 import urllib.request

@@ -267,7 +267,7 @@ def _note_unmatched(address: "DaemonAddress", patterns: Sequence[str]) -> None:
         with closing(AskedDaemon(address)) as daemon:
             tables = daemon.tables()
     except PenstockError:
-        # The following request reports it, or another daemon answers that one.
+        # The next request reports the error, or another daemon answers it.
         return
     for pattern in patterns if tables else ():
         selected = TablePatterns([pattern])

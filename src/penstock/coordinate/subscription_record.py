@@ -334,11 +334,11 @@ class Subscriptions:
         return self.change(instance, name, lambda current: replace(current, resets=current.resets + 1))
 
     def select(self, instance: str, name: str, selecting: Callable[[Selection], Selection]) -> Subscription:
-        """Change the selection; each shard delivers the new one from its next holder's start on.
+        """Change the selection; the next holder of each shard delivers the new selection.
 
-        `selecting` returns the new selection for the current one; it is called again after a concurrent
-        change. The members that hold shards now finish what they were at, and take the shards again. Raises
-        OptionInvalid for a Canal client.
+        `selecting` returns the new selection for the current selection; it is called again after a concurrent
+        change. Current holders finish the batch that they are delivering, and then acquire their shards
+        again. Raises OptionInvalid for a Canal client.
         """
 
         def selected(current: Subscription) -> Subscription:

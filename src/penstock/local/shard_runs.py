@@ -328,6 +328,6 @@ def _stop_all(processes: Sequence[_ShardProcess]) -> None:
 
 
 def _severity(problem: PenstockError) -> int:
-    """Return the rank of an error, 0 for the worst: a defect, then what only an operator can correct."""
+    """Return the rank of an error: 0 for a defect, then errors that only an operator can correct."""
     kinds = (TransientError, StreamError, OperatorError)
     return next((len(kinds) - rank for rank, kind in enumerate(kinds) if isinstance(problem, kind)), 0)

@@ -67,7 +67,7 @@ class DeadLetter:
     origin: Origin
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is displayed of the entry, as plain JSON values."""
+        """Return the fields to display, as plain JSON values."""
         return {
             "name": self.name,
             "table": str(self.table),

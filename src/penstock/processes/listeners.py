@@ -258,7 +258,7 @@ class ListenerProcesses:
 
     def start_of(self, number: int) -> ListenerStart:
         """Return the first message to a process."""
-        # The daemon has the last place in the usages.
+        # The daemon's own usage is the last.
         return ListenerStart(
             self._settings,
             self.usages.file.fileno(),
@@ -295,7 +295,7 @@ class ListenerProcesses:
             process.start()
 
     async def end(self) -> None:
-        """Accept no more, and wait until the processes have finished their requests."""
+        """Stop accepting connections, and wait until the processes have finished their requests."""
         self._pause(self._ports.keys())
         self._ports = {}
         for process in self._processes:
@@ -309,7 +309,7 @@ class ListenerProcesses:
         self._serves(process, "http")
 
     def lost(self, process: ListenerProcess, handed: socket.socket) -> None:
-        """Count the connections and requests of a process that has ended no more."""
+        """Subtract the connections and requests of a process that has ended."""
         self._running_loop().remove_reader(handed)
         handed.close()
         process.handed = None
@@ -491,7 +491,7 @@ class ListenerProcesses:
             self.in_loop(self._apply, message, process)
 
     def _answer(self, request: Request, channel: Channel) -> None:
-        """Answer a call of a process, which is to wait for a definition."""
+        """Wait for the definition that a process requests, and answer the request."""
         try:
             self._wait_settled(*request.arguments)
             answer = Answer(request.number)

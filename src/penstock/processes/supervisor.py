@@ -242,7 +242,7 @@ class SupervisedProcess:
         try:
             channel.send(Start(self._settings, tuple(self.instances), permitted_until))
             while True:
-                # A process that ends gets no more messages, and its own have to be read to the last.
+                # Send no messages to a process that is ending, but read all messages that it sent.
                 if self._lease is not None and not self.stopping.is_set():
                     before, permitted_until = permitted_until, self._lease.permitted_until
                     if permitted_until != before:

@@ -227,7 +227,7 @@ class Handover(Protocol):
         """
 
     async def end(self) -> None:
-        """Accept no more, and wait until the processes have finished their requests."""
+        """Stop accepting connections, and wait until the processes have finished their requests."""
 
 
 class Listener(HttpListener):

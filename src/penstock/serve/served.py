@@ -67,7 +67,7 @@ class Served:
         hold_seconds: Mapping[str, float | None] | None = None,
         canal_filters: Mapping[str, TablePatterns] | None = None,
     ) -> None:
-        """Serve these instances. May be called again, by any thread: what is under way goes on as it is."""
+        """Serve these instances. Any thread may call it again; running requests are not affected."""
         self.instances = dict(instances)
         # Shard columns per instance and table pattern. Other tables use their primary key.
         self.shard_columns = dict(shard_columns or {})

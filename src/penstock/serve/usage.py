@@ -26,14 +26,14 @@ class Usage:
         self._debt_bytes = self._debt_at = 0.0
 
     def begin_request(self, requests_max: int | None) -> bool:
-        """Count a request, unless as many are under way as may be; return whether it was counted."""
+        """Count a request unless the limit of concurrent requests is reached; return whether it is counted."""
         if requests_max is not None and self.requests >= requests_max:
             return False
         self.requests += 1
         return True
 
     def end_request(self) -> None:
-        """Count a request no more."""
+        """Subtract a request that has ended."""
         self.requests -= 1
 
     def spend(self, size: int, rate: int, now: float) -> float:
@@ -53,7 +53,7 @@ class SharedUsage(Usage):
         self._process = process
 
     def begin_request(self, requests_max: int | None) -> bool:
-        """Count a request, unless as many are under way in all processes as may be."""
+        """Count a request unless the limit of concurrent requests in all processes is reached."""
         with self._usages.locked(self._account):
             requests = self._usages.requests(self._account)
             if requests_max is not None and sum(requests) >= requests_max:
@@ -62,7 +62,7 @@ class SharedUsage(Usage):
             return True
 
     def end_request(self) -> None:
-        """Count a request no more."""
+        """Subtract a request that has ended."""
         with self._usages.locked(self._account):
             requests = self._usages.requests(self._account)[self._process]
             self._usages.set_requests(self._account, self._process, max(requests - 1, 0))
@@ -97,7 +97,7 @@ class SharedUsages:
         return SharedUsage(self, account, process)
 
     def end_process(self, process: int) -> None:
-        """Count the requests of a process that has ended no more."""
+        """Subtract the requests of a process that has ended."""
         for account in range(self._accounts):
             with self.locked(account):
                 self.set_requests(account, process, 0)
@@ -122,7 +122,7 @@ class SharedUsages:
         _DEBT.pack_into(self._memory, account * self._size, debt_bytes, at)
 
     def requests(self, account: int) -> list[int]:
-        """Return the requests under way in each process."""
+        """Return the number of current requests of each process."""
         start = account * self._size + _DEBT.size
         end = start + self._processes * _REQUESTS.size
         return [count for (count,) in _REQUESTS.iter_unpack(self._memory[start:end])]

@@ -409,7 +409,7 @@ def candidate_ranges(records: Records, bit: Any, base: int, end: int) -> Ranges:
 
 
 def _merged(starts: Any, stops: Any) -> Ranges:
-    """Return ranges, ascending by their starts, with those joined that have no more than a gap between."""
+    """Return ranges in ascending order, joined where the gap between them is small."""
     if not len(starts):
         return _NO_RANGES
     reached = numpy.maximum.accumulate(stops)

@@ -136,7 +136,7 @@ class _Known:
             yield key, values, self._batches[slot >> _ROW_BITS][0].schema
 
     def rekey(self, keys: dict[_Key, _Key]) -> None:
-        """Give each row a new key, by its old one."""
+        """Change the keys of rows. `keys` maps old keys to new keys."""
         taken = {new: self.take(old) for old, new in keys.items()}
         for new, row in taken.items():
             assert row is not None, "every row has a slot"

@@ -114,7 +114,7 @@ class _Server(ThreadingHTTPServer):
     """Answers a few scrapers at once, each in a thread, and refuses more."""
 
     daemon_threads = True
-    # A response under way does not hold up the end of the process.
+    # An unfinished response does not delay the end of the process.
     block_on_close = False
 
     def __init__(

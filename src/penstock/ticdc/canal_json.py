@@ -130,7 +130,7 @@ def commit_ts_of(message: Message) -> int:
 
 
 def _reader(column: SinkColumn, zone: ZoneInfo | None) -> Callable[[Any], bytes]:
-    """Return what turns a value of a column into the text that is written."""
+    """Return the function that converts a value of a column into the text to write."""
     encoding = "latin-1" if column.is_binary else "utf-8"
     has_fraction = column.fraction_digits is not None
 

@@ -262,7 +262,7 @@ class PumpLog:
 
 @dataclass(frozen=True)
 class _EventPart:
-    """The part of a payload that one event has; an event of another type has none."""
+    """The part of a payload that an event contains; an event of another type contains none."""
 
     event_bytes: int
     start: int

@@ -17,7 +17,7 @@ _INSTANCE = "penstock_instance"
 def samples(
     text: str, parse: Callable[[str], Iterable[Any]] = text_string_to_metric_families
 ) -> dict[tuple[str, ...], float]:
-    """Return the samples by name and label values: the instance first, then in the order of their names."""
+    """Return the samples by name and label values. The instance is the first label; the others are sorted."""
     return {
         (sample.name, *(sample.labels[label] for label in _ordered(sample.labels))): sample.value
         for family in parse(text)

@@ -108,7 +108,7 @@ class Space:
         self._watches[watch.path].append(watch)
 
     def remove_watch(self, watch: "SimulatedWatch") -> None:
-        """Call a watch no more."""
+        """Stop calling a watch."""
         if watch in self._watches[watch.path]:
             self._watches[watch.path].remove(watch)
 

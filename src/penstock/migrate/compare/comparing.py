@@ -80,7 +80,7 @@ class Comparison:
         self.outcome = Outcome()
 
     def add(self, contents: Sequence[memoryview]) -> bool:
-        """Compare what is complete with a batch; return False if Penstock is behind.
+        """Compare the transactions that a batch completes; return False if Penstock is behind.
 
         Raises PositionInvalid if Penstock does not have the file, LimitExceeded for a transaction above the
         limit, and the errors of reading.

@@ -57,7 +57,7 @@ class Entry:
 
 
 def entries_of(contents: Iterable[memoryview], tables: TablePatterns) -> Iterator[Entry]:
-    """Yield entries; of those about other tables only where they are. Raises EventMalformed."""
+    """Yield entries. Entries of other tables have only a position. Raises EventMalformed."""
     for content in contents:
         message = Message(content)
         header, entry_kind = message.message(1), message.signed(2)

@@ -159,7 +159,7 @@ def plan_chunks(address: ServerAddress, target: Target, *, rows: int = CHUNK_ROW
 def plan_over(
     session: LoadSession, target: Target, *, rows: int = CHUNK_ROWS, is_keyless: bool = False
 ) -> list[Chunk]:
-    """Cut a table into chunks like `plan_chunks`, over an open session. Rows of a keyless one are one
+    """Cut a table into chunks like `plan_chunks`, over an open session. A keyless table is one
     chunk."""
     index, parts = ("", []) if is_keyless else _chunk_key(session, target)
     columns = [KeyColumn(target.column(str(part["COLUMN_NAME"]))) for part in parts]

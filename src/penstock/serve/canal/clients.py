@@ -57,7 +57,7 @@ FLUSH_SECONDS = OPERATION_SECONDS
 # Another daemon's lease is deleted and acquired before its owner can renew it. This may take several tries.
 _TAKE_TRIES = 5
 
-# How long a client that comes from another process waits until this process sees what that one has sent.
+# How long a client that another process hands over waits until this process sees the log that it was sent.
 _REACH_SECONDS = 5.0
 
 Edge = Literal["earliest", "latest"]

@@ -15,7 +15,7 @@ from penstock.model import Position
 from penstock.serve.canal.entries import entries_of
 from penstock.serve.pieces import Piece, Pieces, View
 
-# The size of Canal's ring buffer by default. A client with this many unacknowledged batches gets no more.
+# The size of Canal's ring buffer by default. A client with this many unacked batches gets no other.
 OUTSTANDING_MAX = 16_384
 
 # The longest time that a request without entries waits while the log is searched.

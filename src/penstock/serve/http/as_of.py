@@ -73,7 +73,7 @@ class _Turn:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._limit: asyncio.Timeout | None = None
-        # For how long the rows have waited for the client, and since when they wait now.
+        # How long the client has left rows unread in total, and the start of the current wait.
         self._unread_seconds = 0.0
         self._unread_since: float | None = None
 

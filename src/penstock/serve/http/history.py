@@ -65,7 +65,7 @@ def routes(served: Served) -> list[Route]:
 
 
 class _Histories:
-    """The searches under way. Belongs to the event loop."""
+    """The running searches. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._count = 0

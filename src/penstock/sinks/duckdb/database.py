@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 65_536
 _LOCKED = "Could not set lock on file"
 # Stands for the whole part in the table of numbers.
 _PART = ""
-# What DuckDB says of a file that it will not be able to open later either.
+# DuckDB's messages for files that a retry would not open either.
 _UNUSABLE = (
     "not a valid DuckDB database file",
     "No such file or directory",

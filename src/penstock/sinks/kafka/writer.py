@@ -116,7 +116,7 @@ class TransactionalProducer:
             try:
                 self.producer.produce(topic, **arguments)
             except BufferError:
-                # The library's buffer is full of messages that are under way.
+                # The library's buffer is full of undelivered messages.
                 self.flush()
                 self.producer.produce(topic, **arguments)
 

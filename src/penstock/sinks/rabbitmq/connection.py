@@ -35,7 +35,7 @@ _HANDSHAKE_SECONDS_MAX = 30.0
 # A broker without memory or disk space, or a queue without a majority, confirms nothing for a while.
 _CONFIRM_SECONDS_MAX = 60.0
 _CLOSE_SECONDS_MAX = 5.0
-# Messages under way. The loop runs when a bound is reached, until half of it is confirmed.
+# Bounds of unconfirmed messages. When a bound is reached, the loop runs until half of them are confirmed.
 _MESSAGES_UNDER_WAY_MAX = 4000
 _BYTES_UNDER_WAY_MAX = 16 << 20
 
@@ -150,7 +150,7 @@ class ConfirmedChannel:
     def __init__(self, endpoint: Endpoint, password: Secret | None, unroutable_may_drop: bool) -> None:
         self._unroutable_may_drop = unroutable_may_drop
         self._failed: PenstockError | None = None
-        # The bytes of each message under way, by its number (the delivery tag), in order.
+        # The size of each unconfirmed message, by its number (the delivery tag), in order.
         self._under_way: dict[int, int] = {}
         self._bytes_under_way = 0
         self._sent = 0
@@ -185,13 +185,13 @@ class ConfirmedChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is still open. Requires that no message is under way."""
+        """Whether the connection is still open. Requires that every message is confirmed."""
         self._loop.call_later(0.0, lambda: None)
         self._poll()
         return self._failed is None and bool(self._channel.is_open)
 
     def close(self) -> None:
-        """Close the connection. Messages under way may be lost."""
+        """Close the connection. Unconfirmed messages may be lost."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -227,7 +227,7 @@ class ConfirmedChannel:
         self._run_until(lambda: len(opened) > 2)
 
     def _wait(self, messages: int, size: int) -> None:
-        """Wait until at most a number of messages, of at most so many bytes, are under way."""
+        """Wait until the unconfirmed messages are within bounds of their number and size."""
         self._run_until(lambda: len(self._under_way) <= messages and self._bytes_under_way <= size)
 
     def _run_until(self, is_done: Callable[[], bool]) -> None:

@@ -159,7 +159,7 @@ class RabbitmqSink(Sink):
             self._idle.pop().close()
 
     def take_channel(self) -> ConfirmedChannel:
-        """Return a channel without messages under way. Raises what `ConfirmedChannel` raises."""
+        """Return a channel without unconfirmed messages. Raises what `ConfirmedChannel` raises."""
         while self._idle:
             channel = self._idle.pop()
             if channel.is_open:
@@ -168,7 +168,7 @@ class RabbitmqSink(Sink):
         return ConfirmedChannel(self.settings, self.password, self.settings.unroutable == "drop")
 
     def give_back(self, channel: ConfirmedChannel) -> None:
-        """Keep a channel without messages under way for the next batch."""
+        """Keep a channel without unconfirmed messages for the next batch."""
         self._idle.append(channel)
 
     def _queues(self, target: Target) -> dict[str, str]:
