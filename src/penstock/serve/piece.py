@@ -73,7 +73,8 @@ class Piece:
     `rows` and `bytes` are the totals of the batches, `gtid_set` all transactions before `end`, and `time_us`
     the commit time of the last transaction, in microseconds UTC since 1970, 0 without one. If `is_whole` is
     false, this is one part of a piece, numbered by `part` from 0, and `end` equals `start`: only the last
-    part ends the piece. `derived` caches what was computed from the piece for all its consumers.
+    part ends the piece. `within` lies in the file of the changes: the next one if `start` is the end of a
+    file. `derived` caches what was computed from the piece for all its consumers.
     """
 
     start: Position
@@ -83,6 +84,7 @@ class Piece:
     bytes: int
     gtid_set: str
     time_us: int
+    within: Position
     part: int = 0
     is_whole: bool = True
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -234,6 +236,7 @@ class Follower:
             sum(batch.bytes for batch in batches),
             str(self._before.union(GtidSet.parse(seen))) if self._before else seen,
             self._range.commit_time_us,
+            self.position,
             part,
             is_whole,
         )

@@ -8,7 +8,7 @@ the last transaction that ended in the batch. A rollback returns to the last ack
 import asyncio
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Position
@@ -303,7 +303,7 @@ class _Gathering:
         self._rows += taken.rows
         if taken.end_offset is not None:
             # GTID sets are known at the ends of pieces. Until then, an earlier set is a lower bound.
-            position = Position(piece.start.epoch, piece.start.file, taken.end_offset)
+            position = replace(piece.within, offset=taken.end_offset)
             self.mark = Mark(position, self.mark.gtid_set if self.mark else "", 0)
         if taken.next < entries.count:
             self.at = Place(piece.start, piece.part, taken.next)

@@ -22,7 +22,8 @@ _NO_END = -1
 class Taken:
     """Entries of one piece: their bytes, their number of changes, and the entry after them.
 
-    `end_offset` is the end of the last whole transaction among them, in the piece's file, None without one.
+    `end_offset` is the end of the last whole transaction among them, in the file of the piece's changes, None
+    without one.
     """
 
     parts: tuple[memoryview, ...]
