@@ -137,7 +137,7 @@ class Member:
             "fleet": {
                 "member": self.name,
                 "zone": f"room-{self.name}",
-                "session": SESSION_SECONDS,
+                "session": self._kind.get("session", SESSION_SECONDS),
                 "address": self.address,
             },
             "log": {

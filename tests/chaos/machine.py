@@ -352,17 +352,20 @@ class Chaos:
         ]
 
     def _promote(self, servers: Servers) -> None:
-        acknowledged = {writer.table: writer.step for writer in self.writers}
+        servers.promote(self._prove_acknowledged)
 
-        def prove(promoted: Server) -> None:
-            # What was acknowledged is in the replica, or in the fleet, whose readers get it from there.
-            for table, step in acknowledged.items():
-                ((newest,),) = promoted.sql(f"SELECT step FROM {table} WHERE id = {NEWEST}")
-                if newest < step:
-                    self._note(f"the fleet alone has transactions {newest + 1} to {step} of {table}")
-                    wait_until(lambda table=table, step=step: self.follower.newest(table) >= step)
+    def _prove_acknowledged(self, promoted: Server) -> None:
+        """Assert that what the dead server acknowledged is in its replica, or at readers of the fleet."""
+        for writer in self.writers:
+            ((newest,),) = promoted.sql(f"SELECT step FROM {writer.table} WHERE id = {NEWEST}")
+            if newest < writer.step:
+                self._note(
+                    f"the fleet alone has transactions {newest + 1} to {writer.step} of {writer.table}"
+                )
+                wait_until(partial(self._has_reached, writer.table, writer.step))
 
-        servers.promote(prove)
+    def _has_reached(self, table: str, step: int) -> bool:
+        return self.follower.newest(table) >= step
 
     def _add_instance(self, name: str) -> None:
         settings = {"source": self.servers.primary.url("root"), "start": "earliest"}
