@@ -31,7 +31,7 @@ from penstock.serve.masking import HIDDEN_TEXT
 # The overview shows the pipelines that need an operator most, and links to the others.
 _PIPELINES_SHOWN_MAX = 50
 # A page of more rows takes long to make, to send and to draw, every 5 seconds.
-_PIPELINES_PAGE_MAX = 500
+_PIPELINES_PAGE_MAX = 200
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
 # The series of an instance that have a chart, each with its title and the unit of its values.
