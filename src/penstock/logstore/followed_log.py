@@ -17,7 +17,7 @@ from penstock.logstore.disk import LocalDisk
 from penstock.logstore.holds import share_holds
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log import Log
-from penstock.logstore.memory import MemoryMode, MemoryTier
+from penstock.logstore.memory import MemoryTier
 from penstock.logstore.reader import LogReader, next_files_version
 from penstock.logstore.records import SegmentRecord
 from penstock.logstore.schemas import Settling
@@ -68,7 +68,7 @@ class FollowedLog(LogReader):
         if settings.tier is not None:
             self.tier = Tier(settings.tier, self.disk, self.layout, writes=False)
         if settings.mode == "mixed" and settings.memory_bytes:
-            self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
+            self.memory = MemoryTier(settings.memory_bytes)
         share_holds(self.layout)
         # For processes that follow this one.
         self.files_version = next_files_version()
@@ -105,7 +105,7 @@ class FollowedLog(LogReader):
         with self._refreshing:
             before, visible = self._visible, super().refresh()
             if visible is not None and visible != before and self.memory is not None:
-                self._begin_memory(self.memory, visible)
+                self.memory.clear()
             return visible
 
     def earliest_on_disk(self) -> Position | None:
@@ -126,7 +126,7 @@ class FollowedLog(LogReader):
         return gtid_set if position == reported else super().gtid_set(position)
 
     def close(self) -> None:
-        """Close the files and wake waiting readers of the memory."""
+        """Close the files and free the memory."""
         with self._refreshing:
             self._close_newest()
             if self.memory is not None:
@@ -147,20 +147,11 @@ class FollowedLog(LogReader):
             with suppress(LogDamaged, PositionPurged, SourceMissing):
                 data = self._newest_reader(before).read_bytes(before.offset, visible.offset)
                 memory.put(
-                    data,
-                    epoch=visible.epoch,
-                    file=visible.file,
-                    start=before.offset,
-                    end=visible.offset,
-                    boundary=visible.offset,
+                    data, epoch=visible.epoch, file=visible.file, start=before.offset, end=visible.offset
                 )
                 return
         # Readers find these bytes in the files.
-        self._begin_memory(memory, visible)
-
-    def _begin_memory(self, memory: MemoryTier, visible: Position) -> None:
-        memory.cut(visible)
-        memory.show(visible)
+        memory.clear()
 
     def _newest_reader(self, position: Position) -> SegmentReader:
         """Return the open segment that bytes from a position on are appended to. Raises PositionPurged."""

@@ -30,7 +30,7 @@ from penstock.logstore.disk import Buffer, Disk, LocalDisk
 from penstock.logstore.epochs import EpochFile, EpochRecord
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log_status import LogStatus
-from penstock.logstore.memory import MemoryMode, MemoryTier
+from penstock.logstore.memory import MemoryTier
 from penstock.logstore.position_file import CapturePosition
 from penstock.logstore.reader import LogReader, next_files_version
 from penstock.logstore.records import OPEN, SegmentRecord
@@ -73,7 +73,7 @@ class Log(LogReader, Closing):
         # Set by the capture that tracks the log's table definitions.
         self.settler: Settler | None = None
         if settings.mode == "mixed" and settings.memory_bytes:
-            self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
+            self.memory = MemoryTier(settings.memory_bytes)
         disk.make_folder(folder)
         self._lock = disk.lock(self.layout.lock)
         # Changing the writer requires `_writing`. Syncing or closing it also requires `_syncing`.
@@ -403,9 +403,7 @@ class Log(LogReader, Closing):
         start = file.end
         tail.write(piece, records)
         if self.memory is not None and piece.nbytes:
-            self.memory.put(
-                piece, epoch=file.epoch, file=file.file, start=start, end=file.end, boundary=boundary
-            )
+            self.memory.put(piece, epoch=file.epoch, file=file.file, start=start, end=file.end)
         with self._changed:
             self._unsaved_bytes += piece.nbytes
             tail.time_max_us = max(tail.time_max_us, time_max_us)
@@ -453,9 +451,8 @@ class Log(LogReader, Closing):
         """Cut off the unfinished transaction."""
         with self._syncing:
             self._end.drop_unfinished()
-            open_file = self._end.file
-            if self.memory is not None and open_file is not None:
-                self.memory.cut(open_file.position(open_file.boundary))
+            if self.memory is not None:
+                self.memory.clear()
 
     def _change_epochs(self, epochs: EpochFile) -> None:
         epochs.write(self.disk, self.layout)
@@ -482,8 +479,6 @@ class Log(LogReader, Closing):
         if recovered.writer is not None:
             self._heads[recovered.writer.segment.version] = recovered.writer.head
         if recovered.position is not None:
-            if self.memory is not None:
-                self.memory.show(recovered.position)
             self._save_position(recovered.position, self._gtid_set, at_once=True)
 
     def _keep_blocks(self, reader: SegmentReader, records: bytes) -> None:
