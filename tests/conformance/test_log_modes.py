@@ -335,14 +335,14 @@ def test_writer_is_throttled_until_every_registered_reader_has_acknowledged(smal
 
     def register(_captured: Captured, count: int) -> None:
         if count == 1:
-            small.register("fast", start)
-            small.register("slow", start)
+            small.hold(Hold("fast", start))
+            small.hold(Hold("slow", start))
             started.set()
 
     writer = capture_in_a_thread(small, register)
     assert started.wait(WAIT_SECONDS_MAX)
     wait_until(lambda: held)
-    small.acknowledge("fast", small.head())
+    small.hold(Hold("fast", small.head()))
     stuck = small.head()
     time.sleep(0.05)
     assert small.head() == stuck, "the slow reader holds it back"
@@ -359,8 +359,8 @@ def test_writer_is_throttled_until_every_registered_reader_has_acknowledged(smal
             stop = min(extent.last, visible)
             if (first.epoch, first.file) == (extent.epoch, extent.file) and first < stop:
                 got += b"".join(small.read(extent.epoch, extent.file, first.offset, stop.offset))
-        small.acknowledge("slow", visible)
-        small.acknowledge("fast", visible)
+        small.hold(Hold("slow", visible))
+        small.hold(Hold("fast", visible))
         assert time.monotonic() < deadline
     writer.join(WAIT_SECONDS_MAX)
     expected = b"".join(
@@ -373,10 +373,10 @@ def test_disconnecting_reader_unblocks_the_writer(small: MemoryLog) -> None:
     held = patient(small)
     start = Position(0, server_files()[0].name, 127)
     writer = capture_in_a_thread(
-        small, lambda _captured, count: small.register("reader", start) if count == 1 else None
+        small, lambda _captured, count: small.hold(Hold("reader", start)) if count == 1 else None
     )
     wait_until(lambda: held)
-    small.release("reader")
+    small.give_up("reader", "")
     writer.join(WAIT_SECONDS_MAX)
     assert not writer.is_alive()
 
@@ -391,12 +391,12 @@ def test_concurrent_acknowledgement_makes_room_for_the_next_attempt(
         """Make the reader acknowledge everything immediately after acknowledgements were requested."""
         has_room = make_room(all_segments)
         if "reader" in small.acknowledged():
-            small.acknowledge("reader", small.head())
+            small.hold(Hold("reader", small.head()))
         return has_room
 
     monkeypatch.setattr(small, "_make_room", acknowledged_late)
     start = Position(0, server_files()[0].name, 127)
-    Captured(small, each=lambda _, count: small.register("reader", start) if count == 1 else None).run()
+    Captured(small, each=lambda _, count: small.hold(Hold("reader", start)) if count == 1 else None).run()
     assert held
     last = server_files()[-1]
     assert small.head() == Position(last.epoch, last.name, len(last.content))
@@ -405,7 +405,7 @@ def test_concurrent_acknowledgement_makes_room_for_the_next_attempt(
 def test_late_memory_reader_gets_the_start_of_memory(small: MemoryLog) -> None:
     Captured(small).run()
     with pytest.raises(PositionPurged) as purged:
-        small.register("late", Position(0, server_files()[0].name, 127))
+        small.hold(Hold("late", Position(0, server_files()[0].name, 127)))
     assert str(small.earliest()) in str(purged.value)
     assert small.acknowledged() == {}
 
@@ -420,15 +420,11 @@ def test_transaction_larger_than_memory_is_refused_by_name(
     assert "log.memory_bytes" in str(refused.value)
 
 
-def test_acknowledgements_are_validated(small: MemoryLog) -> None:
+def test_acknowledgement_after_the_end_of_the_log_is_refused(small: MemoryLog) -> None:
     Captured(small).run()
-    small.register("reader", small.head())
-    with pytest.raises(OptionInvalid):
-        small.register("reader", small.head())
-    with pytest.raises(OptionInvalid):
-        small.acknowledge("nobody", small.head())
+    small.hold(Hold("reader", small.head()))
     with pytest.raises(PositionInvalid):
-        small.acknowledge("reader", Position(9, "mysql-bin.000001", 4))
+        small.hold(Hold("reader", Position(9, "mysql-bin.000001", 4)))
 
 
 def test_memory_log_has_a_minimum_size() -> None:

@@ -73,7 +73,7 @@ class MemoryLog(Log):
         """Register a reader for an account until it expires, or acknowledge what it has consumed.
 
         Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached if the
-        account has too many readers; the errors of `register` and `acknowledge`.
+        account has too many readers; PositionPurged, and PositionInvalid for a position after the end.
         """
         first = self._check_new_reader(hold)
         with self._writing, self._readers_lock:
@@ -106,20 +106,6 @@ class MemoryLog(Log):
             prove_owns(name, known.account, account, admin=admin)
             del self._readers[name]
 
-    def register(self, name: str, position: Position) -> None:
-        """Keep everything after a position for a reader until it acknowledges. Its name must be free.
-
-        Raises OptionInvalid for a name in use, PositionPurged, PositionInvalid.
-        """
-        hold = Hold(name, position)
-        first = self._check_new_reader(hold)
-        with self._writing, self._readers_lock:
-            if name in self._readers:
-                raise OptionInvalid(
-                    f"a reader named {name!r} is registered already", hint="Choose another name"
-                )
-            self._register(hold, first)
-
     def _check_new_reader(self, hold: Hold) -> Position | None:
         """Check a new reader's position without blocking the writer; return where the log begins.
 
@@ -146,14 +132,6 @@ class MemoryLog(Log):
                 _log.info("a hold expired", hold=hold.name)
                 del self._readers[hold.name]
 
-    def acknowledge(self, name: str, position: Position) -> None:
-        """Record that a reader consumed everything before a position, and release the writer.
-
-        Raises OptionInvalid for an unregistered name, PositionInvalid for a position after the end of the
-        log.
-        """
-        self._acknowledge(name, position, None)
-
     def _acknowledge(self, name: str, position: Position, expires_us: int | None) -> None:
         visible = self._visible
         with self._readers_lock:
@@ -169,11 +147,6 @@ class MemoryLog(Log):
             self._readers[name] = replace(
                 known, position=max(position, known.position), expires_us=expires_us
             )
-
-    def release(self, name: str) -> None:
-        """Release a reader. An unregistered name is not an error."""
-        with self._readers_lock:
-            self._readers.pop(name, None)
 
     def acknowledged(self) -> dict[str, Position]:
         """Return the acknowledged position of each registered reader."""

@@ -251,11 +251,6 @@ class ListenerProcesses:
         self._accepting: set[Listening] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def pids(self) -> list[int | None]:
-        """The processes, None for each that is not running."""
-        return [process.pid for process in self._processes]
-
     def start_of(self, number: int) -> ListenerStart:
         """Return the first message to a process."""
         # The daemon's own usage is the last.
