@@ -27,6 +27,15 @@ def remove_hold(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/instance", daemon=url, instance=name)
 
 
+def resume_capture(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Start the capture of an instance that was set aside."""
+    visit.prove_admin()
+    url, name = (_field(form, field) for field in ("daemon", "instance"))
+    visit.fleet.resume_capture(url, name)
+    _record(visit, "resume capture", daemon=url, instance=name)
+    return visit.redirect("/instance", daemon=url, instance=name)
+
+
 def pause_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
     """Stop a pipeline after its current batch."""
     visit.prove_sees_pipelines()
@@ -194,6 +203,7 @@ def _record(visit: Visit, action: str, **values: str) -> None:
 
 ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/hold/remove": remove_hold,
+    "/instance/resume/confirm": resume_capture,
     "/pipelines/pause/confirm": pause_pipeline,
     "/pipelines/resume/confirm": resume_pipeline,
     "/tables/resnapshot/confirm": read_again,

@@ -76,6 +76,10 @@ class Fleet:
         """Remove a hold. Raises SourceMissing, AccessDenied."""
         self._with_client(url, instance, lambda client: client.delete(f"holds/{quote(reader, safe='')}"))
 
+    def resume_capture(self, url: str, instance: str) -> None:
+        """Start the capture of an instance that was set aside. Raises the daemon's errors."""
+        self._with_client(url, instance, lambda client: client.send("resume", {}, _PAUSE_SILENCE_SECONDS_MAX))
+
     def reset_subscription(
         self, url: str, instance: str, subscription: str, body: dict[str, Any]
     ) -> dict[str, Any]:

@@ -152,6 +152,13 @@ def hold(visit: Visit) -> Response:
     return visit.render("hold.html", daemon=url, instance=name, reader=reader, holds=chosen)
 
 
+def resume_capture(visit: Visit) -> Response:
+    """What happens if this capture is started again?"""
+    url, name = visit.query("daemon"), visit.query("instance")
+    visit.prove_admin()
+    return visit.render("resume.html", daemon=url, status=visit.fleet.ask_instance(url, name, "status"))
+
+
 def pipelines(visit: Visit) -> Response:
     """Which pipelines run, how far is each target behind, and what was rejected?"""
     visit.prove_sees_pipelines()
@@ -298,6 +305,7 @@ def _urgency(state: str) -> int:
 PAGES: dict[str, Callable[[Visit], Response]] = {
     "/": overview,
     "/instance": instance,
+    "/instance/resume": resume_capture,
     "/hold": hold,
     "/pipelines": pipelines,
     "/pipelines/pause": pause,

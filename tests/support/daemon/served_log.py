@@ -18,6 +18,7 @@ from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.durable import DurableInstance
+from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
@@ -132,11 +133,12 @@ def serving(
     coordination: CoordinationProbe | None = None,
     check: Callable[[str], list[dict[str, Any]]] = lambda name: [],
     copies: int | None = None,
+    resume: Callable[[str], None] | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
 
-    `check` returns the findings about the servers of an instance. With `copies`, readers get what this many
-    members have synced.
+    `check` returns the findings about the servers of an instance; `resume` starts what was set aside. With
+    `copies`, readers get what this many members have synced.
     """
     settings = Settings.model_validate(
         {
@@ -161,6 +163,7 @@ def serving(
         more_routes=[
             *settings_routes.routes(served, partial(shown_settings, settings)),
             *check_routes.routes(served, check, served.threads.searching),
+            *resume_routes.routes(served, resume),
         ],
     )
     thread = threading.Thread(target=listener.serve_until_stopped)
