@@ -46,7 +46,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
     return capture
 
 
-def address_of(daemon: ServedLog) -> dict[str, str]:
+def address_of(daemon: ServedLog) -> dict[str, Any]:
     return {"daemon": f"http://127.0.0.1:{daemon.port()}", "instance": INSTANCE}
 
 
