@@ -2,6 +2,8 @@
 """The search for the bytes of a key leaves out no transaction with the row."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,22 +12,27 @@ import pytest
 from penstock._native import RowSearch
 from penstock.errors import AccessDenied
 from penstock.logstore.log import Log
+from penstock.logstore.reader import LogReader
 from penstock.model import TableName
 from penstock.serve.own_log import OwnSource
 from penstock.source import row_history
+from penstock.source.log import LogSource
 from penstock.source.reading import read_in_order
-from penstock.source.row_history import RowHistory, RowKey
+from penstock.source.row_history import RowChange, RowHistory, RowKey, Unreadable
+from penstock.source.source import SourceOptions
 from tests.support.binlog.events import (
     ANONYMOUS_GTID,
     GTID,
     MARIADB_GTID,
+    QUERY,
     Event,
     assemble,
     compressed,
     events,
+    query_body,
     with_table_metadata,
 )
-from tests.support.binlog.forged_log import ACCOUNTS, NOTES, insert, log_head
+from tests.support.binlog.forged_log import ACCOUNTS, NOTES, insert, keep_forged_log, log_head
 from tests.support.daemon.served_log import INSTANCE, captured_log
 from tests.support.logstore.source import server_files
 from tests.support.suite.nonempty import each
@@ -47,6 +54,18 @@ def transactions(parts: Sequence[Sequence[Event]]) -> tuple[bytes, list[int]]:
         starts.append(len(content))
         content += assemble(part, offset=len(content))
     return content, [*starts, len(content)]
+
+
+def spy_on_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of bytes of each range that a history decodes."""
+    decoded: list[int] = []
+
+    def counting(source: Any, byte_range: Any, *rest: Any) -> Any:
+        decoded.append(byte_range.stop - byte_range.start)
+        return read_in_order(source, byte_range, *rest)
+
+    monkeypatch.setattr(row_history, "read_in_order", counting)
+    return decoded
 
 
 def search(
@@ -133,6 +152,27 @@ def test_columns_that_the_log_does_not_name_come_from_the_definition() -> None:
         assert search(content, "9", definition=definition) == [pairs[1], pairs[3]]
 
 
+def test_history_of_a_log_without_names_of_columns_decodes_only_transactions_with_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gtid, *_ = insert(1, NOTES, 1, b"")
+    text = f"CREATE TABLE {ACCOUNTS} (id INT PRIMARY KEY, note LONGBLOB)"
+    created = [gtid, replace(gtid, code=QUERY, body=query_body(text, "shop"))]
+    full, _ = transactions(
+        [created, *(insert(gno, ACCOUNTS, 4700 + gno, b"account") for gno in range(2, 12))]
+    )
+    keep_forged_log(tmp_path, with_table_metadata(full, (1, 2, 3)))
+    monkeypatch.setattr(row_history, "_GAP_BYTES_MAX", 0)
+    decoded = spy_on_decoding(monkeypatch)
+    key = RowKey(TableName.parse(ACCOUNTS), ("4705",))
+    location = SourceOptions.parse(str(tmp_path))
+    parts = list(RowHistory(LogReader.open(tmp_path), lambda: LogSource(location), key).parts())
+    assert [part.after for part in parts if isinstance(part, RowChange)] == [{"id": 4705, "note": b"account"}]
+    assert not [part for part in parts if isinstance(part, Unreadable)]
+    # The statement and the transaction are decoded, each for the key and then for all columns.
+    assert len(decoded) <= 4
+
+
 def test_compressed_transactions_are_searched() -> None:
     parts = []
     for gno, number in enumerate((4710, 4711, 4712), 1):
@@ -166,13 +206,7 @@ def test_candidates_of_real_logs_are_whole_transactions() -> None:
 
 def test_transactions_without_the_key_are_not_decoded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_history, "_GAP_BYTES_MAX", 0)
-    decoded: list[int] = []
-
-    def counting(source: Any, byte_range: Any, *rest: Any) -> Any:
-        decoded.append(byte_range.stop - byte_range.start)
-        return read_in_order(source, byte_range, *rest)
-
-    monkeypatch.setattr(row_history, "read_in_order", counting)
+    decoded = spy_on_decoding(monkeypatch)
     list(RowHistory(log, lambda: OwnSource(INSTANCE, log), RowKey(TableName("fuzzed", "t"), ("1",))).parts())
     of_row = sum(decoded)
     decoded.clear()
