@@ -23,9 +23,9 @@ _MYSQL = Dialect(mariadb=False, version=(9, 0))
 _HEAD = (
     "The column type that a pipeline creates in each kind of target. `files` is Parquet, listed with Arrow\n"
     "names; `duckdb` has the same types under its own names; `mysql` is MySQL 9. The conformance suite\n"
-    "writes every type and reads it back. `redis`, `kafka`, `rabbitmq`, `http` and `stdout` write text, as\n"
-    "[messages](../formats/messages.md) show it. A value that the target's column cannot hold is written as\n"
-    "null and counted."
+    "writes every type and reads it back. `redis`, `kafka`, `rabbitmq`, `rocketmq`, `http` and `stdout`\n"
+    "write text, as [messages](../formats/messages.md) show it. A value that the target's column cannot\n"
+    "hold is written as null and counted."
 )
 
 

@@ -62,7 +62,9 @@ def migrate_canal(
     else:
         if mode.lower() != "tcp":
             server.not_carried(
-                "canal.serverMode", remark=f"no sink writes to {mode}: the daemon serves Canal's own protocol"
+                "canal.serverMode",
+                remark=f"no pipeline is written for {mode}: the daemon serves Canal's own protocol; the sinks"
+                " rabbitmq and rocketmq write Canal's messages",
             )
         server.carried("canal.serverMode", remark="listen.canal")
         _add_daemon(migration, server, destinations, password)

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow
+import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
+from penstock.errors import OptionInvalid
 from penstock.settings.values import Section
+from penstock.sinks.images import refuse_partial
+from penstock.sinks.template import column_texts
 
 Format = Literal[
     "debezium",
@@ -165,3 +169,42 @@ def messages_of(
         )
     )
     return Messages(*(encoded.column(name) for name in ("value", "key", "row", "kind")))
+
+
+def headers_of(changes: Changes, messages: Messages) -> list[list[tuple[str, str]]]:
+    """Return the headers of each message: its table, its kind in one letter, and its GTID if there is one."""
+    name = changes.source
+    shared = [("__db", name.database), ("__table", name.table)]
+    insert = "r" if changes.origin is Origin.LOAD else "c"
+    operations = dict(zip(range(3), (insert, "u", "d"), strict=True))
+    gtids = pc.struct_field(changes.rows.column("_metadata"), "gtid").take(messages.row).to_pylist()
+    return [
+        [*shared, ("__op", operations[kind]), *([("__gtid", gtid)] if gtid else [])]
+        for kind, gtid in zip(messages.kind.to_pylist(), gtids, strict=True)
+    ]
+
+
+def queues_of_rows(changes: Changes, partition_by: Sequence[str], count: int) -> pyarrow.Array:
+    """Return the number of the queue of each row, below `count`, by the hash of its key.
+
+    `partition_by` replaces the primary key. Rows of a table without a key have the same queue. Raises
+    ServerUnsupported if images lack columns.
+    """
+    columns = partition_by or changes.target.primary_key
+    if columns:
+        refuse_partial(changes)
+    texts = [pc.fill_null(column_texts(changes, name), "\0") for name in columns]
+    same = pyarrow.repeat(str(changes.target.name), len(changes)).cast(pyarrow.string())
+    keys = pc.binary_join_element_wise(*(texts or [same]), "\0")
+    batch = pyarrow.record_batch([keys], ["key"])
+    return pyarrow.array(_native.partitions(batch, count))
+
+
+def check_columns(kind: str, target: Target, partition_by: Sequence[str]) -> None:
+    """Raise OptionInvalid if a target does not have the columns that determine the queue of a row."""
+    for name in partition_by:
+        if name not in target.column_names:
+            raise OptionInvalid(
+                f"{target.name} has no column {name!r} for partition_by of the {kind} sink",
+                hint=f"It has {', '.join(target.column_names)}",
+            )

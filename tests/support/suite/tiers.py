@@ -9,9 +9,9 @@ Every test belongs to one tier:
   where they guard the others;
 - long: marked `long`; only `make test-long` runs it, so it guards no other test.
 
-The brokers of Kafka and RabbitMQ, and the nodes of Elasticsearch and OpenSearch, start too slowly for the
-everyday tier, so no everyday test uses a real one. Instead, tests/unit/test_sink_messages.py covers the
-messages, tests/integration/test_sink_http.py the order, bounds and refusals of a sink that sends requests,
+The brokers of Kafka, RabbitMQ and RocketMQ, and the nodes of Elasticsearch and OpenSearch, start too slowly
+for the everyday tier, so no everyday test uses a real one. Instead, tests/unit/test_sink_messages.py covers
+the messages, tests/integration/test_sink_http.py the order, bounds and refusals of a sink that sends requests,
 and tests/conformance the contract of every sink, on embedded stores and SQL servers.
 """
 

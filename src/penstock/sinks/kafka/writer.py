@@ -35,7 +35,7 @@ from penstock.sinks.kafka.debezium_records import (
     truncate_record,
 )
 from penstock.sinks.kafka.debezium_settings import DebeziumSettings
-from penstock.sinks.messages import DELETE, Messages, messages_of
+from penstock.sinks.messages import DELETE, Messages, headers_of, messages_of
 from penstock.sinks.sink import BatchMark, Receipt, Writer, is_repeated
 from penstock.sinks.template import Template, column_texts
 
@@ -407,15 +407,7 @@ class KafkaWriter(Writer):
             return self._settings.outbox.headers_of(changes)
         if not self._settings.headers:
             return None
-        name = changes.source
-        shared = [("__db", name.database.encode()), ("__table", name.table.encode())]
-        insert = b"r" if changes.origin is Origin.LOAD else b"c"
-        operations = dict(zip(range(3), (insert, b"u", b"d"), strict=True))
-        gtids = pc.struct_field(changes.rows.column("_metadata"), "gtid").take(messages.row).to_pylist()
-        return [
-            [*shared, ("__op", operations[kind]), *([("__gtid", gtid.encode())] if gtid else [])]
-            for kind, gtid in zip(messages.kind.to_pylist(), gtids, strict=True)
-        ]
+        return [[(name, text.encode()) for name, text in own] for own in headers_of(changes, messages)]
 
     def _send(
         self, topic: str, messages: Messages, indexes: Any, partitions: Any, headers: Headers | None

@@ -6,21 +6,18 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-import pyarrow
-import pyarrow.compute as pc
 from pydantic import Field, field_validator, model_validator
 
-from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.model import Secret
 from penstock.sinks.claim_check import ClaimCheck
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import refuse_partial, split_moved_updates
-from penstock.sinks.messages import messages_of
+from penstock.sinks.images import split_moved_updates
+from penstock.sinks.messages import check_columns, messages_of, queues_of_rows
 from penstock.sinks.rabbitmq.connection import ConfirmedChannel, declaring, library
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
-from penstock.sinks.template import Template, column_texts
+from penstock.sinks.template import Template
 
 EXTRA = "rabbitmq"
 
@@ -148,7 +145,7 @@ class RabbitmqSink(Sink):
 
         Raises OptionInvalid.
         """
-        self._check_columns(target)
+        check_columns(self.kind, target, self.settings.partition_by)
         return self._numbered(_name(self.settings.routing_key, target).translate(_PATTERNS))
 
     def open(self, mark: BatchMark, part: int) -> Writer:
@@ -181,14 +178,6 @@ class RabbitmqSink(Sink):
         count = self.settings.queues
         return [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
 
-    def _check_columns(self, target: Target) -> None:
-        for name in self.settings.partition_by:
-            if name not in target.column_names:
-                raise OptionInvalid(
-                    f"{target.name} has no column {name!r} for partition_by of the rabbitmq sink",
-                    hint=f"It has {', '.join(target.column_names)}",
-                )
-
 
 make = RabbitmqSink
 
@@ -211,8 +200,9 @@ class _Writer(Writer):
     def write(self, changes: Changes) -> None:
         with self.working_on(changes.target.name):
             routing_keys = self._sink.routing_keys(changes.target)
-            rows_queues = self._queues_of_rows(changes) if len(routing_keys) > 1 else None
-            if rows_queues is not None:
+            rows_queues = None
+            if len(routing_keys) > 1:
+                rows_queues = queues_of_rows(changes, self._settings.partition_by, len(routing_keys))
                 changes = split_moved_updates(changes, rows_queues.to_numpy())
             messages = messages_of(changes, self._settings.format)
         numbers = None if rows_queues is None else rows_queues.take(messages.row)
@@ -249,20 +239,6 @@ class _Writer(Writer):
             self._channel = self._sink.take_channel()
         self._bytes += len(body)
         self._channel.publish(self._settings.exchange, routing_key, body, properties)
-
-    def _queues_of_rows(self, changes: Changes) -> pyarrow.Array:
-        """Return the number of the queue of each row, by the hash of its key.
-
-        Rows of a table without a key have the same queue. Raises ServerUnsupported if images lack columns.
-        """
-        columns = self._settings.partition_by or changes.target.primary_key
-        if columns:
-            refuse_partial(changes)
-        texts = [pc.fill_null(column_texts(changes, name), "\0") for name in columns]
-        same = pyarrow.repeat(str(changes.target.name), len(changes)).cast(pyarrow.string())
-        keys = pc.binary_join_element_wise(*(texts or [same]), "\0")
-        batch = pyarrow.record_batch([keys], ["key"])
-        return pyarrow.array(_native.partitions(batch, self._settings.queues))
 
 
 def _name(template: str, target: Target) -> str:

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of topics, and a producer that keeps the order of messages in each queue.
+
+A broker handles requests of a connection in parallel. So each queue has at most one request under way, with
+many messages, while other queues have theirs.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.errors import ConnectionLost, OptionInvalid, ServerBusy, TransientError
+from penstock.model import Secret
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.rocketmq.remoting import Answer, Connection, Request, error_of, read_json
+
+_SCHEMES = {"rocketmq": False, "rocketmqs": True}
+_PORT_DEFAULT = 9876
+# The number of a broker that accepts messages. Its replicas have higher numbers.
+_MASTER = "0"
+_CAN_WRITE = 2
+_CAN_READ_AND_WRITE = 6
+# A request has messages up to one of these bounds, or a single larger message.
+_BATCH_BYTES = 512 << 10
+_BATCH_MESSAGES = 1000
+_PRODUCER_GROUP = "penstock"
+# The topic whose settings a broker copies if it creates topics by itself.
+_TEMPLATE_TOPIC = "TBW102"
+
+
+class Queue(NamedTuple):
+    """A queue of a topic on a broker."""
+
+    broker: str
+    number: int
+
+
+class Servers:
+    """The name servers, which know the brokers. Raises OptionInvalid."""
+
+    def __init__(self, endpoint: Endpoint, password: Secret | None) -> None:
+        self._endpoint = endpoint
+        self._password = password
+        parts = urlsplit(endpoint.url)
+        try:
+            self._tls = _SCHEMES[parts.scheme]
+            hosts = [urlsplit(f"//{host}") for host in parts.netloc.split(",")]
+            if not all(host.hostname for host in hosts) or parts.path not in ("", "/"):
+                raise ValueError("it needs the host of a name server, and no path")
+            self._addresses = [_address(host.hostname or "", host.port or _PORT_DEFAULT) for host in hosts]
+        except (KeyError, ValueError) as problem:
+            reason = (
+                "the scheme is neither rocketmq nor rocketmqs" if isinstance(problem, KeyError) else problem
+            )
+            raise OptionInvalid(
+                f"{endpoint.url!r} is no name server of RocketMQ: {reason}",
+                hint="Write rocketmq://host1:9876,host2:9876",
+            ) from problem
+
+    def connect(self, address: str) -> Connection:
+        """Connect to a broker or name server. Raises like `Connection`."""
+        return Connection(address, self._endpoint, self._password, tls=self._tls)
+
+    def masters(self) -> dict[str, str]:
+        """Return the addresses of the brokers that accept messages, by name.
+
+        Raises ConnectionLost, TlsFailed, ServerBusy, and the errors of answers.
+        """
+        with closing(self._name_server()) as connection:
+            brokers = read_json(connection.call(Request.BROKERS, {}).body)["brokerAddrTable"]
+        masters = _masters(brokers.values())
+        if not masters:
+            raise ServerBusy("the name servers of RocketMQ know no broker that accepts messages")
+        return masters
+
+    def queues(self, topic: str) -> list[Queue]:
+        """Return the queues of a topic that accept messages, in the same order each time.
+
+        A topic that does not exist has none. Raises like `masters`.
+        """
+        with closing(self._name_server()) as connection:
+            fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
+            reply = connection.answer(connection.send(Request.ROUTE_OF_TOPIC, fields))
+        if reply.code == Answer.TOPIC_NOT_EXIST:
+            return []
+        if reply.code != Answer.SUCCESS:
+            raise error_of(reply)
+        route = read_json(reply.body)
+        masters = _masters(route["brokerDatas"])
+        return sorted(
+            Queue(entry["brokerName"], number)
+            for entry in route["queueDatas"]
+            if entry["brokerName"] in masters and entry["perm"] & _CAN_WRITE
+            for number in range(entry["writeQueueNums"])
+        )
+
+    def create(self, topic: str, queues: int) -> None:
+        """Create a topic on all brokers, each with a number of queues. Raises like `masters`."""
+        fields = {
+            "topic": topic,
+            "defaultTopic": _TEMPLATE_TOPIC,
+            "readQueueNums": str(queues),
+            "writeQueueNums": str(queues),
+            "perm": str(_CAN_READ_AND_WRITE),
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        }
+        for address in self.masters().values():
+            with closing(self.connect(address)) as connection:
+                connection.call(Request.CREATE_TOPIC, fields)
+
+    def _name_server(self) -> Connection:
+        """Connect to the first name server that answers."""
+        for address in self._addresses[:-1]:
+            try:
+                return self.connect(address)
+            except TransientError:
+                continue
+        return self.connect(self._addresses[-1])
+
+
+@dataclass
+class _Pending:
+    """Messages that wait for their queue, and the request under way."""
+
+    messages: list[bytes] = field(default_factory=list)
+    size: int = 0
+    request: int | None = None
+
+
+class Producer:
+    """Connections to brokers with messages under way. Used by one thread."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._masters = servers.masters()
+        self._connections: dict[str, Connection] = {}
+        self._pending: dict[tuple[str, Queue], _Pending] = {}
+
+    def send(self, topic: str, queue: Queue, message: bytes) -> None:
+        """Add a message to a queue of a topic.
+
+        Raises ConnectionLost, TlsFailed, ServerBusy, and the errors of answers to earlier messages.
+        """
+        pending = self._pending.setdefault((topic, queue), _Pending())
+        is_full = pending.size + len(message) > _BATCH_BYTES or len(pending.messages) >= _BATCH_MESSAGES
+        if pending.messages and is_full:
+            self._flush(topic, queue, pending)
+        pending.messages.append(message)
+        pending.size += len(message)
+
+    def finish(self) -> None:
+        """Wait until all messages are stored. Raises like `send`."""
+        for (topic, queue), pending in self._pending.items():
+            if pending.messages:
+                self._flush(topic, queue, pending)
+        for (_, queue), pending in self._pending.items():
+            self._settle(queue, pending)
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Close the connections. Messages under way may be lost."""
+        for connection in self._connections.values():
+            connection.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all connections are still open. Requires that no message is under way."""
+        return all(connection.is_open for connection in self._connections.values())
+
+    def _flush(self, topic: str, queue: Queue, pending: _Pending) -> None:
+        """Send the waiting messages once the queue has stored the earlier ones."""
+        self._settle(queue, pending)
+        # The fields of SendMessageRequestHeaderV2.
+        fields = {
+            "a": _PRODUCER_GROUP,
+            "b": topic,
+            "c": _TEMPLATE_TOPIC,
+            "d": "4",
+            "e": str(queue.number),
+            "f": "0",
+            "g": str(time.time_ns() // 1_000_000),
+            "h": "0",
+            "i": "",
+            "j": "0",
+            "k": "false",
+            "l": "0",
+            "m": "true",
+            "n": queue.broker,
+        }
+        pending.request = self._connection(queue.broker).send(
+            Request.SEND_BATCH, fields, b"".join(pending.messages)
+        )
+        pending.messages, pending.size = [], 0
+
+    def _settle(self, queue: Queue, pending: _Pending) -> None:
+        if pending.request is None:
+            return
+        reply = self._connection(queue.broker).answer(pending.request)
+        pending.request = None
+        if reply.code != Answer.SUCCESS:
+            raise error_of(reply)
+
+    def _connection(self, broker: str) -> Connection:
+        if broker not in self._connections:
+            if broker not in self._masters:
+                raise ConnectionLost(f"the broker {broker} of RocketMQ has no master")
+            self._connections[broker] = self._servers.connect(self._masters[broker])
+        return self._connections[broker]
+
+
+def _masters(brokers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        broker["brokerName"]: broker["brokerAddrs"][_MASTER]
+        for broker in brokers
+        if _MASTER in broker["brokerAddrs"]
+    }
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
