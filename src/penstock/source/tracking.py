@@ -10,20 +10,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaInvalid
-from penstock.model import Position, StatementSession
-from penstock.mysql.connection import READING_SECONDS_MAX, connect
+from penstock.model import Position, ServerAddress, StatementSession
 from penstock.schema.history import SchemaHistory
-from penstock.schema.server_tables import ServerTables
-from penstock.schema.survey import survey
 from penstock.source.decoding import RangeDecoding
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.read_settings import ReadSettings
 from penstock.source.reading import Schemas
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source, place_of
 from penstock.source.spelling import spelling_of
+
+if TYPE_CHECKING:
+    from penstock.schema.server_tables import ServerTables
 
 _METADATA = "binlog_row_metadata"
 
@@ -37,10 +37,17 @@ def known_schemas(
     """
     if history is None and options.is_kept:
         return LoggedTables(source or open_source(options))
-    reread = ServerTables(options.address) if options.address is not None else None
+    reread = _server_tables(options.address) if options.address is not None else None
     if history is not None:
         return SchemaHistory.from_json(history, reread)
     return SchemaHistory(reread=reread) if reread is not None else None
+
+
+def _server_tables(address: ServerAddress) -> "ServerTables":
+    # Executors that decode files need no client of servers.
+    from penstock.schema.server_tables import ServerTables
+
+    return ServerTables(address)
 
 
 class TrackedSchemas:
@@ -63,7 +70,7 @@ class TrackedSchemas:
         server for the columns of such rows. Raises SchemaInvalid.
         """
         address = settings.source.address
-        reread = ServerTables(address) if address is not None else None
+        reread = _server_tables(address) if address is not None else None
         tracking = None
         if settings.schema_tracking is not None:
             tracking = Path(settings.schema_tracking.removeprefix("file://")) / "schemas.json"
@@ -79,6 +86,9 @@ class TrackedSchemas:
             return cls(history, None, tracking)
         if address is None or start is None:
             return None
+        from penstock.mysql.connection import READING_SECONDS_MAX, connect
+        from penstock.schema.survey import survey
+
         with connect(address, READING_SECONDS_MAX) as connection:
             if tracking is None and connection.variables(_METADATA).get(_METADATA) == "FULL":
                 return None

@@ -17,9 +17,7 @@ from penstock import _native
 from penstock.errors import OptionInvalid, SchemaUnknown
 from penstock.limits import OFFSET_MAX
 from penstock.model import Column, ServerAddress, TableName
-from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, connect
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import read_table
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.reading import SYSTEM_COLUMNS
@@ -69,6 +67,10 @@ def spark_schema(arrow: pyarrow.Schema) -> StructType:
 
 def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
     """Return a table's current definition from the server's information_schema. Raises SchemaUnknown."""
+    # Reads of files need no client of servers.
+    from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, connect
+    from penstock.schema.reader import read_table
+
     with connect(address, READING_SECONDS_MAX) as connection:
         definition = read_table(connection, name)
         mariadb = connection.identity().flavor == MARIADB

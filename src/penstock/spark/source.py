@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -23,7 +24,9 @@ from penstock.spark.schema import (
     newest_on_server,
     spark_schema,
 )
-from penstock.spark.stream import StreamReader
+
+if TYPE_CHECKING:
+    from penstock.spark.stream import StreamReader
 
 # Spark plans a read with filters in a worker of this module, and only if filter pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
