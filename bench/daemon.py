@@ -24,6 +24,7 @@ _PENSTOCK = (sys.executable, "-c", "from penstock.cli.app import main; main()")
 _ROOT = Path(__file__).parents[1]
 _START_SECONDS_MAX = 120.0
 _CAPTURE_SECONDS_MAX = 600.0
+_WAITS = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
 _LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")
 
 
@@ -62,6 +63,11 @@ class Daemon:
     def cpu_seconds(self) -> float:
         """Return the processor time that it has used."""
         return cpu_seconds_of(self.process.pid)
+
+    def wakes(self) -> int:
+        """Return how often its threads have been woken."""
+        statuses = Path(f"/proc/{self.process.pid}/task").glob("*/status")
+        return sum(int(_WAITS.findall(status.read_text())[0]) for status in statuses)
 
 
 def cpu_seconds_of(process: int) -> float:

@@ -68,11 +68,11 @@ def _lines(server: Server, folder: Path, seconds: float) -> list[Line]:
             with writing(server.port, _TABLE, _TRANSACTIONS_PER_SECOND) as statements:
                 _wait_for_first(arrived)
                 time.sleep(_SETTLE_SECONDS)
-                settled, used = time.time(), (time.process_time(), daemon.cpu_seconds())
+                settled, used = time.time(), (time.process_time(), daemon.cpu_seconds(), daemon.wakes())
                 time.sleep(seconds)
                 # Extend the measurement if the machine stalled.
                 wait_until(lambda: arrived[-1][0] >= settled)
-                ended, used_then = time.time(), (time.process_time(), daemon.cpu_seconds())
+                ended, used_then = time.time(), (time.process_time(), daemon.cpu_seconds(), daemon.wakes())
             time.sleep(0.5)
         finally:
             subscriber.stop()
@@ -90,8 +90,13 @@ def _lines(server: Server, folder: Path, seconds: float) -> list[Line]:
     delays = [(change.arrived - change.committed) * 1000 for change in changes]
     median, late = statistics.median(delays), percentile(delays, 0.99)
     rates = {"transactions/s": len(delays) / (ended - settled)}
-    cores = [(then - before) / (ended - settled) for before, then in zip(used, used_then, strict=True)]
-    note = f"cores used: the subscriber {cores[0]:.2f}, the daemon {cores[1]:.2f}"
+    client, server_side, wakes = (
+        (then - before) / len(delays) for before, then in zip(used, used_then, strict=True)
+    )
+    note = (
+        f"per transaction: {client * 1e6:.0f} µs of CPU of the subscriber, {server_side * 1e6:.0f} of the"
+        f" daemon, whose threads wake {wakes:.1f} times"
+    )
     return [
         Line("writers", "p50", rates | {"ms": median}, _P50_MS / median, Target(1), note),
         Line("writers", "p99", rates | {"ms": late}, _P99_MS / late, Target(1)),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Definitions in doubt are settled once, by their own server and for their own position."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import socketpair
@@ -287,6 +288,47 @@ def test_table_is_read_once_the_log_has_its_statement(
     settler.wait(ORDERS, at(960), SECONDS)
     assert names == [other, ORDERS]
     assert not kept.at().doubts()
+
+
+class CountedCondition(threading.Condition):
+    """Counts the calls that wake the waiting threads."""
+
+    wakes = 0
+
+    def notify_all(self) -> None:
+        self.wakes += 1
+        super().notify_all()
+
+
+def test_received_transactions_wake_no_thread_that_has_no_question(
+    tmp_path: Path, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    settler = settler_of(kept_from(tmp_path, at(100), orders("id")))
+    settler.start()
+    changed = settler._changed = CountedCondition()
+    for offset in range(1000, 1100):
+        settler.received(at(offset))
+    assert not changed.wakes
+    settler._add(Question(ORDERS, at(2000)))
+    settler.received(at(2001))
+    assert changed.wakes == 1
+
+
+def test_definition_given_while_its_question_is_answered_does_not_block_the_next(
+    tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
+) -> None:
+    settler = settler_of(kept_from(tmp_path, at(100), orders("id")))
+    # The server is ahead of the log, so the thread waits for the log. An operator answers meanwhile.
+    server.head_offset = 5000
+    asked_once = Event()
+    server.on_read = lambda name: asked_once.set()
+    settler._add(Question(ORDERS, at(500)))
+    settler.start()
+    assert asked_once.wait(SECONDS)
+    wait_until(lambda: settler._awaits_position)
+    settler.give(ORDERS, at(500), orders("id", "a").to_json())
+    settler.received(at(6000))
+    wait_until(lambda: not settler._awaits_position)
 
 
 def test_defect_while_definitions_are_read_is_reported_and_retried(

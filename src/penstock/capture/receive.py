@@ -28,6 +28,8 @@ from penstock.telemetry.definitions import LAG_BOUNDS, SECONDS_BOUNDS
 
 # While the log is full, check for space at this interval.
 _HOLD_SECONDS = 0.1
+# While it is not, check for space at this interval. A write that finds no space is repeated, too.
+_ROOM_SECONDS = 0.1
 
 
 class Schemas(Protocol):
@@ -101,6 +103,7 @@ class Receiver:
         self._schemas = schemas
         self._report_hold = hold
         self._is_held = False
+        self._has_room_until = 0.0
         self._arrived = arrived
         self._begin_epoch = begin_epoch
         # Starts the file in the log once its epoch has begun.
@@ -312,11 +315,21 @@ class Receiver:
 
     def _wait_for_room(self) -> None:
         """Do not read from the socket while the log is full: TCP backpressure makes the server wait."""
-        while (why := self._pause_reason() or self._log.full_because()) is not None:
+        while (why := self._pause_reason() or self._full_because()) is not None:
             self._hold(why)
             if self._stopping.wait(_HOLD_SECONDS):
                 return
         self._resume()
+
+    def _full_because(self) -> str | None:
+        """Return why the log is full, None while there is space. Not every call looks at the disk."""
+        now = time.monotonic()
+        if now < self._has_room_until:
+            return None
+        why = self._log.full_because()
+        if why is None:
+            self._has_room_until = now + _ROOM_SECONDS
+        return why
 
     def _wait_for_permission(self) -> None:
         """Wait until received bytes may be stored. Raises LeaseLost if they may not before the end."""

@@ -100,6 +100,8 @@ class DefinitionSettler:
         self._epoch = begins.epoch
         self._received = begins
         self._readings: dict[Question, int] = {}
+        # Whether the thread waits for a position, also if an operator has answered its questions meanwhile.
+        self._awaits_position = False
         # The newest answered questions, in order. A table that is still in doubt after its answer is not
         # asked about again.
         self._answered: dict[Question, None] = {}
@@ -151,7 +153,9 @@ class DefinitionSettler:
         """Record the position up to which the log has been received and its statements applied."""
         with self._changed:
             self._received = position
-            self._changed.notify_all()
+            # Each transaction would wake the thread, which then holds the interpreter against its readers.
+            if self._readings or self._awaits_position:
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End the thread and its session."""
@@ -291,7 +295,9 @@ class DefinitionSettler:
         finally:
             self._has_read.set()
         with self._changed:
+            self._awaits_position = True
             self._changed.wait_for(lambda: self._closed or self._has_received(snapshot.after))
+            self._awaits_position = False
             if self._closed:
                 return False
         unfinished = False

@@ -51,7 +51,8 @@ def _filled_up(
 ) -> pyarrow.RecordBatch:
     if "_metadata" not in rows.schema.names:
         return rows
-    absent = compute.struct_field(rows.column("_metadata"), "absent")
+    # The struct is never null. A compute function would release the interpreter, and wait for it afterwards.
+    absent = rows.column("_metadata").field("absent")
     if absent.null_count == len(absent):
         return rows
     absent_names = absent.to_pylist()
