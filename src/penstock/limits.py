@@ -159,6 +159,9 @@ PIECE_BYTES_AT_ONCE = 64 * 1024
 # Minimum interval between short pieces of a view under load: every piece has a fixed cost for its
 # subscribers.
 PIECE_GAP_SECONDS = 0.001
+# The interval is at least this long for each follower of the view. Sending a piece to a follower takes about
+# half of it, however few rows the piece has, so the followers of a view use about half of a core.
+PIECE_GAP_FOLLOWER_SECONDS = 0.0001
 # Cache of recent pieces for subscribers that follow shortly after, over all instances and views.
 PIECES_BYTES_MAX = 128 * MIB
 # A piece this small is cached even if no other subscriber follows: it may be requested again.

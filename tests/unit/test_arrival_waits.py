@@ -170,3 +170,51 @@ def test_arrival_wakes_only_the_waiting_request(log: Log, wait: Wait) -> None:
         assert runner.run(answer())
     # `wait_behind` checks once more while it is registered.
     assert instance.arrivals.waits <= 2
+
+
+def test_arrivals_between_two_turns_of_the_loop_wake_it_once() -> None:
+    arrivals = Arrivals()
+
+    class CountedLoop(asyncio.SelectorEventLoop):
+        calls = 0
+
+        def call_soon_threadsafe(self, *arguments: Any, **more: Any) -> asyncio.Handle:  # type: ignore[override]
+            self.calls += 1
+            return super().call_soon_threadsafe(*arguments, **more)
+
+    async def wait(loop: CountedLoop) -> None:
+        for turn in range(1, 3):
+            with arrivals.waiting("shop") as arrival:
+                for _ in range(5):
+                    arrivals.arrived("shop")
+                async with asyncio.timeout(WAIT_SECONDS_MAX):
+                    await arrival.wait()
+                assert loop.calls == turn
+
+    for _ in range(2):
+        # A loop that ended before its turn does not keep the next one asleep.
+        loop = CountedLoop()
+        with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:  # type: ignore[misc]
+            runner.run(wait(loop))
+        arrivals._due.add("shop")
+
+
+def test_pieces_of_a_view_are_further_apart_the_more_followers_it_has(log: Log) -> None:
+    class FrozenLoop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return 1000.0
+
+    async def gaps() -> list[float]:
+        assert log.visible is not None
+        instance, view = Instance(log), View("typed", ALL_TABLES)
+        pieces = Pieces(instance, instance.arrivals, PieceMemory(), Threads())
+        pieces._decoded_at[view] = 1000.0
+        cursors, measured = [], []
+        for count in (1, 10, 1000):
+            cursors += [Cursor(pieces, view, Started(log.visible)) for _ in range(count - len(cursors))]
+            pieces._decoded_at[view] = 1000.0
+            measured.append(pieces._gap(view))
+        return measured
+
+    with asyncio.Runner(loop_factory=FrozenLoop) as runner:
+        assert runner.run(gaps()) == pytest.approx([0.001, 0.001, 0.1])

@@ -16,6 +16,8 @@ class Arrivals:
         self._waiters: dict[str, set[asyncio.Event]] = {}
         self._numbers: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Instances whose waiting tasks the loop will wake in its next turn.
+        self._due: set[str] = set()
         self.closing = False
 
     def arrived(self, instance: str) -> None:
@@ -24,6 +26,9 @@ class Arrivals:
         loop = self._loop
         # A closed loop has no waiting tasks.
         if loop is not None and self._waiters.get(instance) and not loop.is_closed():
+            if instance in self._due:
+                return
+            self._due.add(instance)
             loop.call_soon_threadsafe(self._wake, instance)
 
     def number(self, instance: str) -> int:
@@ -40,7 +45,10 @@ class Arrivals:
     @contextmanager
     def waiting(self, instance: str) -> Iterator[asyncio.Event]:
         """Return an event set by any later arrival. Check for new data only inside the block, then wait."""
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._due.clear()
         event = asyncio.Event()
         self._waiters.setdefault(instance, set()).add(event)
         try:
@@ -49,5 +57,7 @@ class Arrivals:
             self._waiters[instance].discard(event)
 
     def _wake(self, instance: str) -> None:
+        # First, so that a later arrival schedules another call.
+        self._due.discard(instance)
         for event in self._waiters.get(instance, ()):
             event.set()

@@ -17,6 +17,7 @@ from penstock.limits import (
     FOLLOWERS_MAX,
     PIECE_BYTES,
     PIECE_BYTES_AT_ONCE,
+    PIECE_GAP_FOLLOWER_SECONDS,
     PIECE_GAP_SECONDS,
     PIECES_BYTES_MAX,
     SHARED_BYTES_ALWAYS,
@@ -174,8 +175,11 @@ class Pieces:
         file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and the errors of decoding, after
         all whole transactions before them.
         """
+        return await self._at(self._key(view, start, end, part), has_waited=False)
+
+    async def _at(self, key: _Key, *, has_waited: bool) -> Piece | None:
+        _, view, start, end, part = key
         source = self.source
-        key = self._key(view, start, end, part)
         # Nearly every piece is whole, and then it is the same with and without parts.
         for candidate in {self._key(view, start, None, part or None), key}:
             cached = self._memory.get(candidate) or self._prefetched.pop(candidate, None)
@@ -188,12 +192,17 @@ class Pieces:
             # All waiters left, so this flight was cancelled and returns nothing.
             assert flight.task is not None, "a flight has its task from the first moment"
             await asyncio.wait({flight.task})
-            return await self.at(view, start, end, part)
-        if flight is None:
-            gap = self._gap(view)
-            if gap <= 0 and not part and (decoded := self._decode_now(view, start, end)) is not None:
+            return await self._at(key, has_waited=has_waited)
+        if flight is None and not part:
+            if not has_waited and (gap := self._gap(view)) > 0:
+                # A task for all that wait would need two more turns of the loop, and captures may run before
+                # each.
+                await asyncio.sleep(gap)
+                return await self._at(key, has_waited=True)
+            if (decoded := self._decode_now(view, start, end)) is not None:
                 return self._finish(key, *decoded)
-            flight = self._begin(key, gap)
+        if flight is None:
+            flight = self._begin(key)
         return await _wait_for_flight(flight)
 
     def _fits(self, piece: Piece, end: Position | None) -> bool:
@@ -213,11 +222,12 @@ class Pieces:
     def _gap(self, view: View) -> float:
         """Return the seconds until the next piece of a view may be decoded, so that small changes are
         batched."""
-        return self._decoded_at.get(view, 0.0) + PIECE_GAP_SECONDS - asyncio.get_running_loop().time()
+        gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * len(self._cursors.get(view, ())))
+        return self._decoded_at.get(view, 0.0) + gap - asyncio.get_running_loop().time()
 
-    def _begin(self, key: _Key, gap: float = 0.0) -> _Flight:
+    def _begin(self, key: _Key) -> _Flight:
         flight = self._flights[key] = _Flight()
-        flight.task = asyncio.create_task(self._make(key, flight, gap))
+        flight.task = asyncio.create_task(self._make(key, flight))
         return flight
 
     def prefetch(self, view: View, start: Position, part: int | None = None) -> None:
@@ -268,13 +278,9 @@ class Pieces:
     def _key(self, view: View, start: Position, end: Position | None = None, part: int | None = None) -> _Key:
         return self.name, view, start, end, part
 
-    async def _make(self, key: _Key, flight: _Flight, gap: float) -> Piece | None:
+    async def _make(self, key: _Key, flight: _Flight) -> Piece | None:
         _, view, start, end, part = key
         try:
-            if gap > 0 and not part:
-                await asyncio.sleep(gap)
-                if (decoded := self._decode_now(view, start, end)) is not None:
-                    return self._finish(key, *decoded)
             follower = self._followers.pop((view, start, part or 0), None)
             decoded = await self.in_thread(
                 make_piece, self.source, view, start, end, follower, flight.stopping, part
