@@ -242,7 +242,7 @@ PUMP_WAITING_BYTES_MAX = 512 * MIB
 TIDB_MESSAGE_BYTES_MAX = (1 << 31) - 1
 # Calls that run at once over one connection to a Pump or Drainer. Clients hold back more by themselves.
 TIDB_CALLS_PER_CONNECTION_MAX = 512
-# Bytes of calls to a Pump or Drainer that have not arrived whole, over all connections: gRPC keeps them in
+# Bytes of calls to a Pump or Drainer that have not arrived whole, over all connections: they are kept in
 # memory. Above this, the connection with most of them is closed, and its senders repeat their calls.
 TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
 # What a Pump reads from its log at a time for a Drainer, and how many Drainers it reads for at once.

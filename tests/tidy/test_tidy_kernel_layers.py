@@ -21,6 +21,7 @@ LAYERS = (
     {"frame", "write"},
     {"emit"},
     {"stream", "blocks", "objects", "resultset", "slots", "sql", "partition", "row_hash", "bson", "tidb"},
+    {"grpc"},
 )
 
 Module = tuple[str, ...]

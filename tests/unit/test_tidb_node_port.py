@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port of a Pump or Drainer: who may connect, and what keeps it from being served."""
 
+import functools
 import socket
 import stat
-import tempfile
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
-from penstock.errors import OptionInvalid
+from penstock.tidb import node_port
 from penstock.tidb.channels import ClusterTls
+from penstock.tidb.grpc_server import GrpcCall
+from penstock.tidb.messages import WRITE_BINLOG
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from tests.support.suite.patience import wait_until
+from tests.support.tidb.binlogs import prewrite
 from tests.support.tidb.pump_client import PumpClient
-from tests.support.tidb.running_pump import ask
+from tests.support.tidb.running_pump import (  # noqa: F401
+    Start,
+    ask,
+    pump_cluster,
+    pump_start,
+    refusal,
+)
 from tools.servers import certificate
 
 
@@ -54,6 +64,47 @@ def test_port_over_tls_requires_an_allowed_certificate(
         port.stop()
 
 
+def test_compressed_calls_are_read_and_unknown_encodings_are_refused(start: Start) -> None:
+    begun = start()
+    with grpc.insecure_channel(begun.pump.address) as channel:
+        write = channel.unary_unary(WRITE_BINLOG)
+        request = begun.client.request(prewrite(1, bytes(100_000)))
+        assert write(request, timeout=30, compression=grpc.Compression.Gzip) == b""
+        assert begun.pump.status()["stored_bytes"] == len(prewrite(1, bytes(100_000)))
+        deflated = functools.partial(write, request, timeout=30, compression=grpc.Compression.Deflate)
+        assert refusal(deflated)[0] == "UNIMPLEMENTED"
+        assert refusal(lambda: channel.unary_unary("/binlog.Pump/Other")(b"", timeout=30)) == (
+            "UNIMPLEMENTED",
+            "a Pump has no method /binlog.Pump/Other",
+        )
+
+
+def test_ending_pump_answers_what_has_arrived_and_does_not_wait_for_idle_clients(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_port, "DRAIN_SECONDS_MAX", 60.0)
+    begun = start()
+    hanging, hung = threading.Event(), threading.Event()
+    sync = begun.pump._store.log.sync
+
+    def hang() -> None:
+        hung.set()
+        assert hanging.wait(60)
+        sync()
+
+    with PumpClient(begun.pump.address) as idle:
+        idle.write(b"")
+        monkeypatch.setattr(begun.pump._store.log, "sync", hang)
+        waiting = begun.client.write_later(prewrite(1))
+        assert hung.wait(30)
+        begun.pump._port._loop.call_soon_threadsafe(begun.pump._port._stopping.set)
+        hanging.set()
+        assert waiting.result() == b""
+        # Far below the time for running calls.
+        begun.pump._port._thread.join(20)
+        assert not begun.pump._port._thread.is_alive()
+
+
 def test_answers_are_sent_at_once() -> None:
     bound = bind_port("127.0.0.1", 0)
 
@@ -71,33 +122,12 @@ def test_answers_are_sent_at_once() -> None:
         port.stop()
 
 
-@pytest.mark.parametrize("folder", ["missing", "long" * 30])
-def test_port_without_a_folder_for_its_grpc_server_refuses_to_start(
-    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if folder != "missing":
-        (tmp_path / folder).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
-    bound = bind_port("127.0.0.1", 0)
-
-    async def answer(method: str, path: str) -> None:
-        return None
-
-    port = NodePort("test", bound, lambda loop: Answering(), answer, None)
-    with pytest.raises(OptionInvalid, match="the port cannot be served"):
-        port.start()
-    port.stop()
-    assert bound.fileno() == -1
-
-
-class Answering(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Answering:
     """Accepts every binlog."""
 
-    def service(self, handler_call_details: Any) -> Any:
-        async def accept(request: bytes, context: Any) -> bytes:
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(accept)
+    def receive(self, calls: Sequence[GrpcCall]) -> None:
+        for call in calls:
+            call.peer.answer([call.stream], b"")
 
 
 def outcome(client: PumpClient) -> str:

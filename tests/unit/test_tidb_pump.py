@@ -158,9 +158,9 @@ def test_write_whose_sender_gave_up_counts_until_it_is_stored(
     assert service is not None
     submit, submitted = commit_of_group.submit, []
 
-    def note(write: Any) -> None:
-        submitted.append(write)
-        submit(write)
+    def note(writes: Any) -> None:
+        submitted.extend(writes)
+        submit(writes)
 
     monkeypatch.setattr(commit_of_group, "submit", note)
     hanging, sync = threading.Event(), begun.pump._store.log.sync
@@ -173,7 +173,7 @@ def test_write_whose_sender_gave_up_counts_until_it_is_stored(
     waiting = begun.client.write_later(prewrite(1, bytes(20_000)))
     wait_until(lambda: submitted)
     waiting.cancel()
-    wait_until(lambda: submitted[0].future.cancelled())
+    wait_until(lambda: submitted[0].is_abandoned)
     try:
         assert service._waiting_bytes > 20_000
     finally:
@@ -190,9 +190,9 @@ def test_waiting_write_whose_sender_gave_up_is_not_stored(
     hanging, hung, submitted = threading.Event(), threading.Event(), []
     submit, sync = commit_of_group.submit, begun.pump._store.log.sync
 
-    def note(write: Any) -> None:
-        submitted.append(write)
-        submit(write)
+    def note(writes: Any) -> None:
+        submitted.extend(writes)
+        submit(writes)
 
     def hang() -> None:
         hung.set()

@@ -29,6 +29,13 @@ pub struct Chunk {
     spare: Weak<Spare>,
 }
 
+impl Chunk {
+    /// Exposes bytes whose memory is not reused.
+    pub fn whole(bytes: Vec<u8>) -> Chunk {
+        Chunk { bytes, spare: Weak::new() }
+    }
+}
+
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(spare) = self.spare.upgrade().filter(|_| self.bytes.capacity() >= SPARE_BYTES_MIN) {

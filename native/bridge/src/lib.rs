@@ -8,6 +8,7 @@ mod convert;
 mod decoder;
 mod envelope;
 mod framer;
+mod grpc;
 mod gtid_set;
 mod moved;
 mod objects;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::Batch>()?;
     module.add_class::<framer::Framer>()?;
     module.add_function(wrap_pyfunction!(framer::follow_events, module)?)?;
+    module.add_class::<grpc::GrpcConnection>()?;
     module.add_class::<gtid_set::GtidSet>()?;
     module.add_class::<moved::EventMover>()?;
     module.add_class::<blocks::BlockCutter>()?;
@@ -75,6 +77,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tidb::tidb_payloads, module)?)?;
     module.add_function(wrap_pyfunction!(tidb::tidb_file_head, module)?)?;
     module.add_function(wrap_pyfunction!(tidb::tidb_rotation, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_write_request, module)?)?;
     module.add_function(wrap_pyfunction!(convert::decode_text, module)?)?;
     module.add_function(wrap_pyfunction!(convert::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(convert::event_kinds, module)?)?;

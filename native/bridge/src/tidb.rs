@@ -38,6 +38,15 @@ fn view<'a>(py: Python<'_>, payload: &'a PyBuffer<u8>) -> PyResult<Binlog<'a>> {
     Binlog::read(slice_of(payload)?).map_err(|error: Error| raise(py, &error))
 }
 
+/// Return the cluster of a `WriteBinlogReq`, and where its payload starts and ends in it.
+///
+/// Raises `EventMalformed`.
+#[pyfunction]
+pub fn tidb_write_request(py: Python<'_>, request: PyBuffer<u8>) -> PyResult<(u64, usize, usize)> {
+    let (cluster_id, payload) = binlog::write_request(slice_of(&request)?).map_err(|error| raise(py, &error))?;
+    Ok((cluster_id, payload.start, payload.end))
+}
+
 /// Return the key by which TiKV knows the outcome of a payload's transaction; empty if it has none.
 ///
 /// Raises `EventMalformed`.

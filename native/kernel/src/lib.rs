@@ -9,7 +9,7 @@
 //! 5. `emit` writes the output: typed Arrow columns, raw images, messages, or a row per event or transaction.
 //!
 //! In addition, `blocks` cuts the same bytes into blocks for a durable, indexed log. `write` writes events as a MySQL
-//! server does, and `tidb` transcodes TiDB's change payloads to them.
+//! server does, and `tidb` transcodes TiDB's change payloads to them. `grpc` reads and answers gRPC calls.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
@@ -24,6 +24,7 @@ pub mod emit;
 pub mod error;
 pub mod event;
 pub mod frame;
+pub mod grpc;
 pub mod gtid;
 pub mod limits;
 pub mod objects;

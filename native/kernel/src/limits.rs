@@ -37,5 +37,15 @@ pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 /// Buffered events of prepared XA transactions in one decoder. Events beyond this are read again at commit.
 pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 
+/// The bytes before each message of gRPC: whether it is compressed, and its length.
+pub const GRPC_PREFIX_BYTES: usize = 5;
+
+/// What a gRPC client may send of one call before it is read, and a quarter of that of all its calls. It bounds the
+/// throughput of a distant client.
+pub const GRPC_WINDOW_BYTES: u32 = 4 << 20;
+
+/// The headers of a gRPC call, as with gRPC's own servers.
+pub const GRPC_HEADERS_BYTES_MAX: u32 = 16 << 10;
+
 const _: () = assert!(EVENT_BYTES_MAX < u32::MAX as usize, "an event's length is a 32-bit field");
 const _: () = assert!(EVENT_HEADER_BYTES + CHECKSUM_BYTES < EVENT_BYTES_MAX);

@@ -2,13 +2,14 @@
 """The port of a drainer: Notify for Pumps, and the HTTP calls of binlogctl and operators."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import grpc
 
 from penstock.errors import PenstockError
+from penstock.tidb.grpc_server import CallRefused, GrpcCall
 from penstock.tidb.messages import NOTIFY
 from penstock.tidb.registry import NodeState
 
@@ -38,26 +39,28 @@ class ServedDrainer(Protocol):
         """End the drainer, and leave it registered in this state."""
 
 
-class DrainerService(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The gRPC handlers of a drainer. Created in the event loop that serves them."""
+class DrainerService:
+    """Answers the gRPC calls of a drainer. Created in the event loop that serves them."""
 
     def __init__(self, drainer: ServedDrainer, loop: asyncio.AbstractEventLoop) -> None:
         self._drainer = drainer
         self._loop = loop
 
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a method; None for an unknown one."""
-        if handler_call_details.method != NOTIFY:
-            return None
-        return grpc.unary_unary_rpc_method_handler(self._notify)
+    def receive(self, calls: Sequence[GrpcCall]) -> None:
+        """Begin to answer calls that arrived together."""
+        for call in calls:
+            if call.method == NOTIFY:
+                call.run(self._notify(call))
+            else:
+                call.refuse(grpc.StatusCode.UNIMPLEMENTED, f"a Drainer has no method {call.method}")
 
-    async def _notify(self, request: bytes, context: Any) -> bytes:
+    async def _notify(self, call: GrpcCall) -> None:
         """Answer once the announcing Pump is in the merge. It accepts transactions only after that."""
         try:
             await self._loop.run_in_executor(None, self._drainer.refresh_pumps)
         except PenstockError as problem:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
-        return _NOTIFY_RESPONSE
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(problem)) from problem
+        call.peer.answer([call.stream], _NOTIFY_RESPONSE)
 
 
 def answers_of(drainer: ServedDrainer) -> Callable[[str, str], Any]:

@@ -7,7 +7,7 @@ everything that waits is refused, and the store is opened again.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -60,10 +60,10 @@ class GroupCommit:
             raise ServerBusy(f"the Pump's log is not open: {self._failure}")
         return store
 
-    def submit(self, write: Write) -> None:
-        """Queue a binlog. `done` gets it later."""
+    def submit(self, writes: Sequence[Write]) -> None:
+        """Queue binlogs. `done` gets them later."""
         with self._lock:
-            self._writes.append(write)
+            self._writes.extend(writes)
             self._lock.notify()
 
     def call(self, change: Callable[[PumpStore], _Result]) -> "Future[_Result]":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from penstock._native import tidb_heads
+from penstock._native import Chunk, tidb_heads, tidb_write_request
 from penstock.protobuf import Message, encode
 
 # --- Binlogs --------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def write_binlog_request(cluster_id: int, payload: bytes) -> bytes:
     return encode((1, cluster_id), (2, payload))
 
 
-def read_write_binlog_request(request: bytes) -> tuple[int, memoryview]:
+def read_write_binlog_request(request: bytes | Chunk) -> tuple[int, memoryview]:
     """Return the cluster id and the payload of a WriteBinlogReq, without a copy. Raises EventMalformed."""
-    fields = Message(request)
-    return fields.unsigned(1), fields.view(2)
+    cluster_id, start, end = tidb_write_request(request)
+    return cluster_id, memoryview(request)[start:end]
 
 
 def pull_binlogs_request(cluster_id: int, after_ts: int) -> bytes:
@@ -75,9 +75,9 @@ def pull_binlogs_request(cluster_id: int, after_ts: int) -> bytes:
     return encode((1, cluster_id), (2, encode((2, after_ts))))
 
 
-def read_pull_binlogs_request(request: bytes) -> tuple[int, int]:
+def read_pull_binlogs_request(request: bytes | Chunk) -> tuple[int, int]:
     """Return the cluster id and the exclusive start of a PullBinlogReq. Raises EventMalformed."""
-    fields = Message(request)
+    fields = Message(memoryview(request))
     return fields.unsigned(1), fields.message(2).signed(2)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one port of a Pump or Drainer: gRPC for the cluster, and HTTP for binlogctl and operators.
 
-Both are registered under one address, so a connection's first bytes tell what it is. HTTP/2 begins with a
-fixed preface and is passed on to the gRPC server, which listens on a file that only this user can open.
-TLS ends here, and so does a client whose certificate has none of the allowed common names.
+Both are registered under one address, so a connection's first bytes tell what it is: HTTP/2, and so gRPC,
+begins with a fixed preface. TLS ends here, and so does a client whose certificate has none of the allowed
+common names.
 """
 
 import asyncio
@@ -11,13 +11,11 @@ import json
 import os
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import grpc
 import h11
 import structlog
 
@@ -27,25 +25,18 @@ from penstock.limits import (
     DRAIN_SECONDS_MAX,
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_SECONDS_MAX,
-    TIDB_CALLS_PER_CONNECTION_MAX,
     TIDB_UNFINISHED_BYTES_MAX,
 )
-from penstock.tidb.channels import MESSAGE_OPTIONS, ClusterTls
-from penstock.tidb.unfinished_calls import PREFACE, UnfinishedCalls
+from penstock.tidb.channels import ClusterTls
+from penstock.tidb.grpc_server import GrpcPeer, GrpcService
 
 _log = structlog.get_logger(__name__)
 
+# What a client sends first over HTTP/2 (RFC 9113, section 3.4).
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
 # TiDB often runs as another user, of the same group.
 _UNIX_MODE = 0o660
-
-_SERVER_OPTIONS = (
-    *MESSAGE_OPTIONS,
-    # Go's clients ping every ten seconds, which gRPC's servers refuse by default.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_concurrent_streams", TIDB_CALLS_PER_CONNECTION_MAX),
-)
 
 # Answers an HTTP request, by its method and path: the JSON object; None for an unknown path.
 HttpHandler = Callable[[str, str], Awaitable[Any]]
@@ -96,8 +87,8 @@ def bind_port(host: str, port: int) -> socket.socket:
 class NodePort:
     """Serves a bound socket in a thread of its own, which has an event loop.
 
-    `make_service` is called in the loop and returns the gRPC handlers, and `end_service` once no more
-    calls arrive, to end those that have no end. `unix_path` is a further address, for clients on this host:
+    `make_service` is called in the loop, and `end_service` once no more connections are accepted, to end
+    the calls that have no end. `unix_path` is a further address, for clients on this host:
     it has no TLS, and its file's mode admits our user and group alone.
     """
 
@@ -105,7 +96,7 @@ class NodePort:
         self,
         name: str,
         bound: socket.socket,
-        make_service: Callable[[asyncio.AbstractEventLoop], grpc.GenericRpcHandler],
+        make_service: Callable[[asyncio.AbstractEventLoop], GrpcService],
         http: HttpHandler,
         tls: PortTls | None,
         *,
@@ -119,13 +110,13 @@ class NodePort:
         self._unix_path = unix_path
         self.allowed_names = tls.allowed_names if tls is not None else ()
         self._context = tls.context() if tls is not None else None
-        self.grpc_path = ""
         self._started = threading.Event()
-        self._failure: OSError | RuntimeError | None = None
+        self._failure: OSError | None = None
         self._stopping = asyncio.Event()
         self._connections: set[_Connection] = set()
-        # Of all connections; see `UnfinishedCalls`.
+        # Of all connections.
         self._unfinished_bytes = 0
+        self._service: GrpcService | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"port-{name}", daemon=True)
 
@@ -149,11 +140,8 @@ class NodePort:
 
     def _run(self) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-                self.grpc_path = os.path.join(folder, "grpc")
-                asyncio.run(self._serve())
-        except (OSError, RuntimeError) as problem:
-            # gRPC raises RuntimeError for a path that it cannot listen on.
+            asyncio.run(self._serve())
+        except OSError as problem:
             self._failure = problem
             if self._started.is_set():
                 _log.error("the port is no longer served", error=type(problem).__name__, why=str(problem))
@@ -163,10 +151,7 @@ class NodePort:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((self._make_service(self._loop),))
-        server.add_insecure_port(f"unix:{self.grpc_path}")
-        await server.start()
+        self._service = self._make_service(self._loop)
         fronts: list[asyncio.Server] = []
         try:
             fronts.append(await self._loop.create_server(self._connect, sock=self._bound, ssl=self._context))
@@ -184,7 +169,9 @@ class NodePort:
             for front in fronts:
                 front.close()
             self._end_service()
-            await server.stop(DRAIN_SECONDS_MAX)
+            drains = [self._loop.create_task(connection.drain()) for connection in self._connections]
+            if drains:
+                await asyncio.wait(drains, timeout=DRAIN_SECONDS_MAX)
             for connection in list(self._connections):
                 connection.close()
 
@@ -192,6 +179,12 @@ class NodePort:
         return _Connection(self)
 
     # --- Used by connections ----------------------------------------------------------------
+
+    @property
+    def service(self) -> GrpcService:
+        """The service that answers gRPC calls."""
+        assert self._service is not None, "it was made before the first connection"
+        return self._service
 
     def admit(self, connection: "_Connection") -> bool:
         """Count a connection. Returns whether there is room for it."""
@@ -218,41 +211,17 @@ class NodePort:
         return (404, {"message": "not found", "code": 2, "data": None}) if answer is None else (200, answer)
 
 
-class _Relay(asyncio.Protocol):
-    """The inner half of a gRPC connection: what the gRPC server sends goes to the client."""
-
-    def __init__(self, client: "_Connection") -> None:
-        self._client = client
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self._client.joined(self.transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._client.transport.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._client.close()
-
-    def pause_writing(self) -> None:
-        self._client.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._client.transport.resume_reading()
-
-
 class _Connection(asyncio.Protocol):
-    """A client's connection: undecided at first, then relayed to gRPC, or answered as HTTP."""
+    """A client's connection: undecided at first, then gRPC, or a request of HTTP."""
 
     transport: asyncio.Transport
 
     def __init__(self, port: NodePort) -> None:
         self._port = port
         self._pending = b""
-        self._is_http2 = False
-        self._inner: asyncio.Transport | None = None
-        self._calls = UnfinishedCalls()
+        self._peer: GrpcPeer | None = None
+        # As the port has counted them.
+        self.unfinished_bytes = 0
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX)
         self._request = "", ""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -266,36 +235,37 @@ class _Connection(asyncio.Protocol):
         self._deadline = loop.call_later(REQUEST_SECONDS_MAX, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is not None:
-            self._pass_on(data, self._inner)
+        if self._peer is not None:
+            self._receive_grpc(data, self._peer)
             return
         self._pending += data
-        if self._is_http2:
-            return
-        if self._pending.startswith(PREFACE):
-            self._is_http2 = True
+        if self._pending.startswith(_PREFACE):
             self._deadline.cancel()
-            # Until the gRPC server is connected, nothing more is read.
-            self.transport.pause_reading()
-            self._start(self._join())
-        elif not PREFACE.startswith(self._pending):
+            self._peer = GrpcPeer(self._port.service, self.transport)
+            pending, self._pending = self._pending, b""
+            self._receive_grpc(pending, self._peer)
+        elif not _PREFACE.startswith(self._pending):
             self._receive_http()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._port.release(self)
-        self._port.count_unfinished(-self._calls.bytes)
+        self._count_unfinished(0)
         if hasattr(self, "_deadline"):
             self._deadline.cancel()
-        if self._inner is not None:
-            self._inner.close()
+        if self._peer is not None:
+            self._peer.lost()
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_reading()
+        # A client that does not read its answers gets no more of them.
+        self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_reading()
+        self.transport.resume_reading()
+
+    async def drain(self) -> None:
+        """Wait for the end of the calls that the client has sent."""
+        if self._peer is not None:
+            await self._peer.drain()
 
     def close(self) -> None:
         """Close the connection after sending what is buffered."""
@@ -316,48 +286,25 @@ class _Connection(asyncio.Protocol):
 
     # --- gRPC -------------------------------------------------------------------------------
 
-    async def _join(self) -> None:
-        try:
-            await asyncio.get_running_loop().create_unix_connection(
-                lambda: _Relay(self), self._port.grpc_path
-            )
-        except OSError:
-            # The port is being closed.
-            self.transport.abort()
-
-    def joined(self, inner: asyncio.Transport) -> None:
-        """Pass on what was received, and everything after it."""
-        self._inner = inner
-        self._pass_on(self._pending, inner)
-        self._pending = b""
-        self.transport.resume_reading()
-
-    def _pass_on(self, data: bytes, inner: asyncio.Transport) -> None:
-        """Pass data on to the gRPC server, unless too many calls are not whole."""
-        before = self._calls.bytes
-        self._calls.follow(data)
-        self._port.count_unfinished(self._calls.bytes - before)
+    def _receive_grpc(self, data: bytes, peer: GrpcPeer) -> None:
+        peer.receive(data)
         if not self.transport.is_closing():
-            inner.write(data)
+            self._count_unfinished(peer.unfinished_bytes)
 
-    @property
-    def unfinished_bytes(self) -> int:
-        """The bytes of its calls that have not arrived whole."""
-        return self._calls.bytes
+    def _count_unfinished(self, unfinished_bytes: int) -> None:
+        before, self.unfinished_bytes = self.unfinished_bytes, unfinished_bytes
+        self._port.count_unfinished(unfinished_bytes - before)
 
     def refuse_calls(self) -> None:
         """Close the connection. Its calls fail as those to a Pump that ends, so their senders repeat them."""
-        freed, self._calls = self._calls.bytes, UnfinishedCalls()
-        self._port.count_unfinished(-freed)
         _log.warning(
             "a connection is closed: calls that have not arrived whole are too large together",
             peer=str(self.transport.get_extra_info("peername")),
-            unfinished_bytes=freed,
+            unfinished_bytes=self.unfinished_bytes,
             bytes_max=TIDB_UNFINISHED_BYTES_MAX,
         )
+        self._count_unfinished(0)
         self.transport.abort()
-        if self._inner is not None:
-            self._inner.abort()
 
     # --- HTTP -------------------------------------------------------------------------------
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC service of a Pump: WriteBinlog for TiDB's pump client, PullBinlogs for Drainers.
 
-It runs in one event loop. A write waits for the group commit as a future; reading the log for a Drainer runs
-in a thread.
+It runs in one event loop. Writes that arrive together are queued for the group commit together, and answered
+together. Reading the log for a Drainer runs in a thread.
 """
 
 import asyncio
+import gzip
+from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.limits import PUMP_PULL_BYTES, PUMP_PULL_COUNT, PUMP_PULLS_MAX, PUMP_WAITING_BYTES_MAX
 from penstock.tidb.group_commit import GroupCommit
+from penstock.tidb.grpc_server import CallRefused, GrpcCall, GrpcPeer
 from penstock.tidb.messages import (
     PULL_BINLOGS,
     WRITE_BINLOG,
@@ -39,11 +43,15 @@ _ACCEPTED = b""
 class _WaitingWrite(Write):
     """A write whose sender waits for its acknowledgement."""
 
-    future: "asyncio.Future[None]"
+    call: GrpcCall
+
+    def abandon(self) -> None:
+        """Record that the sender gave up."""
+        self.is_abandoned = True
 
 
-class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The handlers of both methods. Created in the event loop that serves them."""
+class PumpService:
+    """Answers both methods. Created in the event loop that serves them."""
 
     def __init__(
         self,
@@ -64,14 +72,22 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._is_ending = False
         self._release_waiters: set[asyncio.Future[None]] = set()
         self._readers = ThreadPoolExecutor(PUMP_PULLS_MAX, "pump-pull")
-        self._handlers: dict[str, Any] = {
-            WRITE_BINLOG: grpc.unary_unary_rpc_method_handler(self._write),
-            PULL_BINLOGS: grpc.unary_stream_rpc_method_handler(self._pull),
-        }
 
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a method; None for an unknown one."""
-        return self._handlers.get(handler_call_details.method)
+    def receive(self, calls: Sequence[GrpcCall]) -> None:
+        """Begin to answer calls that arrived together."""
+        writes = []
+        for call in calls:
+            try:
+                if call.method == WRITE_BINLOG:
+                    writes.append(self._accept(call))
+                elif call.method == PULL_BINLOGS:
+                    call.run(self._pull(call))
+                else:
+                    raise CallRefused(grpc.StatusCode.UNIMPLEMENTED, f"a Pump has no method {call.method}")
+            except CallRefused as refusal:
+                call.refuse(refusal.code, str(refusal))
+        if writes:
+            self._commit.submit(writes)
 
     def end(self) -> None:
         """End the calls of Drainers, which connect again elsewhere or later."""
@@ -89,7 +105,14 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _answer_senders(self, writes: list[_WaitingWrite]) -> None:
         self._waiting_bytes -= sum(len(each.payload) for each in writes)
-        _wake([each.future for each in writes])
+        accepted: defaultdict[GrpcPeer, list[int]] = defaultdict(list)
+        for write in writes:
+            if write.problem is None:
+                accepted[write.call.peer].append(write.call.stream)
+            else:
+                write.call.refuse(_code_of(write.problem), str(write.problem))
+        for peer, streams in accepted.items():
+            peer.answer(streams, _ACCEPTED)
 
     def released(self) -> None:
         """Wake the Drainers that wait for more."""
@@ -102,75 +125,75 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # --- WriteBinlog ------------------------------------------------------------------------
 
-    async def _write(self, request: bytes, context: Any) -> bytes:
+    def _accept(self, call: GrpcCall) -> _WaitingWrite:
+        """Return the write of a call, to be queued. Raises CallRefused."""
         try:
-            cluster_id, payload = read_write_binlog_request(request)
+            cluster_id, payload = read_write_binlog_request(call.message())
         except EventMalformed as problem:
-            await self._refuse(context, "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-            raise
+            raise self._refusal(
+                "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem)
+            ) from problem
         # TiDB's client tries another Pump, as it does with the original.
-        await self._check_cluster(cluster_id, context, grpc.StatusCode.UNKNOWN)
+        self._check_cluster(cluster_id, grpc.StatusCode.UNKNOWN)
         if self._waiting_bytes and self._waiting_bytes + len(payload) > PUMP_WAITING_BYTES_MAX:
             text = f"{self._waiting_bytes} bytes of binlogs wait for the disk"
-            await self._refuse(context, "overloaded", grpc.StatusCode.UNAVAILABLE, text)
-        write = _WaitingWrite(payload)
-        write.future = self._loop.create_future()
+            raise self._refusal("overloaded", grpc.StatusCode.UNAVAILABLE, text)
         # Until it is stored, it needs memory, even if its sender gives up.
         self._waiting_bytes += len(payload)
-        self._commit.submit(write)
-        try:
-            await write.future
-        except asyncio.CancelledError:
-            write.is_abandoned = True
-            raise
-        if write.problem is not None:
-            await context.abort(_code_of(write.problem), str(write.problem))
-        return _ACCEPTED
+        write = _WaitingWrite(payload)
+        write.call, call.on_cancel = call, write.abandon
+        return write
 
-    async def _check_cluster(self, cluster_id: int, context: Any, code: Any) -> None:
+    def _check_cluster(self, cluster_id: int, code: grpc.StatusCode) -> None:
         if cluster_id != self._cluster_id:
             # The original's words, which operators search for.
             text = f"cluster ID are mismatch, {cluster_id} vs {self._cluster_id}"
-            await self._refuse(context, "wrong cluster id", code, text)
+            raise self._refusal("wrong cluster id", code, text)
 
-    async def _refuse(self, context: Any, reason: str, code: Any, text: str) -> None:
+    def _refusal(self, reason: str, code: grpc.StatusCode, text: str) -> CallRefused:
         self._counts.refused[reason] += 1
         _log.warning("a request is refused", reason=reason, why=text)
-        await context.abort(code, text)
+        return CallRefused(code, text)
 
     # --- PullBinlogs ------------------------------------------------------------------------
 
-    async def _pull(self, request: bytes, context: Any) -> None:
+    async def _pull(self, call: GrpcCall) -> None:
         try:
-            cluster_id, after_ts = read_pull_binlogs_request(request)
+            cluster_id, after_ts = read_pull_binlogs_request(call.message())
         except EventMalformed as problem:
-            await self._refuse(context, "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem))
-            raise
-        await self._check_cluster(cluster_id, context, grpc.StatusCode.FAILED_PRECONDITION)
-        if self._compress:
-            context.set_compression(grpc.Compression.Gzip)
+            raise self._refusal(
+                "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem)
+            ) from problem
+        self._check_cluster(cluster_id, grpc.StatusCode.FAILED_PRECONDITION)
+        is_compressed = self._compress and call.accepts_gzip
         while not self._is_ending:
             releases = self._releases
             try:
-                binlogs = await self._loop.run_in_executor(self._readers, self._read, after_ts)
+                after_ts, responses = await self._loop.run_in_executor(
+                    self._readers, self._read, after_ts, is_compressed
+                )
             except PenstockError as problem:
                 _log.error("a Drainer cannot be served", after_ts=after_ts, why=str(problem))
-                await context.abort(_code_of(problem), str(problem))
-                raise
-            for commit_ts, payload in binlogs:
-                await context.write(pull_binlogs_response(commit_ts, payload))
-                after_ts = commit_ts
-            if not binlogs and releases == self._releases:
+                raise CallRefused(_code_of(problem), str(problem)) from problem
+            if responses:
+                await call.send(responses, gzip=is_compressed)
+            elif releases == self._releases:
                 waiter = self._loop.create_future()
                 self._release_waiters.add(waiter)
                 try:
                     await waiter
                 finally:
                     self._release_waiters.discard(waiter)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "the Pump is ending")
+        raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the Pump is ending")
 
-    def _read(self, after_ts: int) -> list[tuple[int, bytes]]:
-        return list(self._commit.store.pull(after_ts, PUMP_PULL_COUNT, PUMP_PULL_BYTES))
+    def _read(self, after_ts: int, is_compressed: bool) -> tuple[int, list[bytes]]:
+        """Return the next responses, and the commit timestamp after which the following ones come."""
+        responses = []
+        for commit_ts, payload in self._commit.store.pull(after_ts, PUMP_PULL_COUNT, PUMP_PULL_BYTES):
+            response = pull_binlogs_response(commit_ts, payload)
+            responses.append(gzip.compress(response, mtime=0) if is_compressed else response)
+            after_ts = commit_ts
+        return after_ts, responses
 
 
 def _wake(futures: "list[asyncio.Future[None]]") -> None:

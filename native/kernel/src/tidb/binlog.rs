@@ -3,6 +3,8 @@
 //! A transaction is a Prewrite, which has the rows or the statement, and a Commit or a Rollback, which refers to it by
 //! the start timestamp. A Pump sends the Commit with the Prewrite's content to Drainers.
 
+use std::ops::Range;
+
 use super::protobuf::{next, Field};
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
@@ -119,6 +121,23 @@ fn timestamp(field: Field<'_>) -> Result<i64> {
     }
 }
 
+/// Returns the cluster of a `WriteBinlogReq`, and where its payload is in it. Raises `EventMalformed`.
+pub fn write_request(request: &[u8]) -> Result<(u64, Range<usize>)> {
+    let (mut cluster_id, mut payload) = (0, 0..0);
+    let mut cursor = Cursor::new(request);
+    while let Some((number, field)) = next(&mut cursor)? {
+        match number {
+            1 => cluster_id = field.number()?,
+            2 => {
+                let end = request.len() - cursor.remaining();
+                payload = end - field.bytes()?.len()..end;
+            }
+            _ => {}
+        }
+    }
+    Ok((cluster_id, payload))
+}
+
 /// Returns the Commit with the content of its Prewrite, as a Pump sends it. Raises `EventMalformed` if the payloads
 /// are not a Prewrite and a Commit of one transaction.
 pub fn matched(prewrite: &[u8], commit: &[u8]) -> Result<Vec<u8>> {
@@ -194,6 +213,17 @@ mod tests {
         let foreign = Binlog { start_ts: 1, ..commit };
         for (first, second) in [(PREWRITE, PREWRITE), (commit, commit), (PREWRITE, foreign)] {
             assert!(matched(&written(&first), &written(&second)).is_err(), "{first:?} {second:?}");
+        }
+    }
+
+    #[test]
+    fn the_payload_of_a_request_is_found_without_a_copy() {
+        let request = b"\x08\xd9\x36\x12\x03abc\x18\x01";
+        assert_eq!(write_request(request), Ok((7001, 5..8)));
+        assert_eq!(write_request(b"\x12\x00\x08\x07"), Ok((7, 2..2)));
+        assert_eq!(write_request(b""), Ok((0, 0..0)));
+        for damaged in [&b"\x12\x04abc"[..], b"\x0a\x01a", b"\x10\x01"] {
+            assert!(write_request(damaged).is_err(), "{damaged:?}");
         }
     }
 

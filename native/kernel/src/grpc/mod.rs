@@ -1,0 +1,9 @@
+//! The server's side of gRPC connections, without sockets: bytes in, calls out, answers in, bytes out.
+//!
+//! Sources: RFC 9113 (HTTP/2) through the crate `h2`, which is driven in memory, and gRPC's "gRPC over HTTP2". The
+//! crate reads a clock for one purpose: it ignores late frames of a stream that it reset for one second.
+
+mod authority;
+pub mod connection;
+mod memory;
+mod status;
