@@ -50,14 +50,19 @@ def install() -> Path:
 
 
 class RabbitMQ(Companion):
-    """The broker, with its own port mapper (epmd). `options` are lines of its settings."""
+    """The broker, with its own port mapper (epmd). `options` are lines of its settings.
+
+    With a folder of `tools.servers.certificate`, it also serves clients over TLS.
+    """
 
     NAME = "RabbitMQ"
     START_SECONDS_MAX: ClassVar[float] = 300.0
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, tls: Path | None = None) -> None:
         super().__init__()
         self._options = options
+        self._tls = tls
+        self.tls_port = 0
         self._mapper: subprocess.Popen[bytes] | None = None
         self._mapper_port = 0
         self._node_port = 0
@@ -77,7 +82,9 @@ class RabbitMQ(Companion):
             text = (root / _ERLANG_HOME[1:] / "bin" / "erl").read_text()
             (programs / "erl").write_text(text.replace(_ERLANG_HOME, f"{root}{_ERLANG_HOME}"))
             (programs / "erl").chmod(0o755)
-            (folder / "rabbitmq.conf").write_text("\n".join([_SETTINGS, *self._options]) + "\n")
+            (folder / "rabbitmq.conf").write_text(
+                "\n".join([_SETTINGS, *self._options, *self._tls_settings()]) + "\n"
+            )
             (folder / "plugins").write_text("[].\n")
             (folder / "environment").touch()
         if self._mapper is None:
@@ -106,6 +113,17 @@ class RabbitMQ(Companion):
         }
         [server] = root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
         return ["env", *(f"{name}={value}" for name, value in variables.items()), str(server)]
+
+    def _tls_settings(self) -> list[str]:
+        if self._tls is None:
+            return []
+        self.tls_port = free_port()
+        files = {"cacertfile": "authority.pem", "certfile": "server.pem", "keyfile": "server-key.pem"}
+        return [
+            f"listeners.ssl.default = 127.0.0.1:{self.tls_port}",
+            "ssl_options.verify = verify_none",
+            *(f"ssl_options.{name} = {self._tls / file}" for name, file in files.items()),
+        ]
 
     def answers(self) -> bool:
         try:

@@ -5,7 +5,7 @@ import json
 import signal
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from tests.support.pipeline.commands import lines, penstock, write_pipeline
 from tests.support.pipeline.oracle import Row, assert_same, redis_rows, source_rows
 from tests.support.pipeline.running import run_to_end
 from tests.support.pipeline.workload import KEYS, Workload
+from tests.support.sinks.rocketmq_reading import rocketmq_messages
 from tests.support.sinks.store_reading import as_source
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tests.support.suite.nonempty import each
@@ -29,6 +30,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.opensearch import OpenSearch
 from tools.rabbitmq import RabbitMQ
 from tools.redis import RedisCluster
+from tools.rocketmq import RocketMQ
 from tools.servers import PartMissing, Server
 
 # The rows of a table are read at once.
@@ -110,16 +112,40 @@ class RabbitTarget(Target):
         return {"url": self.server.url, "format": "json"}
 
     def rows(self, database: str, table: str) -> list[Row]:
-        held: dict[tuple[Any, ...], Row | None] = {}
+        bodies = []
         with pika.BlockingConnection(pika.URLParameters(self.server.url)) as connection:
             channel = connection.channel()
-            while True:
-                method, _, body = channel.basic_get(f"{database}.{table}", auto_ack=True)
-                if method is None:
-                    return [row for row in held.values() if row is not None]
-                message = json.loads(body, parse_float=Decimal)
-                image = message["after"] or message["before"]
-                held[tuple(image[name] for name in KEYS[table])] = message["after"]
+            while (got := channel.basic_get(f"{database}.{table}", auto_ack=True))[0] is not None:
+                bodies.append(got[2])
+        return _rows_held(table, bodies)
+
+
+class RocketTarget(Target):
+    """Messages of each table in a topic, in which the last message of a key has its row."""
+
+    KIND = "rocketmq"
+    TRUNCATES = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = RocketMQ()
+
+    def settings(self) -> dict[str, Any]:
+        return {"url": self.server.url, "format": "json"}
+
+    def rows(self, database: str, table: str) -> list[Row]:
+        bodies = [message.body for message in rocketmq_messages(self.server, f"{database}_{table}")]
+        return _rows_held(table, bodies)
+
+
+def _rows_held(table: str, bodies: Iterable[bytes]) -> list[Row]:
+    """Return the rows that messages in Penstock's JSON leave, those of each key in order."""
+    held: dict[tuple[Any, ...], Row | None] = {}
+    for body in bodies:
+        message = json.loads(body, parse_float=Decimal)
+        image = message["after"] or message["before"]
+        held[tuple(image[name] for name in KEYS[table])] = message["after"]
+    return [row for row in held.values() if row is not None]
 
 
 class DuckdbTarget(Target):
@@ -143,7 +169,8 @@ class DuckdbTarget(Target):
 
 
 TARGETS = {
-    target.KIND: target for target in (DuckdbTarget, OpenSearchTarget, RabbitTarget, RedisClusterTarget)
+    target.KIND: target
+    for target in (DuckdbTarget, OpenSearchTarget, RabbitTarget, RedisClusterTarget, RocketTarget)
 }
 
 

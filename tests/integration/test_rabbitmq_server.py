@@ -20,6 +20,7 @@ from penstock.errors import (
     OptionInvalid,
     PrivilegeMissing,
     ServerBusy,
+    TlsFailed,
     TransientError,
 )
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Receipt, Sink, Writer, make_sink, settings_of
@@ -30,7 +31,7 @@ from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.own_servers import started
 from tests.support.suite.patience import wait_until
 from tools.rabbitmq import RabbitMQ
-from tools.servers import PartMissing
+from tools.servers import PartMissing, certificate
 
 MARK = BatchMark("pipe", "g", 1)
 KEPT = 1 << 20
@@ -319,3 +320,31 @@ def test_many_messages_are_under_way_within_their_bounds(broker: RabbitMQ, chann
     [kept] = sink._idle
     assert kept.is_open
     sink.close()
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_redis.py::test_encrypted_connection_verifies_its_authority"
+)
+def test_encrypted_connection_verifies_its_authority(
+    missing_part: MissingPart, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "tls"
+    certificate.make(folder)
+    broker = RabbitMQ(tls=folder)
+    try:
+        broker.start()
+    except PartMissing as error:
+        missing_part("rabbitmq", str(error))
+    try:
+        url = f"amqps://guest:guest@127.0.0.1:{broker.tls_port}"
+        sink = sink_of(broker, name, url=url, ca=folder / "authority.pem")
+        write(sink, changes_of(ORDERS, *(insert(5, i, id=i) for i in range(5000))))
+        sink.close()
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            assert len(taken(connection.channel(), name, 5000)) == 5000
+        sink = sink_of(broker, name, url=url)
+        for connect in (sink.check, sink.take_channel):  # type: ignore[attr-defined]
+            with pytest.raises(TlsFailed):
+                connect()
+    finally:
+        broker.close()
