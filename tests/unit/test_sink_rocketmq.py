@@ -145,6 +145,20 @@ def test_changes_of_a_key_are_in_one_queue_in_order(server: FakeServer) -> None:
     sink.close()
 
 
+def test_messages_of_many_queues_wait_within_a_bound(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sinks.rocketmq.producer._WAITING_BYTES_MAX", 1000)
+    sink = sink_of(url=f"rocketmq://{server.address}", queues=1, format="json")
+    sink.prepare(ORDERS, Evolution.EVOLVE)
+    writer = sink.open(MARK, 0)
+    writer.write(changes_of(ORDERS, *(insert(1, i, id=i) for i in range(100))))
+    assert len(server.messages[0]) > 50
+    writer.finish()
+    assert [json.loads(body)["after"]["id"] for body in server.messages[0]] == list(range(100))
+    sink.close()
+
+
 def test_refused_batch_raises_the_error_of_its_answer(server: FakeServer) -> None:
     sink = sink_of(url=f"rocketmq://{server.address}", queues=1)
     sink.prepare(ORDERS, Evolution.EVOLVE)

@@ -26,6 +26,8 @@ _CAN_READ_AND_WRITE = 6
 # A request has messages up to one of these bounds, or a single larger message.
 _BATCH_BYTES = 512 << 10
 _BATCH_MESSAGES = 1000
+# Messages of all queues that wait. A batch may have many topics with many queues.
+_WAITING_BYTES_MAX = 16 << 20
 _PRODUCER_GROUP = "penstock"
 # The topic whose settings a broker copies if it creates topics by itself.
 _TEMPLATE_TOPIC = "TBW102"
@@ -140,6 +142,7 @@ class Producer:
         self._masters = servers.masters()
         self._connections: dict[str, Connection] = {}
         self._pending: dict[tuple[str, Queue], _Pending] = {}
+        self._waiting_bytes = 0
 
     def send(self, topic: str, queue: Queue, message: bytes) -> None:
         """Add a message to a queue of a topic.
@@ -152,12 +155,13 @@ class Producer:
             self._flush(topic, queue, pending)
         pending.messages.append(message)
         pending.size += len(message)
+        self._waiting_bytes += len(message)
+        if self._waiting_bytes > _WAITING_BYTES_MAX:
+            self._flush_all()
 
     def finish(self) -> None:
         """Wait until all messages are stored. Raises like `send`."""
-        for (topic, queue), pending in self._pending.items():
-            if pending.messages:
-                self._flush(topic, queue, pending)
+        self._flush_all()
         for (_, queue), pending in self._pending.items():
             self._settle(queue, pending)
         self._pending.clear()
@@ -171,6 +175,11 @@ class Producer:
     def is_open(self) -> bool:
         """Whether all connections are still open. Requires that no message is under way."""
         return all(connection.is_open for connection in self._connections.values())
+
+    def _flush_all(self) -> None:
+        for (topic, queue), pending in self._pending.items():
+            if pending.messages:
+                self._flush(topic, queue, pending)
 
     def _flush(self, topic: str, queue: Queue, pending: _Pending) -> None:
         """Send the waiting messages once the queue has stored the earlier ones."""
@@ -195,6 +204,7 @@ class Producer:
         pending.request = self._connection(queue.broker).send(
             Request.SEND_BATCH, fields, b"".join(pending.messages)
         )
+        self._waiting_bytes -= pending.size
         pending.messages, pending.size = [], 0
 
     def _settle(self, queue: Queue, pending: _Pending) -> None:
