@@ -33,6 +33,7 @@ from penstock import read_binlog
 _UPDATE_PREIMAGES = "update_preimage"
 _FIRST_ARRIVAL_SECONDS_MAX = 120.0
 _LOOK_SECONDS = 0.2
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class SparkFailed(RuntimeError):
@@ -105,8 +106,10 @@ def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
 def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
     """Read one table of a binlog file in several ways, in turn, beside Spark's own Parquet scan of its rows.
 
-    `reads` has the options, selected columns and condition of each scan by name. A scan named in `kernel` is
-    also measured without Spark, on one core, as `<name>, kernel alone`. The first round is not counted.
+    `reads` has the options, selected columns and condition of each scan by name, and whether conditions are
+    pushed down. A scan named in `kernel` is also measured without Spark, on one core, as `<name>, kernel
+    alone`. `stream` is a stream of the file in about `triggers` batches: the seconds of its triggers without
+    those of its start. The first round is not counted.
     """
     path, began, cpu_began = order["path"], time.perf_counter(), _cpu_seconds()
     seconds: dict[str, list[float]] = {}
@@ -116,6 +119,10 @@ def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
         began = time.perf_counter()
         rows[name] = read()
         seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+    def measure_stream() -> None:
+        rows["stream"], took = _stream_to_noop(session, order)
+        seconds.setdefault("stream", []).append(took)
 
     def load(options: dict[str, str]) -> DataFrame:
         return session.read.format("penstock").options(**order["options"], **options).load(path)
@@ -127,7 +134,10 @@ def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
             for name, scan in order["reads"].items():
                 frame = load(scan.get("options", {})).where(scan.get("where", "true"))
                 chosen = frame.select(*scan["select"]) if "select" in scan else frame
+                session.conf.set(_PUSHDOWN, str(scan.get("pushed", True)).lower())
                 measure(name, partial(_rows_to_noop, chosen))
+            session.conf.set(_PUSHDOWN, "true")
+            measure_stream()
             for name in order["kernel"]:
                 columns = order["reads"][name].get("options", {}).get("columns")
                 measure(f"{name}, kernel alone", partial(_rows_of_kernel, order, columns))
@@ -140,6 +150,20 @@ def _rows_to_noop(frame: DataFrame) -> int:
     seen = Observation()
     frame.observe(seen, f.count(f.lit(1)).alias("rows")).write.format("noop").mode("overwrite").save()
     return int(seen.get["rows"])
+
+
+def _stream_to_noop(session: SparkSession, order: dict[str, Any]) -> tuple[int, float]:
+    """Stream one table of a file in about `triggers` batches; return its rows and the triggers' seconds."""
+    bytes_max = -(-Path(order["path"]).stat().st_size // order["triggers"])
+    with tempfile.TemporaryDirectory() as checkpoint:
+        stream = session.readStream.format("penstock").options(**order["options"])
+        frame = stream.option("maxBytesPerTrigger", str(bytes_max)).load(order["path"])
+        writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+    batches = [progress for progress in query.recentProgress if progress.numInputRows]
+    milliseconds = sum(progress.durationMs["triggerExecution"] for progress in batches)
+    return sum(progress.numInputRows for progress in batches), milliseconds / 1000
 
 
 def _rows_of_kernel(order: dict[str, Any], columns: str | None) -> int:
@@ -258,7 +282,7 @@ def _carry_out(order: dict[str, Any]) -> SparkOutcome:
         builder = SparkSession.builder.master(order["master"]).appName("penstock-bench")
         settings: dict[str, bool | float | int | str | None] = {
             "spark.ui.enabled": "false",
-            "spark.sql.python.filterPushdown.enabled": "true",
+            _PUSHDOWN: "true",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "3g",

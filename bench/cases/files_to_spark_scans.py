@@ -2,6 +2,7 @@
 """Read a binlog file with Spark: all columns, a few, some rows; beside Spark's Parquet scan of the rows."""
 
 from importlib import metadata
+from typing import Any
 
 from bench.corpora.corpus import check_rows, corpus
 from bench.result import CaseResult, Line, Options, Target
@@ -11,12 +12,15 @@ TITLE = "Scans of a binlog file by Spark, local[2], warm, into the noop sink (ra
 
 _WORKLOAD, _TABLE = "wide", "bench.wide"
 _THREE = ["id", "c03", "_change_type"]
-_READS = {
+_KEYS = "id BETWEEN 1000 AND 1999"
+_READS: dict[str, dict[str, Any]] = {
     "all columns": {},
     "three columns by the option": {"options": {"columns": ",".join(_THREE)}},
     "three columns by select": {"select": _THREE},
-    "rows of a range of keys": {"where": "id BETWEEN 1000 AND 1999"},
+    "rows of a range of keys": {"where": _KEYS},
+    "rows of a range of keys, not pushed down": {"where": _KEYS, "pushed": False},
 }
+_TRIGGERS = 10
 _THREE_COLUMNS = "three columns by the option"
 _KERNEL_ALONE = f"{_THREE_COLUMNS}, kernel alone"
 
@@ -31,6 +35,7 @@ def run(options: Options) -> CaseResult:
         "path": str(binlog.path),
         "reads": _READS,
         "kernel": ["all columns", _THREE_COLUMNS],
+        "triggers": _TRIGGERS,
         "repeat": options.repeat,
     }
     outcome = spark(order)
@@ -46,6 +51,7 @@ def run(options: Options) -> CaseResult:
             Target(0.8),
             "all columns, of Spark's Parquet scan of them",
         ),
+        "stream": (rates["stream"] / everything, Target(0.8), f"{_TRIGGERS} triggers, of all columns"),
         _THREE_COLUMNS: (three / everything, Target(1.5), "of all columns"),
         _KERNEL_ALONE: (three / rates[_KERNEL_ALONE], Target(0.6), "three columns in Spark, of this"),
     }
