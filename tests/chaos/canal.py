@@ -2,8 +2,10 @@
 """Canal's own Java cluster client, unmodified, as a subscriber of a fleet."""
 
 import json
+import os
 import subprocess
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,12 +21,16 @@ class CanalFollower:
     The client ends with an error after its own three tries, so it is started again, as its operators do.
     """
 
-    def __init__(self, peer: Peer, hosts: str, destination: str, table_filter: str) -> None:
+    def __init__(self, folder: Path, peer: Peer, hosts: str, destination: str, table_filter: str) -> None:
         """`hosts` are those of the ensemble, with the node that has Canal's layout."""
         # Of each table: the numbers of the transactions in order of arrival.
         self.steps: dict[str, list[int]] = {}
         self.starts = 0
         self._command = [*peer.words, hosts, destination, "", "", table_filter]
+        # Otherwise its messages are printed in the middle of the lines that it prints.
+        silence = folder / "logback.xml"
+        silence.write_text("<configuration/>")
+        self._environment = os.environ | {"JAVA_TOOL_OPTIONS": f"-Dlogback.configurationFile={silence}"}
         self._client: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -69,6 +75,7 @@ class CanalFollower:
                 return
             self._client = subprocess.Popen(
                 self._command,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -78,10 +85,14 @@ class CanalFollower:
         output = self._client.stdout
         assert output is not None
         with self._client:
-            for line in output:
-                # The last line of a client that was killed may be cut.
-                if line.startswith("{") and line.endswith("\n"):
-                    self._keep(line)
+            try:
+                for line in output:
+                    # The last line of a client that was killed may be cut.
+                    if line.startswith("{") and line.endswith("\n"):
+                        self._keep(line)
+            finally:
+                # It goes on when nobody reads what it prints.
+                self._client.kill()
 
     def _keep(self, line: str) -> None:
         entry = json.loads(line)

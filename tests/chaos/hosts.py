@@ -22,7 +22,7 @@ INSTANCE = "shop"
 # Short, so that members fail over within a run. A busy machine may pause a process for a second or two.
 SESSION_SECONDS = 4.0
 # Room for the log of a long run.
-DISK_BYTES = 512 << 20
+DISK_BYTES = 1 << 30
 
 
 def canal_node(root: str) -> str:
@@ -171,12 +171,22 @@ class Member:
 
     def lose(self) -> None:
         """Kill the daemon and its processes, and remove everything that they have stored."""
+        self._kill()
+        if self.log_folder.exists():
+            shutil.rmtree(self.log_folder.parent)
+
+    def tear(self) -> None:
+        """Kill the daemon and its processes, and remove the newest part of its log, which was durable."""
+        self._kill()
+        newest = max(self.log_folder.rglob("*.binlog"), default=None)
+        if newest is not None:
+            newest.unlink()
+
+    def _kill(self) -> None:
         processes = children(self.daemon.pid)
         self.daemon.kill()
         # Capture processes end by themselves soon, but write until then.
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
-        if self.log_folder.exists():
-            shutil.rmtree(self.log_folder.parent)
 
     def fill_disk(self) -> None:
         """Leave no free byte on the disk of the log, which is small."""

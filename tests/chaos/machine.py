@@ -104,7 +104,9 @@ class Chaos:
                 enter(writer)
             self.follower = enter(Follower(partial(self._subscriber, tables)))
             canal_hosts = f"{self.ensemble.hosts}/{canal_node(root)}"
-            self.canal = enter(CanalFollower(peer("java"), canal_hosts, INSTANCE, f"{DATABASE}\\..*"))
+            self.canal = enter(
+                CanalFollower(self.folder, peer("java"), canal_hosts, INSTANCE, f"{DATABASE}\\..*")
+            )
             self._apply_job(tables)
             self._faults = [fault for fault in self._all_faults() if re.search(self._only, fault.name)]
             self._wait_for_progress()
@@ -339,6 +341,7 @@ class Chaos:
             Fault("cut off the clients", 2, members, partial(cut_off, "clients"), restore),
             Fault("cut off", 2, workers, partial(cut_off, ""), restore),
             Fault("lose the host", 3, members, self._lose_host, lambda host: host.daemon.start(), alone=True),
+            Fault("tear the log", 2, members, self._tear_log, lambda host: host.daemon.start(), alone=True),
             Fault("add", 2, {"an instance": "users"}, self._add_instance, self._remove_instance),
             Fault("drain", 2, members, self._drain, self._undrain),
             Fault("upgrade", 2, members, self._begin_upgrade, self._end_upgrade),
@@ -379,6 +382,10 @@ class Chaos:
         # What only the lost disk had is fetched from the server, so the log would begin later.
         self.holders()
         member.lose()
+
+    def _tear_log(self, member: Member) -> None:
+        self.holders()
+        member.tear()
 
     def _drain(self, member: Member) -> None:
         # It may be a while until a copy is in step, and the member hands over then.
