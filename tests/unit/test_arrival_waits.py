@@ -208,8 +208,8 @@ def test_pieces_of_a_view_are_further_apart_the_more_followers_it_has(log: Log) 
         assert log.visible is not None
         instance, view = Instance(log), View("typed", ALL_TABLES)
         pieces = Pieces(instance, instance.arrivals, PieceMemory(), Threads())
-        pieces._decoded_at[view] = 1000.0
-        cursors, measured = [], []
+        cursors: list[Cursor] = []
+        measured: list[float] = []
         for count in (1, 10, 1000):
             cursors += [Cursor(pieces, view, Started(log.visible)) for _ in range(count - len(cursors))]
             pieces._decoded_at[view] = 1000.0
