@@ -194,7 +194,7 @@ class Pieces:
             await asyncio.wait({flight.task})
             return await self._at(key, has_waited=has_waited)
         if flight is None and not part:
-            if not has_waited and (gap := self._gap(view)) > 0:
+            if not has_waited and (gap := self._gap(view, start)) > 0:
                 # A task for all that wait would need two more turns of the loop, and captures may run before
                 # each.
                 await asyncio.sleep(gap)
@@ -219,11 +219,19 @@ class Pieces:
         is_short = piece.end.offset // PIECE_BYTES == start.offset // PIECE_BYTES
         return not is_short or visible.offset - start.offset < PIECE_BYTES
 
-    def _gap(self, view: View) -> float:
+    def _gap(self, view: View, start: Position) -> float:
         """Return the seconds until the next piece of a view may be decoded, so that small changes are
         batched."""
-        gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * len(self._cursors.get(view, ())))
+        # A piece that is not short is worth its cost already, and a follower that catches up must not wait.
+        followers = len(self._cursors.get(view, ())) if self._is_near_head(start) else 0
+        gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * followers)
         return self._decoded_at.get(view, 0.0) + gap - asyncio.get_running_loop().time()
+
+    def _is_near_head(self, start: Position) -> bool:
+        visible = self.log.visible
+        if visible is None or (visible.epoch, visible.file) != (start.epoch, start.file):
+            return False
+        return visible.offset - start.offset <= PIECE_BYTES_AT_ONCE
 
     def _begin(self, key: _Key) -> _Flight:
         flight = self._flights[key] = _Flight()
@@ -232,15 +240,12 @@ class Pieces:
 
     def prefetch(self, view: View, start: Position, part: int | None = None) -> None:
         """Start decoding a piece that will be requested, if it is large."""
-        visible, key = self.log.visible, self._key(view, start, None, part)
+        key = self._key(view, start, None, part)
         cache_key = self._key(view, start, None, part or None)
         exists = (
             key in self._flights or cache_key in self._prefetched or self._memory.get(cache_key) is not None
         )
-        if visible is None or exists:
-            return
-        in_file = (visible.epoch, visible.file) == (start.epoch, start.file)
-        if in_file and visible.offset - start.offset <= PIECE_BYTES_AT_ONCE:
+        if self.log.visible is None or exists or self._is_near_head(start):
             return
         flight = self._begin(key)
         flight.is_ahead = True
