@@ -88,7 +88,7 @@ REFERENCE: dict[str, Rule] = {
     "pubsub_*": _NO_SUCH_SINK,
     "ddl_pubsub_topic": _NO_SUCH_SINK,
     "bigquery_*": _NO_SUCH_SINK,
-    "rabbitmq_*": _NO_SUCH_SINK,
+    "rabbitmq_*": missing("the rabbitmq sink has settings of its own: see its guide"),
     "redis_*": missing("the redis sink writes rows, and no messages of Maxwell's: see its guide"),
     "output_binlog_position": changed("position is always in the message"),
     "output_gtid_position": changed("gtid is in the message whenever the log has it"),
