@@ -20,6 +20,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
 from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
+from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position, StatementSession
 from penstock.mysql.refusal import refusal_of
 from penstock.mysql.replica import ReplicaStream
@@ -327,7 +328,8 @@ class Receiver:
         if now < self._has_room_until:
             return None
         why = self._log.full_because()
-        if why is None:
+        # The call makes room in a log in memory. Without it, an append would drop all that was acknowledged.
+        if why is None and not isinstance(self._log, MemoryLog):
             self._has_room_until = now + _ROOM_SECONDS
         return why
 
