@@ -230,9 +230,7 @@ def flavor_of(capture: Capture) -> str:
     """Return the flavor of an instance's servers. Raises ServerBusy before its first session."""
     epoch = capture.log().epoch
     if epoch is None:
-        raise ServerBusy(
-            f"{capture.name} has nothing in its log yet", hint=f"Run: penstock status {capture.name}"
-        )
+        raise _nothing_yet(capture)
     return epoch.flavor
 
 
@@ -242,20 +240,27 @@ def start_of_member(capture: Capture, start: StartAt) -> Position:
     Raises ServerBusy before the log has begun, OptionInvalid for a start that means nothing in several logs,
     PositionPurged for a time before the log.
     """
-    flavor_of(capture)
     log = capture.log()
-    visible, epoch = log.visible, log.epoch
-    assert epoch is not None, "the flavor is that of an epoch"
+    visible = log.visible
+    if visible is None:
+        # Its epoch and the head of its first file may be there already.
+        raise _nothing_yet(capture)
     if start.earliest:
-        return log.earliest() or epoch.position
+        return log.earliest() or visible
     if start.time_us is not None:
-        return epoch.position if visible is None else log.locate_time(start.time_us).position
+        return log.locate_time(start.time_us).position
     if start.position is not None or start.gtid_set is not None:
         raise OptionInvalid(
             "start: a position or a GTID set names no place in several logs",
             hint="start: earliest, latest or a time",
         )
-    return visible or epoch.position
+    return visible
+
+
+def _nothing_yet(capture: Capture) -> ServerBusy:
+    return ServerBusy(
+        f"{capture.name} has nothing in its log yet", hint=f"Run: penstock status {capture.name}"
+    )
 
 
 def _rows(batch: pyarrow.RecordBatch) -> Iterator[_Row]:
