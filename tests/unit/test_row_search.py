@@ -24,6 +24,7 @@ from tests.support.binlog.events import (
     ANONYMOUS_GTID,
     GTID,
     MARIADB_GTID,
+    MARIADB_QUERY_COMPRESSED,
     QUERY,
     Event,
     assemble,
@@ -102,6 +103,13 @@ def accounts(*numbers: int) -> tuple[bytes, list[int]]:
     return transactions(parts)
 
 
+class _Cut(Event):
+    """An event without its last byte."""
+
+    def encode(self, checksum: int | None = None) -> bytes:
+        return super().encode(checksum)[:-1]
+
+
 def test_only_transactions_of_the_table_with_the_bytes_of_the_key_are_candidates() -> None:
     content, starts = accounts(4710, 4711, 4712, (1 << 32) - 4711)
     assert search(content, "4711") == [(starts[3], starts[4])]
@@ -171,6 +179,36 @@ def test_history_of_a_log_without_names_of_columns_decodes_only_transactions_wit
     assert not [part for part in parts if isinstance(part, Unreadable)]
     # The statement and the transaction are decoded, each for the key and then for all columns.
     assert len(decoded) <= 4
+
+
+@pytest.mark.parametrize("code", [QUERY, MARIADB_QUERY_COMPRESSED])
+def test_definition_does_not_count_after_a_statement(code: int) -> None:
+    before, after = insert(1, ACCOUNTS, 4710, b""), insert(3, ACCOUNTS, 4711, b"")
+    statement = Event(0, code, 1, 0, 0, query_body("ALTER TABLE accounts RENAME COLUMN id TO number"))
+    full, _ = transactions([before, [insert(2, ACCOUNTS, 0, b"")[0], statement], after])
+    content = with_table_metadata(full, (1, 2, 3))
+    starts = [event.offset for event in events(content) if event.code == GTID]
+    assert search(content, "9", definition=DEFINITION) == [(starts[1], len(content))]
+
+
+@pytest.mark.parametrize("length", [1, 64, 250, 251, 255, 256])
+def test_names_of_every_length_are_found(length: int) -> None:
+    long = "n" * length
+    gtid, begin, table_map, rows, commit = insert(1, NOTES, 4711, b"note")
+    encoded = bytes([length]) if length < 251 else b"\xfc" + length.to_bytes(2, "little")
+    name = encoded + long.encode() + b"\0"
+    body = table_map.body.replace(b"\x05notes\0", name).replace(b"\x04shop\0", name)
+    content, starts = transactions([[gtid, begin, replace(table_map, body=body), rows, commit]])
+    assert search(content, "4711", table=f"{long}.{long}") == [(starts[0], starts[1])]
+    assert search(content, "4712", table=f"{long}.{long}") == []
+
+
+def test_payload_that_ends_inside_an_event_is_a_candidate() -> None:
+    gtid, *rest = insert(1, ACCOUNTS, 4711, b"account")
+    # The payload's last event lacks its end.
+    cut = compressed([*rest[:-1], _Cut(**vars(rest[-1]))])
+    content, starts = transactions([[gtid, cut], insert(2, NOTES, 1, b"")])
+    assert search(content, "9") == [(starts[0], starts[1])]
 
 
 def test_compressed_transactions_are_searched() -> None:

@@ -98,6 +98,15 @@ pub fn table_id(body: &[u8], bytes: usize) -> Result<u64> {
     Cursor::new(body).uint(bytes)
 }
 
+/// Reads the names of the database and the table from a body.
+pub fn table_names(body: &[u8], id_bytes: usize) -> Result<(&[u8], &[u8])> {
+    let mut cursor = Cursor::new(body);
+    cursor.skip(id_bytes + 2)?;
+    let database = cursor.length_encoded_bytes()?;
+    cursor.skip(1)?;
+    Ok((database, cursor.length_encoded_bytes()?))
+}
+
 impl TableMap {
     /// Reads the body, without checksum.
     pub fn read(body: &[u8], format: &Format) -> Result<TableMap> {

@@ -43,7 +43,8 @@ pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
     (query.verb(text) == Verb::Begin && text.starts_with(b"XA")).then(|| XaId::of_statement(text)).transpose()
 }
 
-/// Calls `visit` with the header and the body of each event in a payload.
+/// Calls `visit` with the header and the body of each event in a payload. Raises `EventMalformed` if the payload ends
+/// inside an event, and the errors of `visit`.
 pub(super) fn visit_payload(body: &[u8], mut visit: impl FnMut(&Header, &[u8]) -> Result<()>) -> Result<()> {
     let head = TransactionPayload::read(body)?;
     let mut zstd = match head.compression {
@@ -54,7 +55,10 @@ pub(super) fn visit_payload(body: &[u8], mut visit: impl FnMut(&Header, &[u8]) -
     loop {
         let (consumed, written) = unpack(&mut zstd, packed, &mut plain, CHUNK_BYTES)?;
         if consumed == 0 && written == 0 {
-            return Ok(());
+            return match plain.len() {
+                0 => Ok(()),
+                left => Err(malformed(format!("a transaction payload ends {left} bytes into an event"))),
+            };
         }
         packed = packed.get(consumed..).unwrap_or_default();
         let mut at = 0;

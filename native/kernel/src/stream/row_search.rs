@@ -16,7 +16,7 @@ use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 use crate::event::format_description::Format;
 use crate::event::query::{Query, Verb};
-use crate::event::table_map::{table_id, TableMap};
+use crate::event::table_map::{table_id, table_names, TableMap};
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{checked_body, declared_size, event_size, span_at};
 use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES};
@@ -45,8 +45,6 @@ type Needles = Option<Vec<Finder<'static>>>;
 /// A search through a range of a log that starts at a transaction boundary; see the description of the module.
 pub struct RowSearch {
     row: SearchedRow,
-    /// How the table's name begins the body of a table map, after the id and the flags.
-    name: Vec<u8>,
     format: Format,
     /// Candidates with no more than this many bytes between them are joined.
     gap_bytes: u64,
@@ -70,15 +68,8 @@ impl RowSearch {
     pub fn new(row: SearchedRow, head: &[u8], offset: u64, gap_bytes: u64) -> Result<RowSearch> {
         let event = head.get(MAGIC_BYTES + EVENT_HEADER_BYTES..).unwrap_or_default();
         let format = Format::read(event)?;
-        let mut name = Vec::new();
-        for part in [&row.database, &row.table] {
-            name.push(u8::try_from(part.len()).map_err(|_| malformed("a name of more than 255 bytes"))?);
-            name.extend_from_slice(part.as_bytes());
-            name.push(0);
-        }
         Ok(RowSearch {
             row,
-            name,
             // Without GTID events, nothing but the statements tells where transactions begin.
             is_unreadable: !format.gtid_events,
             format,
@@ -179,7 +170,8 @@ impl RowSearch {
             Xid | RowsQuery | AnnotateRows | IntVar | Rand | UserVar | TidbPayload | TidbCommit => {}
             Rotate | Stop | PreviousGtids | MariadbGtidList | BinlogCheckpoint => {}
             TransactionContext | ViewChange | Heartbeat | HeartbeatV2 => {}
-            _ => self.is_candidate = true,
+            // Among them is MariaDB's QueryCompressed, whose text is not read.
+            _ => self.note_statement(),
         }
         Ok(())
     }
@@ -200,20 +192,23 @@ impl RowSearch {
         match query.verb(query.text) {
             Verb::Begin if query.text == b"BEGIN" => {}
             Verb::Commit | Verb::Rollback | Verb::RollbackTo | Verb::Savepoint | Verb::Marker => {}
-            _ => {
-                self.is_candidate = true;
-                self.is_redefined = true;
-                self.last_map = None;
-            }
+            _ => self.note_statement(),
         }
         Ok(())
+    }
+
+    /// Notes an event that may change any row and any definition.
+    fn note_statement(&mut self) {
+        self.is_candidate = true;
+        self.is_redefined = true;
+        self.last_map = None;
     }
 
     fn announce(&mut self, body: &[u8]) -> Result<()> {
         let id_bytes = self.format.table_id_bytes_table_map;
         let id = table_id(body, id_bytes)?;
-        let is_table = body.get(id_bytes + 2..).is_some_and(|rest| rest.starts_with(&self.name));
-        if !is_table {
+        let (database, table) = table_names(body, id_bytes)?;
+        if (database, table) != (self.row.database.as_bytes(), self.row.table.as_bytes()) {
             self.tables.retain(|(table, _)| *table != id);
             return Ok(());
         }
