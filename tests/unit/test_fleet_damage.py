@@ -207,6 +207,24 @@ def test_defect_of_the_recording_itself_ends_the_member_by_name(
     wait_until(lambda: all(thread.name != "fleet-records" for thread in threading.enumerate()))
 
 
+def test_log_that_another_thread_closes_is_not_taken_for_a_removed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = open_log(SimulatedDisk())
+
+    class ReleasedLock:
+        @property
+        def in_place(self) -> bool:
+            log.close()
+            return False
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(log, "_lock", ReleasedLock())
+    assert log.in_place
+
+
 # --- Copies ---------------------------------------------------------------------------------
 
 

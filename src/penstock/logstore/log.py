@@ -134,7 +134,8 @@ class Log(LogReader, Closing):
     @property
     def in_place(self) -> bool:
         """Whether the log's folder is still the opened one; a closed log does not know."""
-        return self._closed.is_set() or self._lock.in_place
+        # A lock that another thread releases meanwhile is not in place, but then the log is closed.
+        return self._lock.in_place or self._closed.is_set()
 
     @property
     def time_max_us(self) -> int:
