@@ -184,6 +184,7 @@ def test_copy_whose_progress_is_recorded_no_more_does_not_count(
         monkeypatch.setattr(broken, "record", fail)
         wait_until(lambda: broken.left)
         wait_until(lambda: fleet.members["b"].copies().get("shop-0") not in (None, broken))
+        wait_until(lambda: broken not in fleet.members["b"]._unrecorded)
         wait_until(lambda: [thread.name for thread in threading.enumerate()].count("fleet-records") == 2)
     finally:
         fleet.stop()

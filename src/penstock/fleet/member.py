@@ -241,6 +241,7 @@ class FleetMember:
         for name in [name for name in self._tenures if name not in wanted]:
             self._give_up(self._tenures, name, "placed elsewhere")
         self._leaving = [tenure for tenure in self._leaving if not tenure.left]
+        self._unrecorded = [tenure for tenure in self._unrecorded if not tenure.left]
         self._release_doubtful(wanted)
         copied = {name for name in placed.copies if works is None or name in works} - wanted
         for name in [name for name, copy in self._copies.items() if copy in self._unrecorded]:
