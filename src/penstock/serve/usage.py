@@ -26,7 +26,7 @@ class Usage:
         self._debt_bytes = self._debt_at = 0.0
 
     def begin_request(self, requests_max: int | None) -> bool:
-        """Count a request unless the limit of concurrent requests is reached; return whether it is counted."""
+        """Count a request unless the limit of concurrent requests is reached; return whether it was."""
         if requests_max is not None and self.requests >= requests_max:
             return False
         self.requests += 1
