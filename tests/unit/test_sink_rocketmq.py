@@ -271,6 +271,9 @@ def test_message_of_a_batch_has_its_properties() -> None:
             "AclException: Need admin permission for request code=17, but accessKey=x is not",
             PrivilegeMissing,
         ),
+        (1, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", ServerBusy),
+        (1, "create mapped file failed, server is busy or broken.", ServerBusy),
+        (1, "in-sync replicas not enough", ServerBusy),
         (3, "request type 320 not supported", ServerUnsupported),
     ],
 )

@@ -238,4 +238,7 @@ def error_of(reply: Reply) -> PenstockError:
         )
     if _OF_ACCOUNT.search(remark):
         return AuthenticationFailed(message, hint="Check user (the access key) and password of the sink")
+    if reply.code == Answer.ERROR:
+        # Brokers answer this while the page cache is busy or replicas are late. Java's producer retries.
+        return ServerBusy(message)
     return ServerUnsupported(message)
