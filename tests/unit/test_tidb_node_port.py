@@ -4,7 +4,9 @@
 import functools
 import socket
 import stat
+import struct
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,6 +122,70 @@ def test_answers_are_sent_at_once() -> None:
         assert ask(address, "GET", "/status") == (200, {"nodelay": "1"})
     finally:
         port.stop()
+
+
+def test_client_that_does_not_read_is_sent_no_more_whatever_its_window_is() -> None:
+    streaming = Streaming()
+    bound = bind_port("127.0.0.1", 0)
+    port = NodePort("test", bound, lambda loop: streaming, no_http, None)
+    port.start()
+    try:
+        with socket.create_connection(bound.getsockname()) as client:
+            client.sendall(call_with_largest_window())
+            wait_until(lambda: [each for each in port._connections if each.transport.get_write_buffer_size()])
+            sent = -1
+            while sent != streaming.sent:
+                sent = streaming.sent
+                time.sleep(0.2)
+                assert sent < 64, "the answers are kept in memory"
+            received = 0
+            while received < 80 << 20:
+                received += len(client.recv(1 << 20))
+            assert streaming.sent > sent
+    finally:
+        port.stop()
+
+
+async def no_http(method: str, path: str) -> None:
+    """Know no path."""
+
+
+class Streaming:
+    """Answers each call with messages of 1 MiB, without an end."""
+
+    sent = 0
+
+    def receive(self, calls: Sequence[GrpcCall]) -> None:
+        for call in calls:
+            call.run(self._stream(call))
+
+    async def _stream(self, call: GrpcCall) -> None:
+        while True:
+            await call.send([bytes(1 << 20)])
+            self.sent += 1
+
+
+def call_with_largest_window() -> bytes:
+    """Return what a client sends that makes one call and permits the server to send 2 GiB."""
+
+    def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+        return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+    largest = (1 << 31) - 1
+    headers = {":method": "POST", ":scheme": "http", ":path": "/a", "content-type": "application/grpc"}
+    encoded = b"".join(
+        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in headers.items()
+    )
+    return b"".join(
+        (
+            node_port._PREFACE,
+            frame(4, 0, 0, struct.pack(">HI", 4, largest)),
+            frame(8, 0, 0, struct.pack(">I", largest - 65535)),
+            frame(1, 4, 1, encoded),
+            frame(0, 1, 1, bytes(5)),
+        )
+    )
 
 
 class Answering:

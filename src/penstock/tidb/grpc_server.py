@@ -82,7 +82,7 @@ class GrpcCall:
         self.on_cancel = asyncio.get_running_loop().create_task(self._run(work)).cancel
 
     async def send(self, messages: list[bytes], *, gzip: bool = False) -> None:
-        """Add messages to the answer, and wait until the client's window has taken them. Clears the list.
+        """Add messages to the answer, and wait until the client has room for more. Clears the list.
 
         With `gzip`, all messages of the answer are compressed.
         """
@@ -128,6 +128,9 @@ class GrpcPeer:
         )
         self._calls: dict[int, GrpcCall] = {}
         self._idle: asyncio.Future[None] | None = None
+        self._is_paused = False
+        # Calls to be woken once the client reads again.
+        self._paused_calls: list[GrpcCall] = []
 
     @property
     def unfinished_bytes(self) -> int:
@@ -157,6 +160,17 @@ class GrpcPeer:
         self._connection.finish(call.stream, code.value[0], text)
         self._advance()
 
+    def pause(self) -> None:
+        """Wake no call that sends: the client does not read, however large its window is."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Continue the calls that send."""
+        self._is_paused = False
+        calls, self._paused_calls = self._paused_calls, []
+        for call in calls:
+            call.wake()
+
     async def drain(self) -> None:
         """Let the client send its next calls elsewhere, and wait for the end of those that it has sent."""
         self._idle = asyncio.get_running_loop().create_future()
@@ -167,6 +181,7 @@ class GrpcPeer:
     def lost(self) -> None:
         """End all calls after the connection was closed."""
         calls, self._calls = self._calls, {}
+        self._paused_calls.clear()
         for call in calls.values():
             _cancel(call)
         if self._idle is not None and not self._idle.done():
@@ -182,7 +197,9 @@ class GrpcPeer:
                 _cancel(call)
         for stream in sent:
             call = self._calls.get(stream)
-            if call is not None:
+            if call is not None and self._is_paused:
+                self._paused_calls.append(call)
+            elif call is not None:
                 call.wake()
         if calls:
             arrived = [GrpcCall(self, *values) for values in calls]

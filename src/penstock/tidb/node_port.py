@@ -258,8 +258,12 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         # A client that does not read its answers gets no more of them.
         self.transport.pause_reading()
+        if self._peer is not None:
+            self._peer.pause()
 
     def resume_writing(self) -> None:
+        if self._peer is not None:
+            self._peer.resume()
         self.transport.resume_reading()
 
     async def drain(self) -> None:
