@@ -25,7 +25,7 @@ from penstock.serve.ptubes.messages import CheckpointMode, FetchRequest, PtubesC
 from penstock.serve.ptubes.session import Session
 from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
-from penstock.serve.subscription import Cursor, Started
+from penstock.serve.subscription import Cursor, Start, Started
 from penstock.serve.threads import Threads
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import Captured, open_log
@@ -220,4 +220,29 @@ def test_pieces_of_a_view_are_further_apart_the_more_followers_it_has(log: Log) 
         return [*measured, pieces._gap(view, far_behind)]
 
     with asyncio.Runner(loop_factory=FrozenLoop) as runner:
-        assert runner.run(gaps()) == pytest.approx([0.001, 0.001, 0.1, 0.001])
+        assert runner.run(gaps()) == pytest.approx([0.001, 0.001, 0.1, 0.0])
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_follower_to_whose_piece_nothing_is_added_does_not_wait_for_others(log: Log, ends: bool) -> None:
+    if not ends:
+        # It is in an earlier file than those at the end.
+        Captured(log).run()
+    start = log.earliest()
+    assert start is not None
+    loop = TimedLoop()
+
+    async def follow() -> None:
+        instance, view = Instance(log), View("typed", ALL_TABLES)
+        until = Start(edge="latest") if ends else None
+        with ThreadPoolExecutor(1) as pool:
+            pieces = Pieces(
+                instance, instance.arrivals, PieceMemory(), Threads(decoding=pool, searching=pool)
+            )
+            cursors = [Cursor(pieces, view, Started(start), until) for _ in range(1000)]
+            pieces._decoded_at[view] = loop.time()
+            assert await cursors[0].next(0) is not None
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(follow())
+    assert not loop.timers

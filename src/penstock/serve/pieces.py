@@ -194,7 +194,7 @@ class Pieces:
             await asyncio.wait({flight.task})
             return await self._at(key, has_waited=has_waited)
         if flight is None and not part:
-            if not has_waited and (gap := self._gap(view, start)) > 0:
+            if not has_waited and (gap := self._gap(view, start, end)) > 0:
                 # A task for all that wait would need two more turns of the loop, and captures may run before
                 # each.
                 await asyncio.sleep(gap)
@@ -219,19 +219,18 @@ class Pieces:
         is_short = piece.end.offset // PIECE_BYTES == start.offset // PIECE_BYTES
         return not is_short or visible.offset - start.offset < PIECE_BYTES
 
-    def _gap(self, view: View, start: Position) -> float:
+    def _gap(self, view: View, start: Position, end: Position | None = None) -> float:
         """Return the seconds until the next piece of a view may be decoded, so that small changes are
         batched."""
-        # A piece that is not short is worth its cost already, and a follower that catches up must not wait.
-        followers = len(self._cursors.get(view, ())) if self._is_near_head(start) else 0
-        gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * followers)
-        return self._decoded_at.get(view, 0.0) + gap - asyncio.get_running_loop().time()
-
-    def _is_near_head(self, start: Position) -> bool:
         visible = self.log.visible
-        if visible is None or (visible.epoch, visible.file) != (start.epoch, start.file):
-            return False
-        return visible.offset - start.offset <= PIECE_BYTES_AT_ONCE
+        is_at_head = visible is not None and (visible.epoch, visible.file) == (start.epoch, start.file)
+        if visible is None or not is_at_head or (end is not None and end <= visible):
+            # Nothing will be added to the piece.
+            return 0.0
+        if visible.offset - start.offset > PIECE_BYTES_AT_ONCE:
+            return 0.0
+        gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * len(self._cursors.get(view, ())))
+        return self._decoded_at.get(view, 0.0) + gap - asyncio.get_running_loop().time()
 
     def _begin(self, key: _Key) -> _Flight:
         flight = self._flights[key] = _Flight()
