@@ -11,8 +11,8 @@ Every test belongs to one tier:
 
 The brokers of Kafka, RabbitMQ and RocketMQ, and the nodes of Elasticsearch and OpenSearch, start too slowly
 for the everyday tier, so no everyday test uses a real one. Instead, tests/unit/test_sink_messages.py covers
-the messages, tests/integration/test_sink_http.py the order, bounds and refusals of a sink that sends requests,
-and tests/conformance the contract of every sink, on embedded stores and SQL servers.
+the messages, tests/integration/test_sink_http.py the order, bounds and refusals of a sink that sends
+requests, and tests/conformance the contract of every sink, on embedded stores and SQL servers.
 """
 
 import json
