@@ -223,14 +223,17 @@ class Pieces:
         """Return the seconds until the next piece of a view may be decoded, so that small changes are
         batched."""
         visible = self.log.visible
-        is_at_head = visible is not None and (visible.epoch, visible.file) == (start.epoch, start.file)
-        if visible is None or not is_at_head or (end is not None and end <= visible):
-            # Nothing will be added to the piece.
-            return 0.0
-        if visible.offset - start.offset > PIECE_BYTES_AT_ONCE:
+        if visible is None or not self._is_near_head(start) or (end is not None and end <= visible):
+            # Nothing, or nothing small, will be added to the piece.
             return 0.0
         gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * len(self._cursors.get(view, ())))
         return self._decoded_at.get(view, 0.0) + gap - asyncio.get_running_loop().time()
+
+    def _is_near_head(self, start: Position) -> bool:
+        visible = self.log.visible
+        if visible is None or (visible.epoch, visible.file) != (start.epoch, start.file):
+            return False
+        return visible.offset - start.offset <= PIECE_BYTES_AT_ONCE
 
     def _begin(self, key: _Key) -> _Flight:
         flight = self._flights[key] = _Flight()
