@@ -8,8 +8,9 @@ together. Reading the log for a Drainer runs in a thread.
 import asyncio
 import gzip
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -99,9 +100,7 @@ class PumpService:
 
     def finish(self, writes: list[Write]) -> None:
         """Answer the senders of a batch."""
-        self._loop.call_soon_threadsafe(
-            self._answer_senders, [each for each in writes if isinstance(each, _WaitingWrite)]
-        )
+        self._call_soon(self._answer_senders, [each for each in writes if isinstance(each, _WaitingWrite)])
 
     def _answer_senders(self, writes: list[_WaitingWrite]) -> None:
         self._waiting_bytes -= sum(len(each.payload) for each in writes)
@@ -116,7 +115,12 @@ class PumpService:
 
     def released(self) -> None:
         """Wake the Drainers that wait for more."""
-        self._loop.call_soon_threadsafe(self._wake_drainers)
+        self._call_soon(self._wake_drainers)
+
+    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        # The loop is closed if a slow disk outlasted the port's end. Nobody waits for an answer then.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _wake_drainers(self) -> None:
         self._releases += 1
