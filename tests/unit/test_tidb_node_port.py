@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port of a Pump or Drainer: who may connect, and what keeps it from being served."""
 
+import asyncio
 import functools
 import socket
+import ssl
 import stat
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,18 +133,72 @@ def test_client_that_does_not_read_is_sent_no_more_whatever_its_window_is() -> N
     try:
         with socket.create_connection(bound.getsockname()) as client:
             client.sendall(call_with_largest_window())
-            wait_until(lambda: [each for each in port._connections if each.transport.get_write_buffer_size()])
-            sent = -1
-            while sent != streaming.sent:
-                sent = streaming.sent
-                time.sleep(0.2)
-                assert sent < 64, "the answers are kept in memory"
+            wait_until(lambda: [each for each in port._connections if not each.transport.is_reading()])
+            asyncio.run_coroutine_threadsafe(rounds(500), port._loop).result(30)
+            sent = streaming.sent
+            assert sent < 64, "the answers are kept in memory"
             received = 0
             while received < 80 << 20:
                 received += len(client.recv(1 << 20))
             assert streaming.sent > sent
     finally:
         port.stop()
+
+
+@pytest.mark.parametrize("over_tls", [True, False])
+def test_ending_port_closes_connections_of_clients_that_keep_them_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_tls: bool
+) -> None:
+    monkeypatch.setattr(node_port, "DRAIN_SECONDS_MAX", 0.1)
+    certificate.make(tmp_path / "tls")
+    ca, key, cert = (tmp_path / "tls" / name for name in ("authority.pem", "server-key.pem", "server.pem"))
+    bound = bind_port("127.0.0.1", 0)
+    tls = PortTls(ClusterTls(ca, cert, key)) if over_tls else None
+    port = NodePort("test", bound, lambda loop: Streaming(), no_http, tls)
+    port.start()
+    client = socket.create_connection(bound.getsockname())
+    if over_tls:
+        context = ssl.create_default_context(cafile=ca)
+        context.check_hostname = False
+        context.load_cert_chain(cert, key)
+        client = context.wrap_socket(client)
+    with client:
+        client.sendall(call_with_largest_window())
+        wait_until(lambda: [each for each in port._connections if each.transport.get_write_buffer_size()])
+        [accepted] = [each.transport.get_extra_info("socket") for each in port._connections]
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        port.stop()
+        assert accepted.fileno() == -1
+        assert not port._connections
+
+
+def test_disk_slower_than_the_end_of_the_port_does_not_end_the_storing_thread(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_port, "DRAIN_SECONDS_MAX", 0.1)
+    begun = start()
+    hanging, hung = threading.Event(), threading.Event()
+    sync = begun.pump._store.log.sync
+
+    def hang() -> None:
+        hung.set()
+        assert hanging.wait(60)
+        sync()
+
+    monkeypatch.setattr(begun.pump._store.log, "sync", hang)
+    waiting = begun.client.write_later(prewrite(1))
+    assert hung.wait(30)
+    begun.pump._port.stop()
+    assert waiting.exception().code() is grpc.StatusCode.UNAVAILABLE
+    later = begun.pump._commit.call(lambda store: "called")
+    hanging.set()
+    assert later.result(30) == "called"
+
+
+async def rounds(count: int) -> None:
+    """Let the loop go round."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def no_http(method: str, path: str) -> None:

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from penstock.limits import (
     DRAIN_SECONDS_MAX,
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_SECONDS_MAX,
+    SEND_SECONDS_MAX,
     TIDB_UNFINISHED_BYTES_MAX,
 )
 from penstock.tidb.channels import ClusterTls
@@ -37,6 +39,12 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # TiDB often runs as another user, of the same group.
 _UNIX_MODE = 0o660
+
+# How long clients have to read the last answers, and to end TLS.
+_CLOSE_SECONDS_MAX = 1.0
+
+# Not every system has this option.
+_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 # Answers an HTTP request, by its method and path: the JSON object; None for an unknown path.
 HttpHandler = Callable[[str, str], Awaitable[Any]]
@@ -75,6 +83,11 @@ def bind_port(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit these. A client whose machine is gone, or that does not read, is
+        # dropped.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if _USER_TIMEOUT is not None:
+            bound.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, int(SEND_SECONDS_MAX * 1000))
         bound.bind((host, port))
     except OSError as problem:
         bound.close()
@@ -172,8 +185,23 @@ class NodePort:
             drains = [self._loop.create_task(connection.drain()) for connection in self._connections]
             if drains:
                 await asyncio.wait(drains, timeout=DRAIN_SECONDS_MAX)
-            for connection in list(self._connections):
-                connection.close()
+            await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        """Close all connections, and abort those whose clients do not read, or keep TLS open."""
+        for connection in list(self._connections):
+            connection.close()
+        await self._wait_for_no_connection()
+        for connection in list(self._connections):
+            connection.transport.abort()
+        # Their sockets are closed by the loop.
+        await self._wait_for_no_connection()
+
+    async def _wait_for_no_connection(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS_MAX):
+                while self._connections:
+                    await asyncio.sleep(0.005)
 
     def _connect(self) -> "_Connection":
         return _Connection(self)
@@ -254,6 +282,8 @@ class _Connection(asyncio.Protocol):
             self._deadline.cancel()
         if self._peer is not None:
             self._peer.lost()
+            # With TLS, references to this object go in a circle: what the peer has buffered would stay.
+            self._peer = None
 
     def pause_writing(self) -> None:
         # A client that does not read its answers gets no more of them.
