@@ -5,8 +5,15 @@ from penstock.logstore.reader import LogReader
 
 
 def assert_equal_logs(first: LogReader, other: LogReader) -> int:
-    """Assert that two logs have the same bytes wherever both have any; return how many they share."""
-    assert [epoch.epoch for epoch in first.epochs.epochs] == [epoch.epoch for epoch in other.epochs.epochs]
+    """Assert that two logs have the same bytes wherever both have any; return how many they share.
+
+    One may begin later than the other, in a later epoch.
+    """
+    left_epochs, right_epochs = ([epoch.epoch for epoch in log.epochs.epochs] for log in (first, other))
+    start = max(left_epochs[0], right_epochs[0])
+    assert [epoch for epoch in left_epochs if epoch >= start] == [
+        epoch for epoch in right_epochs if epoch >= start
+    ]
     shared = 0
     for extent in first.extents():
         for there in other.extents():

@@ -179,16 +179,22 @@ class Connection:
             length, header_length = struct.unpack_from(">ii", self._rest)
             header_length &= _HEADER_BYTES_MASK
             if not 4 + header_length <= length <= _FRAME_BYTES_MAX:
-                raise ServerUnsupported(f"{self.address} does not speak RocketMQ's remoting protocol")
+                raise self._foreign()
             if len(self._rest) < 4 + length:
                 break
             frame = bytes(self._rest[8 : 4 + length])
             del self._rest[: 4 + length]
-            header = json.loads(frame[:header_length])
-            # Servers also send requests, which only consumers have to answer.
-            if header["flag"] & _IS_ANSWER:
-                reply = Reply(header["code"], header.get("remark") or "", frame[header_length:])
-                self._answers[header["opaque"]] = reply
+            try:
+                header = json.loads(frame[:header_length])
+                # Servers also send requests, which only consumers have to answer.
+                if header["flag"] & _IS_ANSWER:
+                    reply = Reply(header["code"], header.get("remark") or "", frame[header_length:])
+                    self._answers[header["opaque"]] = reply
+            except (ValueError, KeyError, TypeError) as problem:
+                raise self._foreign() from problem
+
+    def _foreign(self) -> ServerUnsupported:
+        return ServerUnsupported(f"{self.address} does not speak RocketMQ's remoting protocol")
 
 
 def sign(fields: Mapping[str, str], body: bytes, access_key: str, secret: Secret) -> dict[str, str]:
@@ -200,8 +206,11 @@ def sign(fields: Mapping[str, str], body: bytes, access_key: str, secret: Secret
 
 
 def read_json(body: bytes) -> Any:
-    """Return the body of an answer, whose maps may have numbers as keys."""
-    return json.loads(_NUMBER_KEY.sub(r'\1"\2":', body.decode()))
+    """Return the body of an answer, whose maps may have numbers as keys. Raises ServerUnsupported."""
+    try:
+        return json.loads(_NUMBER_KEY.sub(r'\1"\2":', body.decode()))
+    except ValueError as problem:
+        raise ServerUnsupported(f"an answer of RocketMQ is no JSON: {problem}") from problem
 
 
 def message_of(body: bytes, properties: Mapping[str, str]) -> bytes:
