@@ -182,7 +182,10 @@ def test_missing_queues_stop_a_batch_until_they_return(server: FakeServer) -> No
     assert len(sink.begin([ORDERS])["queues"]["shop_orders"]) == 6
 
 
-@pytest.mark.parametrize("garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 8, b"\0\0\0\x10"])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 8, b"\0\0\0\x10", struct.pack(">ii", 7, 3) + b"{x}"],
+)
 def test_server_of_another_protocol_is_reported(server: FakeServer, garbage: bytes) -> None:
     server.garbage = garbage
     with pytest.raises((ServerUnsupported, ConnectionLost)):
