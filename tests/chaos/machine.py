@@ -148,7 +148,6 @@ class Chaos:
             if writer.failure is not None:
                 raise writer.failure
         self._wait_for_progress()
-        self.servers.prove_acknowledgements()
         self._note(f"Canal's client was started {self.canal.starts} times")
         self._prove_copies()
         for writer in self.writers:
@@ -264,6 +263,7 @@ class Chaos:
 
     def _wait_for_progress(self) -> None:
         """Wait until everything that was committed up to now has arrived everywhere."""
+        self.servers.prove_acknowledgements()
         begun_at = time.monotonic()
         steps = {writer.table: writer.step for writer in self.writers}
         wait_until(
@@ -348,7 +348,7 @@ class Chaos:
             Fault("kill a node", 2, ensemble, partial(self._kill_nodes, 1), lambda host: host.start()),
             Fault("freeze a node", 2, ensemble, self._freeze_node, self._thaw_nodes),
             Fault("kill two nodes", 1, ensemble, partial(self._kill_nodes, 2), Ensemble.start, alone=True),
-            Fault("kill a server", 2, servers, Server.kill, Server.start),
+            Fault("kill a server", 2, servers, self.servers.kill, Server.start),
             Fault("promote", 2, {"the replica": self.servers}, self._promote, Servers.rejoin, alone=True),
             Fault("kill", 1, {"Canal's client": self.canal}, CanalFollower.kill, lambda host: None),
             Fault("restart", 1, {"subscriber": self.follower}, Follower.stop, Follower.start),

@@ -17,8 +17,25 @@ from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
-# Longer than any run: a commit waits for as long as nobody has acknowledged it.
-_ACKNOWLEDGED_MILLISECONDS_MAX = 3_600_000
+# Options that last over restarts. The servers are started without the file to which SET PERSIST writes. The
+# timeout is longer than any run: a commit waits for as long as nobody has acknowledged it.
+_OPTIONS: Mapping[str, str | int] = {
+    "plugin_load_add": "rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so",
+    "rpl_semi_sync_source_timeout": 3_600_000,
+    "rpl_semi_sync_source_wait_point": "AFTER_SYNC",
+}
+_PRIMARY = {
+    "rpl_semi_sync_replica_enabled": False,
+    "rpl_semi_sync_source_enabled": True,
+    "super_read_only": False,
+    "read_only": False,
+}
+_REPLICA = {
+    "read_only": True,
+    "super_read_only": True,
+    "rpl_semi_sync_source_enabled": False,
+    "rpl_semi_sync_replica_enabled": True,
+}
 
 
 class Servers:
@@ -28,23 +45,16 @@ class Servers:
         self._stack = ExitStack()
         # Cleared while no server is the primary.
         self._settled = threading.Event()
-        # Whether every commit waited for an acknowledgement; a server forgets it when it dies.
-        self._lapses = 0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._primary = stack.enter_context(Server("mysql"))
+            self._primary = stack.enter_context(Server("mysql", _OPTIONS))
             self.replica = replica_of(
                 self._primary,
-                lambda flavor="mysql", **options: stack.enter_context(Server(flavor, options)),
+                lambda flavor="mysql", **options: stack.enter_context(
+                    Server(flavor, {**_OPTIONS, **options})
+                ),
             )
-            for server in self.all:
-                server.sql(
-                    "INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so';"
-                    " INSTALL PLUGIN rpl_semi_sync_replica SONAME 'semisync_replica.so';"
-                    f" SET PERSIST rpl_semi_sync_source_timeout = {_ACKNOWLEDGED_MILLISECONDS_MAX};"
-                    " SET PERSIST rpl_semi_sync_source_wait_point = AFTER_SYNC"
-                )
             self._follow(self.replica)
             wait_until(lambda: gtids_executed(self.replica) == gtids_executed(self._primary))
             self._lead(self._primary)
@@ -79,47 +89,59 @@ class Servers:
         has received. What the dead server has logged and sent to nobody is fetched from its disk before the
         promotion, because readers of its log may have it.
         """
-        self._note_lapses()
+        self.prove_acknowledgements()
         self._settled.clear()
         dead, promoted = self.all
         dead.kill()
         wait_until(lambda: _has_applied(promoted))
         prove_acknowledged(promoted)
+        # A writer may still have the address of the dead server.
+        _set(dead, **_REPLICA)
         dead.start()
         wait_until(lambda: gtids_executed(promoted) == gtids_executed(dead))
         dead.kill()
-        promoted.sql("STOP REPLICA; RESET REPLICA ALL; SET PERSIST rpl_semi_sync_replica_enabled = 0")
+        promoted.sql("STOP REPLICA; RESET REPLICA ALL")
         self._primary, self.replica = promoted, dead
         self._lead(promoted)
 
     def rejoin(self) -> None:
         """Let the dead server return as the replica of the promoted one."""
         self.replica.start()
-        self.replica.sql("SET PERSIST rpl_semi_sync_source_enabled = 0")
         self._follow(self.replica)
 
-    def prove_acknowledgements(self) -> None:
-        """Assert that every commit of writers waited for its acknowledgement."""
-        self._note_lapses()
-        assert self._lapses == 0, f"{self._lapses} commits waited for nobody"
+    def kill(self, server: Server) -> None:
+        """Kill one of the servers; what it counts of acknowledgements ends with it."""
+        if server is self._primary:
+            self.prove_acknowledgements()
+        server.kill()
 
-    def _note_lapses(self) -> None:
-        status = self.primary.sql("SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_source_no_tx'")
-        self._lapses += int(status[0][1])
+    def prove_acknowledgements(self) -> None:
+        """Assert that every commit since the start of the primary waited for its acknowledgement."""
+        status = dict(self.primary.sql("SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_source_%'"))
+        assert status["Rpl_semi_sync_source_status"] == "ON", "commits wait for nobody"
+        lapses = int(status["Rpl_semi_sync_source_no_tx"])
+        assert lapses == 0, f"{lapses} commits waited for nobody"
 
     def _lead(self, server: Server) -> None:
-        server.sql("SET PERSIST rpl_semi_sync_source_enabled = 1; SET PERSIST super_read_only = 0")
-        server.sql("SET PERSIST read_only = 0")
+        _set(server, **_PRIMARY)
         self._settled.set()
 
     def _follow(self, server: Server) -> None:
+        _set(server, **_REPLICA)
         server.sql(
-            "SET PERSIST super_read_only = 1; SET PERSIST rpl_semi_sync_replica_enabled = 1; STOP REPLICA;"
-            f" CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={self._primary.port},"
-            f" SOURCE_USER='{REPLICATION_USER}', SOURCE_PASSWORD='{REPLICATION_PASSWORD}',"
+            "STOP REPLICA; CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1',"
+            f" SOURCE_PORT={self._primary.port}, SOURCE_USER='{REPLICATION_USER}',"
+            f" SOURCE_PASSWORD='{REPLICATION_PASSWORD}',"
             " SOURCE_AUTO_POSITION=1, SOURCE_SSL=1, SOURCE_CONNECT_RETRY = 1, SOURCE_RETRY_COUNT = 1000000;"
             " START REPLICA"
         )
+
+
+def _set(server: Server, **values: bool) -> None:
+    """Set global variables of a server, also for its next starts."""
+    if server.running:
+        server.sql("; ".join(f"SET GLOBAL {name} = {value}" for name, value in values.items()))
+    server.options |= {name.replace("_", "-"): value for name, value in values.items()}
 
 
 def _has_applied(replica: Server) -> bool:
