@@ -167,6 +167,7 @@ HOMES = {
         "src/penstock/serve/http/changes_request.py",
         "src/penstock/serve/http/history.py",
         "src/penstock/serve/http/json_request.py",
+        "src/penstock/serve/http/subscription_changes.py",
         "src/penstock/serve/http/subscription_reset.py",
         "src/penstock/pipeline/",
         "src/penstock/sinks/",

@@ -15,16 +15,12 @@ from penstock.coordinate.store import SESSION_SECONDS
 from penstock.errors import OptionInvalid
 from penstock.limits import BATCH_ROWS_MAX
 from penstock.model import Secret, ServerAddress, TablePatterns, Tls, is_server_url
+from penstock.source.asked_changes import change_types, sent_columns
 from penstock.source.bounds import BoundText
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.reading import CHANGE_TYPES, SYSTEM_COLUMNS
 
 CHECKPOINT = "checkpoint"
 COMPRESSIONS = ("none", "lz4", "zstd")
-
-# These system columns are always sent: sharding and change types depend on them.
-_SENT_ALWAYS = SYSTEM_COLUMNS[:3]
-_UPDATES = ("update_preimage", "update_postimage")
 
 
 @dataclass(frozen=True)
@@ -212,33 +208,3 @@ def _refuse_names(name: str, member: str | None) -> None:
                 f"{what} {value!r} cannot be a {what}",
                 hint='Use letters, without "/": the daemon shows NAME/MEMBER',
             )
-
-
-def sent_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the columns that are sent if these are asked for; None: all."""
-    return None if columns is None else tuple(dict.fromkeys((*columns, *_SENT_ALWAYS)))
-
-
-def change_types(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the types of changes that some kinds stand for; None: all.
-
-    Raises OptionInvalid for an unknown kind, and for no kind, which would pass over every change.
-    """
-    if kinds is None:
-        return None
-    requested = [kinds] if isinstance(kinds, str) else list(kinds)
-    if not requested:
-        raise OptionInvalid(
-            "changes names no kind of change",
-            hint="Use some of insert, update, delete, or leave it out for all",
-        )
-    wanted = [
-        change_type for kind in requested for change_type in (_UPDATES if kind == "update" else (kind,))
-    ]
-    for kind in wanted:
-        if kind not in CHANGE_TYPES:
-            raise OptionInvalid(
-                f"change type {kind!r} is unknown",
-                hint=f"Use some of insert, update, delete, {', '.join(_UPDATES)}",
-            )
-    return tuple(dict.fromkeys(wanted))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a subscription refuses: other shards than it has, and requests that differ from what is stored."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,16 @@ def refuse_shard(subscription: "Subscription", shard: int | None) -> None:
         raise OptionInvalid(
             f"subscription {subscription.name} has no shard {shard}",
             hint=f"Its shards are 0 to {subscription.shard_count - 1}",
+        )
+
+
+def refuse_move(subscription: "Subscription", shard: int, member: str, members: Sequence[str]) -> None:
+    """Raise OptionInvalid if a shard cannot be given to a member."""
+    refuse_shard(subscription, shard)
+    if member not in members:
+        raise OptionInvalid(
+            f"subscription {subscription.name} has no member {member!r}",
+            hint=f"Its members: {', '.join(members) or 'none; start a subscriber'}",
         )
 
 

@@ -14,7 +14,13 @@ from typing import Any, Self
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints, ShardState, shard_path
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.member_statistics import MemberStatistics
-from penstock.coordinate.refusals import refuse_another, refuse_count, refuse_resizing, refuse_shard
+from penstock.coordinate.refusals import (
+    refuse_another,
+    refuse_count,
+    refuse_move,
+    refuse_resizing,
+    refuse_shard,
+)
 from penstock.coordinate.resize import reshaped, restarted, why_not
 from penstock.coordinate.store import (
     ABSENT,
@@ -25,7 +31,6 @@ from penstock.coordinate.store import (
     reading_record,
 )
 from penstock.errors import OptionInvalid, VersionConflict
-from penstock.limits import SUBSCRIPTION_SHARDS_MAX
 
 # The time that members have to finish their work before their shards are resized.
 RESIZE_SECONDS = 15.0
@@ -256,10 +261,7 @@ class Subscriptions:
 
         Raises OptionInvalid if the existing one has other tables, shards or shard columns.
         """
-        if not 1 <= subscription.shard_count <= SUBSCRIPTION_SHARDS_MAX:
-            raise OptionInvalid(
-                f"a subscription has 1 to {SUBSCRIPTION_SHARDS_MAX} shards, not {subscription.shard_count}"
-            )
+        refuse_count(subscription.shard_count)
         existing = self.get(subscription.instance, subscription.name)
         if existing is None:
             created = replace(
@@ -373,13 +375,7 @@ class Subscriptions:
     def move(self, instance: str, name: str, shard: int, member: str) -> Subscription:
         """Give a shard to a member until that member leaves. Raises OptionInvalid."""
         subscription = self._must_get(instance, name)
-        refuse_shard(subscription, shard)
-        members = self.members(subscription)
-        if member not in members:
-            raise OptionInvalid(
-                f"subscription {name} has no member {member!r}",
-                hint=f"Its members: {', '.join(members) or 'none; start a subscriber'}",
-            )
+        refuse_move(subscription, shard, member, self.members(subscription))
         return self.change(
             instance, name, lambda current: replace(current, pins={**current.pins, shard: member})
         )
@@ -387,31 +383,23 @@ class Subscriptions:
     def resize(
         self, instance: str, name: str, shard_count: int, seconds: float = RESIZE_SECONDS
     ) -> Subscription:
-        """Change the number of shards of a running or stopped subscription; return the resulting
-        subscription.
+        """Change the number of shards of a running or stopped subscription, and return it.
 
         Members finish their work and stop. After `seconds` the remaining ones are fenced, and what they had
         not noted is repeated. Then the new shards start where the old ones ended. Raises OptionInvalid with a
         hint what to wait for. After CoordinationLost run it again, or a member finishes it.
         """
-        refuse_count(shard_count)
-        self._must_get(instance, name)
         generation = self.next_generation()
 
         def begun(current: Subscription) -> Subscription:
-            if current.resizing is None and current.shard_count == shard_count:
+            self.refuse_resize(current, shard_count)
+            if current.resizing is not None or current.shard_count == shard_count:
                 return current
-            resizing = current.resizing or Resizing(shard_count, generation)
-            if (resizing.shard_count, resizing.shard_columns) != (shard_count, None):
-                refuse_resizing(name, resizing.shard_count)
-            return replace(current, resizing=resizing)
+            return replace(current, resizing=Resizing(shard_count, generation))
 
-        subscription = self._must_get(instance, name)
-        if subscription.resizing is None and subscription.shard_count != shard_count:
-            self._refuse_resize(subscription)
         done = self._finish(self.change(instance, name, begun), seconds)
         if done.shard_count != shard_count:
-            self._refuse_resize(done)
+            self._refuse_new_shards(done)
         return done
 
     def rekey(
@@ -436,13 +424,13 @@ class Subscriptions:
             if columns == current.shard_columns:
                 return current
             self._refuse_canal(current)
-            self._refuse_resize(current)
+            self._refuse_new_shards(current)
             return replace(current, resizing=Resizing(current.shard_count, generation, columns))
 
         wanted = keying(self._must_get(instance, name))
         done = self._finish(self.change(instance, name, begun), seconds)
         if done.shard_columns != wanted:
-            self._refuse_resize(done)
+            self._refuse_new_shards(done)
         return done
 
     def _finish(self, done: Subscription, seconds: float) -> Subscription:
@@ -504,6 +492,16 @@ class Subscriptions:
             )
 
         return self.change(subscription.instance, subscription.name, finished)
+
+    def refuse_resize(self, subscription: Subscription, shard_count: int) -> None:
+        """Raise OptionInvalid if a subscription cannot have this number of shards now."""
+        refuse_count(shard_count)
+        resizing = subscription.resizing
+        if resizing is None:
+            if subscription.shard_count != shard_count:
+                self._refuse_new_shards(subscription)
+        elif (resizing.shard_count, resizing.shard_columns) != (shard_count, None):
+            refuse_resizing(subscription.name, resizing.shard_count)
 
     # --- For members ------------------------------------------------------------------------
 
@@ -571,7 +569,7 @@ class Subscriptions:
                 hint="Stop the client to pause it; a filter of its own narrows it",
             )
 
-    def _refuse_resize(self, subscription: Subscription) -> None:
+    def _refuse_new_shards(self, subscription: Subscription) -> None:
         checkpoints = subscription.checkpoints(self._store)
         reason = why_not([checkpoints.state(shard) for shard in range(subscription.shard_count)])
         if reason is not None:

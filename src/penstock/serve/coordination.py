@@ -7,6 +7,7 @@ It has a connection of its own with short timeouts, so that a lost store delays 
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -120,6 +121,18 @@ class CoordinationProbe:
             assert self._store is not None, "it has answered"
             self._asked_at = self._viewed_at = float("-inf")
             return work(Subscriptions(self._store))
+
+    def change_slowly(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
+        """Return the result of a change that may wait for members, over a connection of its own.
+
+        Metrics and health do not wait for it. Raises CoordinationLost, and the errors of `work`.
+        """
+        with closing(self._open()) as store:
+            try:
+                return work(Subscriptions(store))
+            finally:
+                with self._lock:
+                    self._asked_at = self._viewed_at = float("-inf")
 
     def close(self) -> None:
         """Close the connection to the store."""

@@ -25,6 +25,7 @@ from penstock.serve.http import connections as connection_routes
 from penstock.serve.http import events as event_routes
 from penstock.serve.http import health as health_routes
 from penstock.serve.http import metrics as metrics_routes
+from penstock.serve.http import subscription_changes as subscription_change_routes
 from penstock.serve.http import subscription_pause as pause_routes
 from penstock.serve.http import subscription_reset as reset_routes
 from penstock.serve.http import subscriptions as subscription_routes
@@ -99,6 +100,7 @@ class Telemetry:
             *subscription_routes.routes(self._served, self._coordination),
             *reset_routes.routes(self._served, self._coordination),
             *pause_routes.routes(self._served, self._coordination),
+            *subscription_change_routes.routes(self._served, self._coordination),
             *connection_routes.routes(self._served, self._ports),
             *event_routes.routes(self._served, RECENT_EVENTS),
             *chart_routes.routes(self._served, self.samples, self._served.threads.reporting),

@@ -138,9 +138,9 @@ def _parse_selection(
     tables: str | None, exclude: str | None, changes: str | None, where: str | None, columns: str | None
 ) -> "Selection":
     """Return the named fields of a selection. Raises OptionInvalid."""
-    from penstock.client.options import change_types, sent_columns
     from penstock.coordinate.subscription_record import Selection
     from penstock.predicate import Predicate
+    from penstock.source.asked_changes import change_types, sent_columns
 
     if exclude is not None and tables is None:
         raise OptionInvalid(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.shared.chosen_subscription import full_name
-from penstock.client.options import change_types, sent_columns
 from penstock.coordinate.store import CoordinationStore
 from penstock.coordinate.subscription_record import Selection, Subscription, Subscriptions
 from penstock.errors import OptionInvalid, SourceMissing
@@ -22,6 +21,7 @@ from penstock.settings.documents import InstanceDocument, JobDocument, Subscript
 from penstock.settings.exported import ExportedText, without_secrets
 from penstock.settings.file import REFERENCE, read_yaml, yaml_documents, yaml_text
 from penstock.settings.values import Section
+from penstock.source.asked_changes import change_types, sent_columns
 
 
 @dataclass(frozen=True)

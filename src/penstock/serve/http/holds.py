@@ -72,8 +72,7 @@ async def _remove(served: Served, request: Request) -> Response:
     reader = request.path_params["reader"]
     instance = request.path_params["instance"]
     account.prove_reads(instance, reader)
-    holds = log if isinstance(log, MemoryLog) else Holds(log.disk, log.layout)
-    await run_in_threadpool(holds.give_up, reader, account.name, admin=account.admin)
+    await run_in_threadpool(give_up_hold, log, reader, account)
     # What its consumer told before would set it again.
     served.consumers.release(instance, reader)
     return JSONResponse({"reader": reader})
@@ -84,6 +83,12 @@ def _set(log: ServedLog, hold: Hold, *, admin: bool) -> None:
         log.hold(hold, admin=admin)
     else:
         Holds(log.disk, log.layout).put(hold, log=log, admin=admin)
+
+
+def give_up_hold(log: ServedLog, reader: str, account: Account) -> None:
+    """Remove a hold of a log. Raises SourceMissing, AccessDenied."""
+    holds = log if isinstance(log, MemoryLog) else Holds(log.disk, log.layout)
+    holds.give_up(reader, account.name, admin=account.admin)
 
 
 def _all(log: ServedLog) -> list[Hold]:

@@ -3,7 +3,7 @@
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from penstock.errors import OptionInvalid
@@ -25,3 +25,9 @@ class JsonRequest(BaseModel):
             raise OptionInvalid(
                 f"the body of the request cannot be used: {details}", hint=f"Send {example}"
             ) from problem
+
+
+class ChangeRequest(JsonRequest):
+    """The body of a request that changes something after a dry run."""
+
+    dry_run: bool = Field(default=True, description="Report what would happen, and change nothing")

@@ -10,6 +10,8 @@ from penstock.serve.http.change_frames import MEDIA_TYPE
 from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
 from penstock.serve.http.history import HistoryRequest
+from penstock.serve.http.json_request import JsonRequest
+from penstock.serve.http.subscription_changes import CALLS as SUBSCRIPTION_CALLS
 from penstock.serve.http.subscription_reset import ResetRequest
 from penstock.serve.problems import PROBLEM_TYPE
 
@@ -208,6 +210,13 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
 )
 
 
+# Calls that change something after a dry run: path, body and summary.
+_CHANGES: tuple[tuple[str, type[JsonRequest], str], ...] = tuple(
+    (f"{_INSTANCE}/subscriptions/{{subscription}}/{word}", request_type, f"{summary}; administrators only")
+    for word, (request_type, summary, _) in SUBSCRIPTION_CALLS.items()
+)
+
+
 @functools.cache
 def description() -> dict[str, Any]:
     """Return the complete description as plain JSON values."""
@@ -234,6 +243,10 @@ def description() -> dict[str, Any]:
         "required": True,
         "content": {_JSON: {"schema": reset}},
     }
+    for path, request_type, summary in _CHANGES:
+        content = {_JSON: {"schema": request_type.model_json_schema()}}
+        post = {**_call(path, summary, [], _JSON), "requestBody": {"required": True, "content": content}}
+        paths.setdefault(path, {})["post"] = post
     return {
         "openapi": "3.1.0",
         "info": {
