@@ -3,6 +3,7 @@
 
 import json
 import pickle
+import socket
 import socketserver
 import struct
 import threading
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from penstock.changes import Changes
 from penstock.errors import (
+    AnswerTimedOut,
     AuthenticationFailed,
     ConnectionLost,
     OptionInvalid,
@@ -25,8 +28,18 @@ from penstock.errors import (
     ServerUnsupported,
 )
 from penstock.model import Secret
-from penstock.sinks.rocketmq.remoting import Answer, Reply, Request, error_of, message_of, read_json, sign
-from penstock.sinks.sink import BatchMark, Evolution, Spread, make_sink, settings_of
+from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.rocketmq.remoting import (
+    Answer,
+    Connection,
+    Reply,
+    Request,
+    error_of,
+    message_of,
+    read_json,
+    sign,
+)
+from penstock.sinks.sink import BatchMark, Evolution, Spread, Writer, make_sink, settings_of
 from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "name": "varchar(20)"})
@@ -44,7 +57,11 @@ class FakeServer:
         self.code = Answer.SUCCESS
         self.queues = 0
         self.messages: dict[int, list[bytes]] = defaultdict(list)
-        self.garbage = b""
+        self.garbage = self.garbage_for_messages = b""
+        # Whether the server stores what it receives; until then requests wait.
+        self.stores = threading.Event()
+        self.stores.set()
+        self.requests = 0
         fake = self
 
         class Client(socketserver.BaseRequestHandler):
@@ -60,6 +77,11 @@ class FakeServer:
                     fields = header.get("extFields", {})
                     if header["code"] == Request.SEND_BATCH:
                         queue = int(fields["e"])
+                        fake.requests += 1
+                        fake.stores.wait()
+                        if fake.garbage_for_messages:
+                            self.request.sendall(fake.garbage_for_messages)
+                            return
                         assert queue not in {of for of, _ in waiting}, "two requests of a queue are under way"
                         waiting.append((queue, header["opaque"]))
                         fake.messages[queue] += bodies(frame[header_length:])
@@ -109,6 +131,11 @@ def bodies(batch: bytes) -> list[bytes]:
         assert length == 22 + body_length + properties_length
         batch = batch[length:]
     return found
+
+
+def write_all(writer: Writer, changes: Changes) -> int:
+    writer.write(changes)
+    return writer.finish().rows
 
 
 @pytest.fixture
@@ -171,6 +198,55 @@ def test_refused_batch_raises_the_error_of_its_answer(server: FakeServer) -> Non
     assert not sink._idle
 
 
+def test_batch_is_sent_again_only_once_its_first_request_is_answered(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A request that the server stores after those of the retry, and of later batches, would undo them.
+    monkeypatch.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 0.05)
+    sink = sink_of(url=f"rocketmq://{server.address}", queues=1, format="json")
+    sink.prepare(ORDERS, Evolution.EVOLVE)
+    server.stores.clear()
+    for _ in range(2):
+        writer = sink.open(MARK, 0)
+        with pytest.raises(AnswerTimedOut, match="has not answered for"):
+            write_all(writer, changes_of(ORDERS, insert(1, id=1)))
+        writer.abort()
+    assert server.requests == 1
+    server.stores.set()
+    monkeypatch.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 10.0)
+    for i in (1, 2):
+        write_all(sink.open(MARK, 0), changes_of(ORDERS, insert(1, id=i)))
+    assert [json.loads(body)["after"]["id"] for body in server.messages[0]] == [1, 1, 2]
+    sink.close()
+
+
+def test_batch_is_sent_again_once_the_broker_has_ended_the_connection_of_the_first(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of(url=f"rocketmq://{server.address}", queues=1, format="json")
+    sink.prepare(ORDERS, Evolution.EVOLVE)
+    server.garbage_for_messages = b"\xff" * 8
+    writer = sink.open(MARK, 0)
+    with pytest.raises(ServerUnsupported):
+        write_all(writer, changes_of(ORDERS, insert(1, id=1)))
+    writer.abort()
+    server.garbage_for_messages = b""
+    assert write_all(sink.open(MARK, 0), changes_of(ORDERS, insert(1, id=1))) == 1
+    sink.close()
+
+
+def test_closing_a_connection_discards_what_is_not_sent_yet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        connection = Connection(address, Endpoint(url=f"rocketmq://{address}"), None, tls=False)
+        accepted, _ = listener.accept()
+        connection.send(Request.BROKERS, {})
+        assert accepted.recv(1 << 16)
+        connection.close()
+        with accepted, pytest.raises(ConnectionResetError):
+            accepted.recv(1)
+
+
 def test_missing_queues_stop_a_batch_until_they_return(server: FakeServer) -> None:
     sink = sink_of(url=f"rocketmq://{server.address}", queues=4)
     sink.prepare(ORDERS, Evolution.EVOLVE)
@@ -202,7 +278,14 @@ def test_topic_and_tags_are_named_by_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"topic": "{name}"}, {"topic": "x" * 200}, {"tag": "{id}"}, {"partition_by": "nmae"}]
+    "options",
+    [
+        {"topic": "{name}"},
+        {"topic": "x" * 200},
+        {"tag": "{id}"},
+        {"tag": "{kind}" + "x" * (16 << 10)},
+        {"partition_by": "nmae"},
+    ],
 )
 def test_impossible_name_is_refused(options: dict[str, Any]) -> None:
     sink = sink_of(**options)
@@ -255,6 +338,16 @@ def test_message_of_a_batch_has_its_properties() -> None:
     assert bodies(message) == [b"body"]
 
 
+def test_properties_beyond_the_bound_of_their_size_are_refused() -> None:
+    assert bodies(message_of(b"body", {"TAGS": "x" * 32_761})) == [b"body"]
+    with pytest.raises(OptionInvalid, match="32768 bytes: its tag"):
+        message_of(b"body", {"TAGS": "x" * 32_762})
+
+
+ACL = "org.apache.rocketmq.acl"
+MANAGER = f"{ACL}.plain.PlainPermissionManager"
+
+
 @pytest.mark.parametrize(
     ("code", "remark", "kind"),
     [
@@ -263,17 +356,18 @@ def test_message_of_a_batch_has_its_properties() -> None:
         (17, "topic[t] not exist", SchemaChanged),
         (13, "the message is illegal", OptionInvalid),
         (16, "the broker sending message is forbidden", PrivilegeMissing),
-        (
-            1,
-            "AclException: Check signature failed for accessKey=x, PlainPermissionManager",
-            AuthenticationFailed,
+        *(
+            (1, f"{ACL}.common.AclException: {text}, {MANAGER}.{method}(PlainPermissionManager.java:1)", kind)
+            for text, method, kind in [
+                ("Check signature failed for accessKey=x", "validate", AuthenticationFailed),
+                ("No acl config for permission", "validate", AuthenticationFailed),
+                ("No acl config for a, b.c(d), e", "validate", AuthenticationFailed),
+                ("Need admin permission for request code=17", "checkPerm", PrivilegeMissing),
+                ("No default permission for user_signature", "checkPerm", PrivilegeMissing),
+            ]
         ),
-        (1, "AclException: No acl config for x, PlainPermissionManager.validate", AuthenticationFailed),
-        (
-            1,
-            "AclException: Need admin permission for request code=17, but accessKey=x is not",
-            PrivilegeMissing,
-        ),
+        (1, "java.io.IOException: no permission for the user, java.io.File.open(File.java:1)", ServerBusy),
+        (1, "the signature of the accessKey is late", ServerBusy),
         (1, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", ServerBusy),
         (1, "create mapped file failed, server is busy or broken.", ServerBusy),
         (1, "in-sync replicas not enough", ServerBusy),

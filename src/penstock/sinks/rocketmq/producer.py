@@ -5,14 +5,23 @@ A broker handles requests of a connection in parallel. So each queue has at most
 many messages, while other queues have theirs.
 """
 
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.errors import ConnectionLost, OptionInvalid, ServerBusy, TransientError
+from penstock.errors import (
+    AnswerTimedOut,
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    ServerBusy,
+    TransientError,
+)
 from penstock.model import Secret
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.rocketmq.remoting import Answer, Connection, Request, error_of, read_json
@@ -166,6 +175,20 @@ class Producer:
             self._settle(queue, pending)
         self._pending.clear()
 
+    def settle(self) -> None:
+        """Wait until no request is under way, whatever its answer. Raises AnswerTimedOut."""
+        for (_, queue), pending in self._pending.items():
+            if pending.request is None:
+                continue
+            try:
+                self._connections[queue.broker].answer(pending.request)
+            except AnswerTimedOut:
+                raise
+            except PenstockError:
+                # A broker that ended the connection has lost what it had not received.
+                continue
+            pending.request = None
+
     def close(self) -> None:
         """Close the connections. Messages under way may be lost."""
         for connection in self._connections.values():
@@ -221,6 +244,36 @@ class Producer:
                 raise ConnectionLost(f"the broker {broker} of RocketMQ has no master")
             self._connections[broker] = self._servers.connect(self._masters[broker])
         return self._connections[broker]
+
+
+class AbortedProducers:
+    """Producers of aborted batches, whose requests a broker may still store. Used by several threads.
+
+    A broker that stored such a request after later changes would undo them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._producers: deque[Producer] = deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AbortedProducers, ()
+
+    def add(self, producer: Producer) -> None:
+        """Add a producer that sends nothing more."""
+        self._producers.append(producer)
+
+    def settle(self) -> None:
+        """Wait until the brokers have answered the requests of all aborted batches. Raises AnswerTimedOut."""
+        with self._lock:
+            while self._producers:
+                self._producers[0].settle()
+                self._producers.popleft().close()
+
+    def close(self) -> None:
+        """Close the connections without waiting."""
+        while self._producers:
+            self._producers.popleft().close()
 
 
 def _masters(brokers: Iterable[Mapping[str, Any]]) -> dict[str, str]:

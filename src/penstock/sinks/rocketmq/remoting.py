@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from penstock.errors import (
+    AnswerTimedOut,
     AuthenticationFailed,
     ConnectionLost,
     OptionInvalid,
@@ -80,10 +81,16 @@ _TEMPORARY = (
     Answer.REPLICA_IS_LATE,
     Answer.SERVICE_NOT_AVAILABLE,
 )
-# What a server answers to a wrong access key or signature, and to an account without a right. The code is
-# that of any other error.
-_OF_RIGHTS = re.compile(r"\bpermission\b|authoriz", re.IGNORECASE)
-_OF_ACCOUNT = re.compile(r"accesskey|signature|acl config|authenticat|user", re.IGNORECASE)
+# Version 4 answers ERROR to whatever fails, with the Java exception: its class, its text, and the method that
+# threw it. Source of facts: `RemotingHelper.exceptionSimpleDesc`.
+_EXCEPTION = re.compile(r"(?P<kind>[\w.$]+): .*, (?P<method>[\w.$]+)\([^()]*\)", re.DOTALL)
+_ACCESS_REFUSED = "org.apache.rocketmq.acl.common.AclException"
+# The method that verifies the account. Other methods check its rights.
+_ACCOUNT_METHOD = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate"
+# The sizes of a message's properties are 16-bit integers.
+_PROPERTIES_BYTES_MAX = (1 << 15) - 1
+# A connection without its host ends after this time, so that nothing waits for its answers for good.
+_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
 
 
 class Reply(NamedTuple):
@@ -104,6 +111,7 @@ class Connection:
         self.address = address
         self._account = None if endpoint.user is None or password is None else (endpoint.user, password)
         self._last_request = 0
+        self._unanswered = 0
         self._answers: dict[int, Reply] = {}
         self._rest = bytearray()
         host, _, port = address.rpartition(":")
@@ -115,6 +123,10 @@ class Connection:
         try:
             self._stream.settimeout(_ANSWER_SECONDS_MAX)
             self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if (option := getattr(socket, name, None)) is not None:
+                    self._stream.setsockopt(socket.IPPROTO_TCP, option, value)
             if tls:
                 context = ssl.create_default_context(cafile=endpoint.ca)
                 self._stream = context.wrap_socket(self._stream, server_hostname=host)
@@ -123,8 +135,11 @@ class Connection:
             raise connection_error(f"RocketMQ at {address}", problem) from problem
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Bytes of unanswered requests that are not sent yet are discarded."""
         with suppress(OSError):
+            if self._unanswered:
+                # Without this option the system would send them whenever the network recovers.
+                self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._stream.close()
 
     @property
@@ -137,6 +152,7 @@ class Connection:
     def send(self, code: Request, fields: Mapping[str, str], body: bytes = b"") -> int:
         """Send a request, and return its number."""
         self._last_request += 1
+        self._unanswered += 1
         signed = dict(fields) if self._account is None else sign(fields, body, *self._account)
         header = {
             "code": int(code),
@@ -170,6 +186,10 @@ class Connection:
     def _receive(self) -> None:
         try:
             received = self._stream.recv(_RECEIVED_MAX)
+        except TimeoutError as problem:
+            raise AnswerTimedOut(
+                f"RocketMQ at {self.address} has not answered for {_ANSWER_SECONDS_MAX:g} s"
+            ) from problem
         except OSError as problem:
             raise ConnectionLost(f"RocketMQ at {self.address} went away: {problem}") from problem
         if not received:
@@ -190,6 +210,7 @@ class Connection:
                 if header["flag"] & _IS_ANSWER:
                     reply = Reply(header["code"], header.get("remark") or "", frame[header_length:])
                     self._answers[header["opaque"]] = reply
+                    self._unanswered -= 1
             except (ValueError, KeyError, TypeError) as problem:
                 raise self._foreign() from problem
 
@@ -214,10 +235,15 @@ def read_json(body: bytes) -> Any:
 
 
 def message_of(body: bytes, properties: Mapping[str, str]) -> bytes:
-    """Return a message as a batch has it."""
+    """Return a message as a batch has it. Raises OptionInvalid if its properties are too large."""
     encoded = "".join(
         f"{name}{_NAME_END}{value}{_PROPERTY_END}" for name, value in properties.items()
     ).encode()
+    if len(encoded) > _PROPERTIES_BYTES_MAX:
+        raise OptionInvalid(
+            f"the properties of a message for RocketMQ have {len(encoded)} bytes: its tag, and its headers",
+            hint=f"They may have {_PROPERTIES_BYTES_MAX}: shorten tag of the rocketmq sink",
+        )
     # The broker replaces the magic number, and computes the checksum and the flag of the stored message.
     length = 4 * 5 + len(body) + 2 + len(encoded)
     head = struct.pack(">iiiii", length, 0, 0, 0, len(body))
@@ -241,13 +267,19 @@ def error_of(reply: Reply) -> PenstockError:
         return OptionInvalid(
             message, hint="Set claim_check for large messages, or raise maxMessageSize of the brokers"
         )
-    if reply.code == Answer.NO_PERMISSION or _OF_RIGHTS.search(remark):
-        return PrivilegeMissing(
-            message, hint="Grant the access key what the guide of the rocketmq sink lists"
-        )
-    if _OF_ACCOUNT.search(remark):
-        return AuthenticationFailed(message, hint="Check user (the access key) and password of the sink")
+    if reply.code == Answer.NO_PERMISSION:
+        return _refusal(message, "")
     if reply.code == Answer.ERROR:
+        exception = _EXCEPTION.match(reply.remark)
+        if exception is not None and exception["kind"] == _ACCESS_REFUSED:
+            return _refusal(message, exception["method"])
         # Brokers answer this while the page cache is busy or replicas are late. Java's producer retries.
         return ServerBusy(message)
     return ServerUnsupported(message)
+
+
+def _refusal(message: str, method: str) -> PenstockError:
+    """Return the error for a refused access, by the server's method that refused it."""
+    if method == _ACCOUNT_METHOD:
+        return AuthenticationFailed(message, hint="Check user (the access key) and password of the sink")
+    return PrivilegeMissing(message, hint="Grant the access key what the guide of the rocketmq sink lists")

@@ -17,7 +17,7 @@ from penstock.sinks.claim_check import ClaimCheck
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import split_moved_updates
 from penstock.sinks.messages import check_columns, headers_of, messages_of, queues_of_rows
-from penstock.sinks.rocketmq.producer import Producer, Queue, Servers
+from penstock.sinks.rocketmq.producer import AbortedProducers, Producer, Queue, Servers
 from penstock.sinks.rocketmq.remoting import message_of, property_text
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
 from penstock.sinks.template import Template
@@ -30,6 +30,8 @@ _MESSAGES_AT_ONCE = 5_000
 _TOPIC_SECONDS_MAX = 30.0
 _TOPIC_LETTERS = re.compile(r"[^%a-zA-Z0-9_-]")
 _TOPIC_LENGTH_MAX = 127
+# The properties of a message have 32 KiB, for headers and the broker's own as well.
+_TAG_BYTES_MAX = 16 << 10
 # Consumers separate tags by ||.
 _TAG_LETTERS = re.compile(r"[\s|\x01\x02]")
 _KINDS = ("insert", "update", "delete")
@@ -102,6 +104,7 @@ class RocketmqSink(Sink):
         self._queues: dict[str, list[Queue]] = {}
         # Producers of completed batches, reused for the many small batches at the head of a log.
         self._idle: deque[Producer] = deque()
+        self.aborted = AbortedProducers()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_idle": deque(), "_queues": {}}
@@ -164,6 +167,11 @@ class RocketmqSink(Sink):
                 f"the tag {self.settings.tag!r} of the rocketmq sink depends on rows",
                 hint="Name tags by {database}, {table} and {kind}",
             )
+        if any(len((tag or "").encode()) > _TAG_BYTES_MAX for tag in tags):
+            raise OptionInvalid(
+                f"the tag of {target.name} in RocketMQ has more than {_TAG_BYTES_MAX} bytes",
+                hint="Set a shorter tag of the rocketmq sink",
+            )
         return [_TAG_LETTERS.sub("_", tag or "") for tag in tags]
 
     def open(self, mark: BatchMark, part: int) -> Writer:
@@ -174,13 +182,18 @@ class RocketmqSink(Sink):
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+        self.aborted.close()
 
     def servers(self) -> Servers:
         """Return the name servers. Raises OptionInvalid."""
         return Servers(self.settings, self.password)
 
     def take_producer(self) -> Producer:
-        """Return a producer without messages under way. Raises what `Servers.masters` raises."""
+        """Return a producer once no messages of aborted batches are under way.
+
+        Raises AnswerTimedOut, and what `Servers.masters` raises.
+        """
+        self.aborted.settle()
         while self._idle:
             producer = self._idle.pop()
             if producer.is_open:
@@ -262,7 +275,7 @@ class _Writer(Writer):
 
     def abort(self) -> None:
         if self._producer is not None:
-            self._producer.close()
+            self._sink.aborted.add(self._producer)
             self._producer = None
 
     def _send(self, topic: str, queue: Queue, tag: str, properties: dict[str, str], body: bytes) -> None:
