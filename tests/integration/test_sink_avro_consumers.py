@@ -171,3 +171,21 @@ def test_messages_in_protobuf_are_read_by_their_registered_schemas(
         assert message["op"] == json.loads(text)["op"]
         assert message["source"]["table"] == "every-type"
     assert {f"{topic}-key", f"{topic}-value"} <= set(asked(registry, "GET", "/subjects"))
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_protobuf.py::test_names_of_confluent_are_absolute_in_a_package_of_that_name"
+)
+def test_registry_compiles_the_schema_of_a_database_named_confluent(
+    broker: Kafka,  # noqa: F811
+    registry: Apicurio,
+) -> None:
+    settings = {"format": "debezium_protobuf", "registry": {"url": registry.url}, "topic": "confluent"}
+    target = target_of({"id": "smallint", "total": "decimal(10,2)"}, name="confluent.orders")
+    sink = sink_of(broker, partitions=1, **settings)
+    write(sink, mark(1, "confluent"), changes_of(target, insert(1, id=1, total="1.50")))
+    [record] = records(broker, "confluent")
+    assert record.value is not None
+    registered = asked(registry, "GET", f"/schemas/ids/{int.from_bytes(record.value[1:5])}")["schema"]
+    _, message = protobuf_reading.record_of(record.value, registered)
+    assert message["after"] == {"id": 1, "total": {"value": b"\x00\x96", "precision": 10, "scale": 2}}

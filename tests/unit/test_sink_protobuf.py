@@ -160,6 +160,29 @@ def test_columns_that_get_the_same_name_are_refused() -> None:
         protobuf_schema(value, "plain")
 
 
+@pytest.mark.parametrize("name", ["confluent.t", "shop.confluent"])
+def test_names_of_confluent_are_absolute_in_a_package_of_that_name(name: str) -> None:
+    # protoc refuses `confluent.type.Decimal` in the package `test.confluent.t`.
+    columns = {"id": "int", "small": "smallint", "total": "decimal(10,2)", "confluent": "decimal(3,1)"}
+    target = target_of(columns, name=name)
+    value, _ = connect_schemas.row_schemas(target, "test", ("id",), None)
+    text = protobuf_schema(value, "plain")
+    assert "    int32 small = 2 [(.confluent.field_meta) = {params: [" in text
+    assert "    .confluent.type.Decimal confluent = 4 [(.confluent.field_meta) = " in text
+    assert 'import "confluent/meta.proto";' in text
+    value, _ = connect_schemas.row_schemas(target_of(columns, name="shop.t"), "confluent", ("id",), None)
+    assert ".confluent" not in protobuf_schema(value, "plain")
+
+
+@pytest.mark.parametrize("name", ["Meta.t", "field_meta.t", "type.Decimal"])
+def test_package_with_the_name_of_a_message_of_confluents_is_refused(name: str) -> None:
+    value, _ = connect_schemas.row_schemas(
+        target_of({"id": "smallint"}, name=name), "confluent", ("id",), None
+    )
+    with pytest.raises(OptionInvalid, match=f"confluent.{name.split('.t')[0]}"):
+        protobuf_schema(value, "plain")
+
+
 def test_registry_gets_the_schema_with_its_kind() -> None:
     with HttpEndpoint() as endpoint:
         endpoint.bodies.extend((b'{"id": 3}', b'{"id": 4}'))

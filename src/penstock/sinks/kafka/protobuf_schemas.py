@@ -28,18 +28,31 @@ _TYPES = {
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _DECIMAL_TYPE, _DECIMAL_FILE = "confluent.type.Decimal", "confluent/type/decimal.proto"
 _META, _META_FILE = "confluent.field_meta", "confluent/meta.proto"
+# The names that the two files define in Confluent's package, which no package can have.
+_CONFLUENT = "confluent"
+_CONFLUENT_NAMES = frozenset(
+    f"{_CONFLUENT}.{name}"
+    for name in (
+        *("Meta", "Rule", "type.Decimal"),
+        *(f"{kind}_meta" for kind in ("file", "message", "field", "enum", "enum_value")),
+    )
+)
 
 
 def protobuf_schema(connect: Mapping[str, Any], nullables: Nullables) -> str:
     """Return the schema of a Kafka Connect struct, given as the value of its JSON.
 
-    Raises OptionInvalid if two fields get the same name.
+    Raises OptionInvalid if two fields get the same name, or the package that of a message of Confluent's.
     """
     package, _, name = message_name(connect).rpartition(".")
-    lines = list(_message(name, connect, nullables, 0))
-    text = "\n".join(lines)
+    text = "\n".join(_message(name, connect, nullables, 0))
     known = ((_META_FILE, _META), (_DECIMAL_FILE, _DECIMAL_TYPE))
     used = [file for file, name in known if name in text]
+    if used:
+        _refuse_confluents_names(package)
+    if _CONFLUENT in package.split(".")[1:]:
+        # Without the leading dot, compilers search the inner package of this name, as of a database.
+        text = text.replace(f"{_CONFLUENT}.", f".{_CONFLUENT}.")
     head = ['syntax = "proto3";', f"package {package};", "", *(f'import "{file}";' for file in used)]
     return "\n".join([*head, *([""] if used else []), text, ""])
 
@@ -86,6 +99,15 @@ def _parameters(connect: Mapping[str, Any]) -> str:
         return ""
     pairs = ", ".join(f'{{key: "{key}", value: "{value}"}}' for key, value in parameters.items())
     return f" [({_META}) = {{params: [{pairs}]}}]"
+
+
+def _refuse_confluents_names(package: str) -> None:
+    if taken := sorted(name for name in _CONFLUENT_NAMES if f"{package}.".startswith(f"{name}.")):
+        raise OptionInvalid(
+            f"the package {package} of a table's messages is impossible in protobuf: Confluent's schemas"
+            f" define {taken[0]}",
+            hint="Name the instance other than `confluent`, or take the format debezium_avro",
+        )
 
 
 def _refuse_equal_names(message: str, names: Sequence[str]) -> None:
