@@ -121,3 +121,12 @@ def test_resize_between_the_halves_of_a_move_reports_the_remaining_half(
     arrow = dealt.rows.append_column("_shard_slot", pyarrow.array(dealt.slots))
     ((_, rows),) = split(arrow, 1, {0: cut})
     assert [(row["_change_type"], row["id"]) for row in rows.to_pylist()] == [expected]
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 0], [0, 0], [1, 0, 1, 0]])
+@pytest.mark.parametrize("cut", [Cut(0), Cut(1)])
+def test_shard_beyond_the_number_of_shards_has_no_rows(slots: list[int], cut: Cut) -> None:
+    routed = dict(split(rows(slots), 2, {0: Cut(0), 2: cut, 5: cut}))
+    assert {shard: ids(part) for shard, part in routed.items()} == {
+        0: [row for row, slot in enumerate(slots) if slot == 0]
+    }

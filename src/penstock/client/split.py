@@ -89,10 +89,10 @@ def _by_shard(
             parts.append((shard, changed.take(pyarrow.array(numpy.flatnonzero(fresh)))))
         return parts
     order = numpy.argsort(shard_of_row, kind="stable")
-    bounds = numpy.searchsorted(shard_of_row[order], numpy.arange(shards + 1)).tolist()
+    numbers = numpy.fromiter(cuts, numpy.int64, len(cuts))
+    bounds = numpy.searchsorted(shard_of_row[order], numpy.stack([numbers, numbers + 1])).tolist()
     ordered: pyarrow.RecordBatch | None = None
-    for shard in cuts:
-        first, end = bounds[shard : shard + 2]
+    for shard, first, end in zip(cuts, *bounds, strict=True):
         if first == end:
             continue
         if order[end - 1] - order[first] == end - 1 - first:
