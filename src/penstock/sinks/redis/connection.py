@@ -263,6 +263,10 @@ def _first_error(lines: bytes, answered: int, sent: Pending) -> PenstockError:
     """Return the error of the first error answer."""
     for number, line in enumerate(lines.splitlines(), answered):
         if line.startswith(b"-"):
-            key = sent.keys[sent.row_of(number)].as_py()
+            key = (
+                sent.keys.cast(pyarrow.binary())[sent.row_of(number)]
+                .as_py()
+                .decode(errors="backslashreplace")
+            )
             return refusal(line[1:].decode(errors="replace"), f"key {key!r}")
     raise AssertionError("no answer is an error")

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of Redis without a server."""
+
+import socket
+
+import pyarrow
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.sinks.redis.connection import Pipeline
+
+
+@pytest.mark.parametrize(("key", "shown"), [("é".encode(), "key 'é'"), (b"a\xff", r"key 'a\\xff'")])
+def test_refused_command_names_its_key_in_any_encoding(key: bytes, shown: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"+OK\r\n-WRONGTYPE Operation against a key\r\n")
+        pipeline = Pipeline(ours)
+        # Keys of a SCAN have any bytes, in columns of strings too.
+        keys = pyarrow.array([b"first", key]).view(pyarrow.string())
+        pipeline.send(pyarrow.array(["SET 1\r\n", "SET 2\r\n"]), keys)
+        with pytest.raises(PenstockError, match="WRONGTYPE") as refused:
+            pipeline.finish()
+        assert refused.value.position == shown
