@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.sinks.sink import kinds
 from tests.tidy.tree import ROOT, files, name_of, python_symbols, rust_symbols
 from tools.document import PAGES
 
@@ -58,6 +59,12 @@ def test_generated_page_is_fresh(name: str) -> None:
     page = ROOT / "docs/reference" / name
     assert page.exists(), "run: make docs"
     assert page.read_text() == PAGES[name](), f"{name} is stale, run: make docs"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/zh/README.md", "docs/guides/pipelines.md"])
+def test_page_names_every_sink(page: str) -> None:
+    text = (ROOT / page).read_text().lower().replace("文件", "files")
+    assert [kind for kind in kinds() if kind not in text] == []
 
 
 def test_every_handwritten_reference_page_is_listed() -> None:

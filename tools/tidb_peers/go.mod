@@ -1,4 +1,4 @@
-module penstock/tests/tidb_peers
+module penstock/tools/tidb_peers
 
 go 1.18
 
