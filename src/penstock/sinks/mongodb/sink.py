@@ -234,21 +234,27 @@ class _Writer(DocumentWriter["pymongo.MongoClient[Any]"]):
                 raise refusal(problem["code"], problem["errmsg"], f"{database}.{collection}")
 
 
-def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient[Any]":
-    """Return a client, which connects on first use. Raises OptionInvalid, DependencyMissing."""
+def library() -> Any:
+    """Return the package `pymongo`. Raises DependencyMissing."""
     try:
         import pymongo
-        from pymongo import errors
     except ImportError as problem:
         raise extra_missing("pymongo", "mongodb") from problem
+    return pymongo
+
+
+def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient[Any]":
+    """Return a client, which connects on first use. Raises OptionInvalid, DependencyMissing."""
+    package = library()
     options: dict[str, Any] = {"serverSelectionTimeoutMS": _SELECT_MILLISECONDS_MAX}
     if endpoint.user is not None:
         options |= {"username": endpoint.user, "password": password.reveal() if password else ""}
     if endpoint.ca is not None:
         options |= {"tls": True, "tlsCAFile": str(endpoint.ca)}
     try:
-        return pymongo.MongoClient(endpoint.url, **options)
-    except (errors.ConfigurationError, ValueError) as problem:
+        client: pymongo.MongoClient[Any] = package.MongoClient(endpoint.url, **options)
+        return client
+    except (package.errors.ConfigurationError, ValueError) as problem:
         raise OptionInvalid(
             f"{endpoint.url!r} is no MongoDB server: {problem}", hint="Write mongodb://host:27017"
         ) from problem
@@ -257,8 +263,7 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient
 @contextmanager
 def translate_errors(location: str | None = None) -> Iterator[None]:
     """Translate the client's exceptions into Penstock errors."""
-    from pymongo import errors
-
+    errors = library().errors
     try:
         yield
     except (errors.ConnectionFailure, errors.WaitQueueTimeoutError) as problem:

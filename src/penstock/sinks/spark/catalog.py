@@ -73,9 +73,16 @@ def session_of_process() -> Any:
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
     """Translate Spark's exceptions into Penstock errors. `what` describes the operation."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
-
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import (
+            AnalysisException,
+            IllegalArgumentException,
+            ParseException,
+            PySparkException,
+        )
+    except ImportError as missing:
+        raise extra_missing("pyspark", "spark") from missing
     try:
         yield
     except (AnalysisException, IllegalArgumentException, ParseException) as problem:
