@@ -2,7 +2,7 @@
 """Moving, resizing, narrowing and deleting subscriptions over HTTP and in the console."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.logstore.holds import Hold, Holds, consumer_hold_name
 from penstock.logstore.log import Log
 from penstock.serve.coordination import CoordinationProbe
+from tests.support.daemon.console import console_of
 from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
 from tests.support.suite.nonempty import each
 
@@ -183,3 +184,88 @@ def test_description_names_each_change_with_its_body(coordinated: Coordinated) -
         call = paths[f"/v1/instances/{{instance}}/subscriptions/{{subscription}}/{word}"]["post"]
         schema = call["requestBody"]["content"]["application/json"]["schema"]
         assert "dry_run" in schema["properties"]
+
+
+# --- In the console ---------------------------------------------------------------------------
+
+
+IN_THE_CONSOLE: dict[str, tuple[dict[str, Any], str, Callable[[Subscription | None], bool]]] = {
+    "move": (
+        {"shard": "0", "member": "h1:42"},
+        "h1:42 gets the shard",
+        lambda known: known is not None and known.pins == {0: "h1:42"},
+    ),
+    "resize": (
+        {"shards": "4"},
+        "From 2 to 4 shards",
+        lambda known: known is not None and known.shard_count == 4,
+    ),
+    "set": (
+        {"where": f"note = '{HOSTILE.replace(chr(39), '')}'", "tables": "shop.*", "exclude": "shop.log"},
+        "Delivered then: tables: shop.*; exclude: shop.log; where: note =",
+        lambda known: known is not None and known.selection.tables == ("shop.*",),
+    ),
+    "delete": ({}, "These members stop with an error: h1:42", lambda known: known is None),
+}
+
+
+@pytest.mark.parametrize("word", IN_THE_CONSOLE)
+def test_page_says_what_a_change_does_before_it_is_confirmed(
+    coordinated: Coordinated, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Subscriptions.resize, "__defaults__", (0.0,))
+    values, effect, is_changed = IN_THE_CONSOLE[word]
+    address: dict[str, Any] = {
+        "daemon": f"http://127.0.0.1:{coordinated.daemon.port()}",
+        "instance": INSTANCE,
+        "subscription": HOSTILE,
+    }
+    path = f"/subscriptions/{word}"
+    with console_of(coordinated.daemon) as browser, capture_logs() as logs:
+        browser.post("/login", {"token": "a-token"})
+        assert path in browser.get("/subscriptions").text
+        page = browser.get(path, **address, **values)
+        assert (page.status, effect in page.words, "<script>alert" in page.text) == (200, True, False), page
+        assert not is_changed(coordinated.registry.get(INSTANCE, HOSTILE))
+        fields = {**address, **values, "csrf": page.field("csrf")}
+        assert browser.post(f"{path}/confirm", fields | {"csrf": "x"}).status == 403
+        assert not is_changed(coordinated.registry.get(INSTANCE, HOSTILE))
+        assert "分片" in browser.get(path, **address, **values, lang="zh").words
+        confirmed = browser.post(f"{path}/confirm", fields)
+        assert (confirmed.status, confirmed.headers["location"]) == (303, "/subscriptions")
+        assert is_changed(coordinated.registry.get(INSTANCE, HOSTILE))
+        browser.post("/logout", fields)
+        browser.post("/login", {"token": "reader-token"})
+        shown = browser.get("/subscriptions")
+        assert (path in shown.text, browser.get(path, **address, **values).status) == (False, 403)
+        fields["csrf"] = browser.get("/").field("csrf")
+        assert browser.post(f"{path}/confirm", fields).status == 403
+    actions = [line["action"] for line in logs if line["event"] == "audit" and "client" not in line]
+    consoles = [line for line in logs if line["event"] == "audit" and "client" in line]
+    (done,) = [line for line in consoles if line["action"] == actions[0]]
+    assert (len(actions), done["outcome"], done["subscription"]) == (1, "done", HOSTILE)
+
+
+def test_page_of_a_change_keeps_its_form_and_says_what_is_wrong(coordinated: Coordinated) -> None:
+    address: dict[str, Any] = {
+        "daemon": f"http://127.0.0.1:{coordinated.daemon.port()}",
+        "instance": INSTANCE,
+        "subscription": HOSTILE,
+    }
+    with console_of(coordinated.daemon) as browser:
+        browser.post("/login", {"token": "a-token"})
+        empty = browser.get("/subscriptions/move", **address)
+        assert ("<form" in empty.text, "h1:42" in empty.text, "confirm" in empty.text) == (True, True, False)
+        wrong = browser.get("/subscriptions/move", **address, shard="0", member=HOSTILE)
+        assert (wrong.status, "has no member" in wrong.words, "<script>alert" in wrong.text) == (
+            200,
+            True,
+            False,
+        )
+        for shard in ("x", "-1"):
+            page = browser.get("/subscriptions/move", **address, shard=shard, member="h1:42")
+            assert "is no number" in page.words
+        same = browser.get("/subscriptions/resize", **address, shards="2")
+        assert "There is nothing to do." in same.words
+        fields = {**address, "csrf": empty.field("csrf"), "shard": "9", "member": "h1:42"}
+        assert browser.post("/subscriptions/move/confirm", fields).status == 400

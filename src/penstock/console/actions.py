@@ -4,18 +4,17 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-import structlog
 from starlette.responses import Response
 
+from penstock.console import operations
+from penstock.console.forms import THIS_MACHINE as _THIS_MACHINE
+from penstock.console.forms import needed_field as _field
+from penstock.console.forms import needed_number as _number
+from penstock.console.forms import record_action as _record
 from penstock.console.visit import Visit
 from penstock.errors import OptionInvalid
 from penstock.pipeline.dead_letter import dead_letters, purgeable_letters
 from penstock.pipeline.settings import PipelineSettings
-
-_audit = structlog.get_logger("penstock.console.audit")
-
-# Who acts where nobody has to log in.
-_THIS_MACHINE = "this machine"
 
 
 def remove_hold(visit: Visit, form: Mapping[str, str]) -> Response:
@@ -173,35 +172,12 @@ def _set_paused(visit: Visit, form: Mapping[str, str], *, paused: bool) -> Respo
     return visit.redirect("/subscriptions")
 
 
-def _field(form: Mapping[str, str], name: str) -> str:
-    value = form.get(name, "")
-    if not value:
-        raise OptionInvalid(f"the form has no {name}", hint="Open its page again")
-    return value
-
-
 def _store(form: Mapping[str, str]) -> int:
     return _number(form, "store")
 
 
-def _number(form: Mapping[str, str], name: str) -> int:
-    number = _field(form, name)
-    if not number.isdecimal():
-        raise OptionInvalid(f"the form's {name} is no number", hint="Open its page again")
-    return int(number)
-
-
-def _record(visit: Visit, action: str, **values: str) -> None:
-    _audit.info(
-        "audit",
-        action=action,
-        account=visit.account or _THIS_MACHINE,
-        client=visit.client,
-        **values,
-    )
-
-
 ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
+    **operations.ACTIONS,
     "/hold/remove": remove_hold,
     "/instance/resume/confirm": resume_capture,
     "/pipelines/pause/confirm": pause_pipeline,

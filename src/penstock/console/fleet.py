@@ -94,6 +94,19 @@ class Fleet:
         call = f"subscriptions/{quote(subscription, safe='')}/{'pause' if paused else 'resume'}"
         self._with_client(url, instance, lambda client: client.send(call, {}, _PAUSE_SILENCE_SECONDS_MAX))
 
+    def change(self, url: str, call: str, body: dict[str, Any], method: str = "POST") -> dict[str, Any]:
+        """Have a daemon change something, or say what that would do; `call` is the path below /v1.
+
+        Raises the daemon's errors.
+        """
+        return self._with_client(
+            url, "all", lambda client: client.send_daemon(method, call, body, _RESET_SILENCE_SECONDS_MAX)
+        )
+
+    def ask_daemon(self, url: str, call: str) -> dict[str, Any]:
+        """Ask one daemon: `fleet`, `jobs/orders`. Raises the daemon's errors."""
+        return self._with_client(url, "all", lambda client: client.ask_daemon(call))
+
     def as_of(self, url: str, instance: str, table: str, moment: str, limit: int) -> dict[str, Any]:
         """Return the first rows of a table as of a moment. Raises the daemon's errors."""
         body = {"table": table, "at": moment, "limit": limit}

@@ -14,6 +14,7 @@ from penstock.console import (
     dead_letter_pages,
     event_pages,
     log_pages,
+    operations,
     server_pages,
     subscription_pages,
 )
@@ -321,5 +322,6 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     **subscription_pages.PAGES,
     **event_pages.PAGES,
     **as_of_pages.PAGES,
+    **operations.PAGES,
 }
 FILES: dict[str, Callable[[Visit], Response]] = as_of_pages.FILES

@@ -111,6 +111,15 @@ class DaemonClient:
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
 
+    def send_daemon(
+        self, method: str, call: str, body: Mapping[str, Any], silence_seconds: float
+    ) -> dict[str, Any]:
+        """Send a JSON body about the whole daemon, and return the JSON object of the response."""
+        timeout = Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds)
+        headers = dict(self._pool.headers)
+        response = self._request(method, call, path="/v1", json=dict(body), headers=headers, timeout=timeout)
+        return _object(b"".join(self.pieces(response)))
+
     def content(self, call: str, **query: str | int | None) -> bytes:
         """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations: actions whose page asks for what is needed, says what will happen, and then does it.
+
+GET  PATH            the form, and what a dry run says
+POST PATH/confirm    the same with its effect, and an audit record
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from starlette.responses import Response
+
+from penstock.console.forms import needed_field, record_action
+from penstock.console.visit import Visit
+from penstock.errors import PenstockError
+
+Fields = Mapping[str, str]
+
+# A longer value of a form, such as a text of settings, is not repeated in the audit.
+_RECORDED_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text of the pages in English, which is the key of its translations, with its values."""
+
+    text: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+def say(text: str, **values: object) -> Sentence:
+    """Return a sentence of a page. A test looks for the translation of each text."""
+    return Sentence(text, values)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A field that the user fills in.
+
+    `choices` map the values of a selection to their labels; without any, the field takes a text. The kind
+    `check` is "1" or "", and an `area` has lines.
+    """
+
+    name: str
+    label: str
+    kind: str = "text"
+    choices: Mapping[str, str] = field(default_factory=dict)
+    is_needed: bool = False
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An action of the console.
+
+    `subject` are the fields that the page gets from its link, such as the name of a job. `run` does it, or in
+    a dry run says what would happen; without a sentence, nothing would. `suggest` returns values for inputs.
+    The page `back` gets those of its fields that `back_fields` names.
+    """
+
+    path: str
+    title: str
+    question: str
+    action: str
+    subject: tuple[str, ...]
+    run: Callable[[Visit, Fields, bool], Sequence[Sentence]]
+    back: str
+    inputs: tuple[Input, ...] = ()
+    back_fields: tuple[str, ...] = ()
+    prove: Callable[[Visit], None] = Visit.prove_admin
+    suggest: Callable[[Visit, Fields], Mapping[str, Sequence[str]]] = lambda visit, fields: {}
+
+    def page(self, visit: Visit) -> Response:
+        """Say what will happen."""
+        return self._show(visit, {name: visit.query(name) for name in self._names})
+
+    def preview(self, visit: Visit, form: Fields) -> Response:
+        """Say what will happen, with fields that are too long for an address."""
+        return self._show(visit, {name: form.get(name, "") for name in self._names})
+
+    def confirm(self, visit: Visit, form: Fields) -> Response:
+        """Do it, and record it, also if it fails."""
+        self.prove(visit)
+        for name in (*self.subject, *(needed.name for needed in self.inputs if needed.is_needed)):
+            needed_field(form, name)
+        fields = {name: form.get(name, "") for name in self._names}
+        recorded = {
+            name: value for name, value in fields.items() if value and len(value) <= _RECORDED_CHARACTERS_MAX
+        }
+        outcome = "failed"
+        try:
+            self.run(visit, fields, False)
+            outcome = "done"
+        finally:
+            record_action(visit, self.action, **recorded, outcome=outcome)
+        return visit.redirect(self.back, **{name: fields[name] for name in self.back_fields})
+
+    @property
+    def is_posted(self) -> bool:
+        """Whether its fields are too long for an address."""
+        return any(known.kind == "area" for known in self.inputs)
+
+    @property
+    def _names(self) -> list[str]:
+        return [*self.subject, *(known.name for known in self.inputs)]
+
+    def _show(self, visit: Visit, fields: dict[str, str]) -> Response:
+        self.prove(visit)
+        effects: Sequence[Sentence] = ()
+        suggested: Mapping[str, Sequence[str]] = {}
+        problem = None
+        missing = [known for known in self.inputs if known.is_needed and not fields[known.name]]
+        try:
+            suggested = self.suggest(visit, fields)
+            if not missing:
+                effects = self.run(visit, fields, True)
+        except PenstockError as refusal:
+            # The form stays, so that it can be corrected.
+            problem = visit.without_values(refusal)
+        return visit.render(
+            "operation.html",
+            operation=self,
+            fields=fields,
+            suggested=suggested,
+            is_complete=not missing,
+            effects=effects,
+            problem=problem,
+            subject=" / ".join(fields[name] for name in self.subject if name not in ("daemon", "store")),
+            back={name: fields[name] for name in self.back_fields},
+        )
