@@ -36,6 +36,7 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
 from penstock.desired import DesiredSettings, SettingsState, SettingsThread
 from penstock.errors import OptionInvalid, SourceMissing
+from penstock.fleet.control import FleetControl
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
 from penstock.fleet.group import DAEMONS
@@ -57,6 +58,7 @@ from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
 from penstock.serve.durable import DurableInstance
+from penstock.serve.http import fleet_control as fleet_control_routes
 from penstock.serve.http import instances as instance_routes
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
@@ -155,6 +157,7 @@ class Daemon:
             [
                 *settings_routes.routes(served, lambda: shown_settings(self._settings)),
                 *instance_routes.routes(served, self._want),
+                *fleet_control_routes.routes(served, _fleet_control(settings)),
                 *check_routes.routes(served, self._check_servers, served.threads.searching),
                 *resume_routes.routes(
                     served, self._supervisor.resume if self._fleet is None else self._fleet.resume
@@ -537,6 +540,13 @@ class _Fleet:
                 with closing(self._open_store()) as store:
                     self._status, self._status_at = fleet_status(store), time.monotonic()
             return self._status
+
+
+def _fleet_control(settings: Settings) -> FleetControl | None:
+    """Return the members and jobs of the settings' store; None without one."""
+    if settings.coordination is None:
+        return None
+    return FleetControl(partial(open_store, settings.coordination_url()))
 
 
 def _works_of(settings: Settings) -> dict[str, Work]:

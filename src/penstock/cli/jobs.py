@@ -2,19 +2,14 @@
 """`penstock jobs`: show, pause, resume, restart, move and delete the jobs of a fleet."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.cli.shared.fleet_store import opened_store
 from penstock.cli.shared.options import AsJson, Coordination, MemberConfig
 from penstock.cli.shared.rendering import write_json
-
-if TYPE_CHECKING:
-    from penstock.fleet.jobs import JobSpec
 
 HELP = "Show, pause, resume, restart, move and delete the jobs of a fleet."
 
@@ -79,17 +74,17 @@ def logs(job: _Name, config: MemberConfig = None, coordination: Coordination = N
 
 def pause(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Stop a job until penstock jobs resume."""
-    _change(job, config, coordination, lambda spec: replace(spec, paused=True), "is paused")
+    _change(job, config, coordination, "pause", "is paused")
 
 
 def resume(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Let a paused job run again."""
-    _change(job, config, coordination, lambda spec: replace(spec, paused=False), "is resumed")
+    _change(job, config, coordination, "resume", "is resumed")
 
 
 def restart(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Stop a job's process and start it again. A job that has ended is started too."""
-    _change(job, config, coordination, lambda spec: replace(spec, restarts=spec.restarts + 1), "is restarted")
+    _change(job, config, coordination, "restart", "is restarted")
 
 
 def move(
@@ -117,17 +112,12 @@ def delete(job: _Name, config: MemberConfig = None, coordination: Coordination =
     typer.echo(f"{job} is deleted; its target and the pipeline's state stay")
 
 
-def _change(
-    name: str,
-    config: Path | None,
-    coordination: str | None,
-    change: "Callable[[JobSpec], JobSpec]",
-    done: str,
-) -> None:
+def _change(name: str, config: Path | None, coordination: str | None, word: str, done: str) -> None:
+    from penstock.fleet.control import JOB_CHANGES
     from penstock.fleet.jobs import change_job
 
     with opened_store(config, coordination) as store:
-        change_job(store, name, change)
+        change_job(store, name, JOB_CHANGES[word])
     typer.echo(f"{name} {done}")
 
 

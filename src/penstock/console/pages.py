@@ -13,6 +13,7 @@ from penstock.console import (
     comparison_pages,
     dead_letter_pages,
     event_pages,
+    fleet_pages,
     log_pages,
     operations,
     server_pages,
@@ -322,6 +323,7 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     **subscription_pages.PAGES,
     **event_pages.PAGES,
     **as_of_pages.PAGES,
+    **fleet_pages.PAGES,
     **operations.PAGES,
 }
 FILES: dict[str, Callable[[Visit], Response]] = as_of_pages.FILES

@@ -21,6 +21,12 @@ def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> No
     `at_once`. Copies of logs stay, so that the member needs no new ones when it is back. Raises
     SourceMissing for an unknown member, OptionInvalid if no other member would be left, and CoordinationLost.
     """
+    refuse_drain(store, member)
+    store.put(DRAINED + path_of(member), DrainRecord(time.time_ns() // 1000, at_once).encode())
+
+
+def refuse_drain(store: CoordinationStore, member: str) -> None:
+    """Raise what `drain` raises."""
     drained = set(names_below(store, DRAINED))
     known = set(drained)
     for group in _GROUPS:
@@ -33,14 +39,18 @@ def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> No
             )
     if member not in known:
         raise SourceMissing(f"the fleet has no member {member!r}", hint=_HINT)
-    store.put(DRAINED + path_of(member), DrainRecord(time.time_ns() // 1000, at_once).encode())
 
 
 def undrain(store: CoordinationStore, member: str) -> None:
     """Let a member gain work again. Raises SourceMissing if it is not drained, CoordinationLost."""
+    refuse_undrain(store, member)
+    store.delete(DRAINED + path_of(member))
+
+
+def refuse_undrain(store: CoordinationStore, member: str) -> None:
+    """Raise SourceMissing if a member is not drained."""
     if member not in names_below(store, DRAINED):
         raise SourceMissing(f"member {member!r} is not drained", hint=_HINT)
-    store.delete(DRAINED + path_of(member))
 
 
 def held_by(store: CoordinationStore, member: str) -> list[str]:

@@ -229,12 +229,16 @@ def move_job(store: CoordinationStore, name: str, worker: str | None) -> JobSpec
     VersionConflict, CoordinationLost.
     """
     if worker is not None:
-        hint = "See the workers: penstock fleet status"
-        if worker not in names_below(store, f"{WORKERS}/members"):
-            raise SourceMissing(f"no worker {worker!r} runs", hint=hint)
-        if worker in names_below(store, DRAINED):
-            raise OptionInvalid(f"worker {worker} is drained", hint=f"Run: penstock fleet undrain {worker}")
+        refuse_worker(store, worker)
     return change_job(store, name, lambda job: replace(job, worker=worker))
+
+
+def refuse_worker(store: CoordinationStore, worker: str) -> None:
+    """Raise SourceMissing for a worker that does not run, OptionInvalid for a drained one."""
+    if worker not in names_below(store, f"{WORKERS}/members"):
+        raise SourceMissing(f"no worker {worker!r} runs", hint="See the workers: penstock fleet status")
+    if worker in names_below(store, DRAINED):
+        raise OptionInvalid(f"worker {worker} is drained", hint=f"Run: penstock fleet undrain {worker}")
 
 
 def delete_job(store: CoordinationStore, name: str) -> None:

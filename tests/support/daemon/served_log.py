@@ -18,6 +18,7 @@ from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.durable import DurableInstance
+from penstock.serve.http import fleet_control as fleet_control_routes
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -134,10 +135,13 @@ def serving(
     check: Callable[[str], list[dict[str, Any]]] = lambda name: [],
     copies: int | None = None,
     resume: Callable[[str], None] | None = None,
+    control: fleet_control_routes.Control | None = None,
+    fleet_status: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
 
-    `check` returns the findings about the servers of an instance; `resume` starts what was set aside. With
+    `check` returns the findings about the servers of an instance; `resume` starts what was set aside, and
+    `control` has the jobs and members of a fleet, `fleet_status` its state. With
     `copies`, readers get what this many members have synced.
     """
     settings = Settings.model_validate(
@@ -160,10 +164,12 @@ def serving(
         ports,
         lambda: store,
         Telemetry(served, ports, coordination=coordination),
+        fleet_status,
         more_routes=[
             *settings_routes.routes(served, partial(shown_settings, settings)),
             *check_routes.routes(served, check, served.threads.searching),
             *resume_routes.routes(served, resume),
+            *fleet_control_routes.routes(served, control),
         ],
     )
     thread = threading.Thread(target=listener.serve_until_stopped)

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.serve.http.as_of import AsOfRequest
 from penstock.serve.http.change_frames import MEDIA_TYPE
 from penstock.serve.http.changes_request import ChangesRequest
+from penstock.serve.http.fleet_control import CHANGES as FLEET_CHANGES
 from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
 from penstock.serve.http.history import HistoryRequest
 from penstock.serve.http.json_request import JsonRequest
@@ -50,6 +51,14 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/instances", "The instances and their states", "", _JSON),
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
     ("get", "/v1/fleet", "The members of the fleet, and who captures each instance", "", _JSON),
+    ("get", "/v1/jobs", "The jobs of the fleet; full administrators only", "", _JSON),
+    (
+        "get",
+        "/v1/jobs/{job}",
+        "A job with the newest lines of its output; full administrators only",
+        "",
+        _JSON,
+    ),
     ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
     ("get", "/v1/subscriptions", "Subscriptions with their members and shards", "", _JSON),
     ("get", "/v1/account", "The name and the rights of the client's account", "", _JSON),
@@ -211,9 +220,19 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
 
 
 # Calls that change something after a dry run: path, body and summary.
-_CHANGES: tuple[tuple[str, type[JsonRequest], str], ...] = tuple(
-    (f"{_INSTANCE}/subscriptions/{{subscription}}/{word}", request_type, f"{summary}; administrators only")
-    for word, (request_type, summary, _) in SUBSCRIPTION_CALLS.items()
+_CHANGES: tuple[tuple[str, type[JsonRequest], str], ...] = (
+    *(
+        (
+            f"{_INSTANCE}/subscriptions/{{subscription}}/{word}",
+            request_type,
+            f"{summary}; administrators only",
+        )
+        for word, (request_type, summary, _) in SUBSCRIPTION_CALLS.items()
+    ),
+    *(
+        (path, request_type, f"{summary}; full administrators only")
+        for path, request_type, summary, _ in FLEET_CHANGES
+    ),
 )
 
 
@@ -281,7 +300,7 @@ def _call(path: str, summary: str, query: list[str], answer: str) -> dict[str, A
         parameters.insert(
             0, {"name": "instance", "in": "path", "required": True, "schema": {"type": "string"}}
         )
-    for name in ("reader", "subscription"):
+    for name in ("reader", "subscription", "job", "member"):
         if f"{{{name}}}" in path:
             parameters.insert(1, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
     schema = {"type": "object"} if answer == _JSON else {"type": "string", "format": "binary"}

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of a fleet: its members and workers, its jobs, and the output of a job."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from penstock.console.fleet import Answers
+from penstock.console.visit import Visit
+from penstock.errors import AccessDenied, PenstockError, SourceMissing
+
+
+def show_fleet(visit: Visit) -> Response:
+    """Which member captures what, and which worker runs which job?"""
+    fleets = visit.fleet.ask_all("fleet")
+    jobs = visit.fleet.ask_all("jobs") if visit.is_admin else Answers({}, {})
+    return visit.render(
+        "fleet.html",
+        fleets=_distinct_fleets(fleets),
+        jobs=_distinct_jobs(jobs),
+        problems={url: problem for url, problem in fleets.problems.items() if not _is_absent(problem)}
+        | {url: problem for url, problem in jobs.problems.items() if not _is_absent(problem)},
+    )
+
+
+def _is_absent(problem: PenstockError) -> bool:
+    """Return whether a daemon is in no fleet, or shows no jobs to the account."""
+    return isinstance(problem, SourceMissing | AccessDenied)
+
+
+def _distinct_fleets(answers: Answers) -> list[dict[str, Any]]:
+    """Return each fleet once, although all of its members answer."""
+    fleets: dict[tuple[str, ...], dict[str, Any]] = {}
+    for url, fleet in answers.values.items():
+        names = tuple(sorted(member["member"] for member in (*fleet["members"], *fleet["workers"])))
+        fleets.setdefault(names, {"daemon": url, **fleet})
+    return list(fleets.values())
+
+
+def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
+    """Return each job once, although all daemons of its store answer; those that have failed come first."""
+    jobs: dict[tuple[str, int], dict[str, Any]] = {}
+    for url, answer in answers.values.items():
+        for job in answer["jobs"]:
+            failures = sum(1 for job_exit in job["exits"] if job_exit["status"])
+            jobs.setdefault((job["name"], job["updated_us"]), {"daemon": url, "failures": failures, **job})
+    return sorted(jobs.values(), key=lambda job: (-job["failures"], job["name"]))
+
+
+def show_job(visit: Visit) -> Response:
+    """What does this job do, why did it end, and what did it print?"""
+    visit.prove_admin()
+    url, name = visit.query("daemon"), visit.query("job")
+    job, problem = None, None
+    try:
+        job = visit.fleet.ask_daemon(url, f"jobs/{quote(name, safe='')}")
+    except PenstockError as refusal:
+        problem = refusal
+    return visit.render("job.html", daemon=url, name=name, job=job, problem=problem)
+
+
+PAGES: dict[str, Callable[[Visit], Response]] = {"/fleet": show_fleet, "/job": show_job}

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators ask of a fleet, and change in it, by its coordination store: members and jobs."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from penstock.coordinate.store import CoordinationStore
+from penstock.fleet import draining
+from penstock.fleet.jobs import (
+    JobSpec,
+    change_job,
+    delete_job,
+    job_status,
+    move_job,
+    read_job,
+    read_run,
+    refuse_worker,
+)
+from penstock.fleet.records import JOBS, names_below
+
+# What becomes of a job, by the word of the command line.
+JOB_CHANGES: dict[str, Callable[[JobSpec], JobSpec]] = {
+    "pause": lambda job: replace(job, paused=True),
+    "resume": lambda job: replace(job, paused=False),
+    "restart": lambda job: replace(job, restarts=job.restarts + 1),
+}
+
+
+class FleetControl:
+    """The members and jobs of a store. Thread-safe: each call has a connection of its own.
+
+    Every call raises CoordinationLost if the store does not answer, SchemaInvalid for an unreadable record. A
+    dry run returns the same as the change, and raises the same errors.
+    """
+
+    def __init__(self, open_store: Callable[[], CoordinationStore]) -> None:
+        self._open = open_store
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the status of every job."""
+        with closing(self._open()) as store:
+            return [job_status(store, name) for name in names_below(store, JOBS)]
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return the status of a job, its command and the newest lines of its output.
+
+        Raises SourceMissing.
+        """
+        with closing(self._open()) as store:
+            job = read_job(store, name)
+            command = ["penstock", job.verb, f"{name}.yaml", *job.options]
+            return {**job_status(store, name), "command": command, "lines": list(read_run(store, name).lines)}
+
+    def change_job(self, name: str, word: str, *, dry_run: bool) -> dict[str, Any]:
+        """Pause, resume, restart or delete a job; return its status before. Raises SourceMissing."""
+        with closing(self._open()) as store:
+            before = job_status(store, name)
+            if dry_run:
+                return before
+            if word == "delete":
+                delete_job(store, name)
+            else:
+                change_job(store, name, JOB_CHANGES[word])
+            return before
+
+    def move_job(self, name: str, worker: str | None, *, dry_run: bool) -> dict[str, Any]:
+        """Have a worker run a job, None: any; return its status before.
+
+        Raises SourceMissing, OptionInvalid.
+        """
+        with closing(self._open()) as store:
+            before = job_status(store, name)
+            if worker is not None:
+                refuse_worker(store, worker)
+            if not dry_run:
+                move_job(store, name, worker)
+            return before
+
+    def drain(self, member: str, *, at_once: bool, dry_run: bool) -> list[str]:
+        """Drain a member; return the instances and jobs that it has. Raises SourceMissing, OptionInvalid."""
+        with closing(self._open()) as store:
+            draining.refuse_drain(store, member)
+            held = draining.held_by(store, member)
+            if not dry_run:
+                draining.drain(store, member, at_once=at_once)
+            return held
+
+    def undrain(self, member: str, *, dry_run: bool) -> list[str]:
+        """Let a member gain work again; return what it has. Raises SourceMissing."""
+        with closing(self._open()) as store:
+            draining.refuse_undrain(store, member)
+            held = draining.held_by(store, member)
+            if not dry_run:
+                draining.undrain(store, member)
+            return held
