@@ -159,9 +159,11 @@ class RocketMQ(_Java):
 
     def argv(self, folder: Path) -> list[str]:
         if not (folder / "conf").exists():
-            # The broker also listens two ports lower, for older clients.
-            while not reserve(self.port - 2):
+            # The broker also listens two ports lower, for older clients. Ports are reserved upwards, so ports
+            # above are not yet this process's own.
+            while not reserve(self.port + 2):
                 self.port = free_port()
+            self.port += 2
         return super().argv(folder)
 
     def stored(self, topic: str, queue: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import rocketmq
 from tools.servers import ServerFailed, ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +19,24 @@ def test_ports_are_assigned_once_and_only_from_the_server_range() -> None:
     assigned = [ports.free_port() for _ in range(PORTS)]
     assert len(set(assigned)) == PORTS
     assert set(assigned) <= set(ports.candidates())
+
+
+def test_brokers_with_a_second_port_each_have_ports_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocketmq, "install", lambda version: tmp_path)
+    brokers = [rocketmq.RocketMQ() for _ in range(3)]
+    assigned = []
+    for number, broker in enumerate(brokers):
+        (folder := tmp_path / str(number)).mkdir()
+        broker.name_server.port, broker.port = ports.free_port(), ports.free_port()
+        broker.argv(folder)
+        assigned += [broker.name_server.port, broker.port, broker.port - 2]
+        # Another broker starts with the same data again.
+        broker.argv(folder)
+        assert broker.port == assigned[-2]
+    assert len(set(assigned)) == len(assigned)
+    assert not any(map(ports.reserve, assigned))
 
 
 def test_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:

@@ -366,6 +366,12 @@ MANAGER = f"{ACL}.plain.PlainPermissionManager"
                 ("No default permission for user_signature", "checkPerm", PrivilegeMissing),
             ]
         ),
+        (
+            1,
+            "java.lang.RuntimeException: message body size exceeded,"
+            " org.apache.rocketmq.store.MessageExtEncoder.encode(MessageExtEncoder.java:290)",
+            OptionInvalid,
+        ),
         (1, "java.io.IOException: no permission for the user, java.io.File.open(File.java:1)", ServerBusy),
         (1, "the signature of the accessKey is late", ServerBusy),
         (1, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", ServerBusy),

@@ -81,12 +81,14 @@ _TEMPORARY = (
     Answer.REPLICA_IS_LATE,
     Answer.SERVICE_NOT_AVAILABLE,
 )
-# Version 4 answers ERROR to whatever fails, with the Java exception: its class, its text, and the method that
-# threw it. Source of facts: `RemotingHelper.exceptionSimpleDesc`.
+# ERROR is also the answer to what a broker does not expect, with the Java exception: its class, its text, and
+# the method that threw it. Source of facts: `RemotingHelper.exceptionSimpleDesc`.
 _EXCEPTION = re.compile(r"(?P<kind>[\w.$]+): .*, (?P<method>[\w.$]+)\([^()]*\)", re.DOTALL)
 _ACCESS_REFUSED = "org.apache.rocketmq.acl.common.AclException"
 # The method that verifies the account. Other methods check its rights.
-_ACCOUNT_METHOD = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate"
+_VERIFY_ACCOUNT = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate"
+# The method of version 5 that checks the sizes of a message.
+_CHECK_SIZE = "org.apache.rocketmq.store.MessageExtEncoder.encode"
 # The sizes of a message's properties are 16-bit integers.
 _PROPERTIES_BYTES_MAX = (1 << 15) - 1
 # A connection without its host ends after this time, so that nothing waits for its answers for good.
@@ -263,23 +265,19 @@ def error_of(reply: Reply) -> PenstockError:
         return ServerBusy(message)
     if reply.code == Answer.TOPIC_NOT_EXIST:
         return SchemaChanged(message, hint=HINT_GONE)
-    if reply.code == Answer.MESSAGE_ILLEGAL:
+    exception = _EXCEPTION.match(reply.remark) if reply.code == Answer.ERROR else None
+    kind, method = exception.group("kind", "method") if exception is not None else ("", "")
+    if reply.code == Answer.MESSAGE_ILLEGAL or method == _CHECK_SIZE:
         return OptionInvalid(
             message, hint="Set claim_check for large messages, or raise maxMessageSize of the brokers"
         )
-    if reply.code == Answer.NO_PERMISSION:
-        return _refusal(message, "")
+    if method == _VERIFY_ACCOUNT:
+        return AuthenticationFailed(message, hint="Check user (the access key) and password of the sink")
+    if reply.code == Answer.NO_PERMISSION or kind == _ACCESS_REFUSED:
+        return PrivilegeMissing(
+            message, hint="Grant the access key what the guide of the rocketmq sink lists"
+        )
     if reply.code == Answer.ERROR:
-        exception = _EXCEPTION.match(reply.remark)
-        if exception is not None and exception["kind"] == _ACCESS_REFUSED:
-            return _refusal(message, exception["method"])
         # Brokers answer this while the page cache is busy or replicas are late. Java's producer retries.
         return ServerBusy(message)
     return ServerUnsupported(message)
-
-
-def _refusal(message: str, method: str) -> PenstockError:
-    """Return the error for a refused access, by the server's method that refused it."""
-    if method == _ACCOUNT_METHOD:
-        return AuthenticationFailed(message, hint="Check user (the access key) and password of the sink")
-    return PrivilegeMissing(message, hint="Grant the access key what the guide of the rocketmq sink lists")
