@@ -225,7 +225,7 @@ def test_message_over_the_brokers_bound_stops_or_becomes_a_file(
     target = target_of({"id": "int", "name": "text"})
     large = "x" * (5 << 20)
     rows = changes_of(target, insert(5, id=1, name="a"), insert(5, 1, id=2, name=large))
-    with pytest.raises(OptionInvalid, match=r"exceed.*\(code 13?\)"):
+    with pytest.raises(OptionInvalid, match=r"\(code 13?\)"):
         write(sink_of(broker, topic, format="json"), rows)
     claimed = f"{topic}_claimed"
     claim_check = {"above": "1MiB", "path": str(tmp_path)}
