@@ -105,6 +105,10 @@ class CanalListener:
             self._connections.tell(
                 "a connection is closed", "canal", connection.peer, error=error, why=str(problem)
             )
+        except asyncio.CancelledError:
+            # The task ends here anyway. Python 3.11 prints a traceback for a connection's task if it counts
+            # as cancelled.
+            _log.debug("a connection is closed at the end", listener="canal", peer=connection.peer)
         finally:
             self._connections.release(connection)
             writer.close()
