@@ -47,7 +47,7 @@ def measure(folder: Path, megabytes: int) -> str:
         enter(serving)
         for number in range(megabytes):
             server.sql(
-                f"INSERT INTO shop.t VALUES ({number}, REPEAT(MD5({number}), {_TRANSACTION_BYTES // 32}))"
+                f"INSERT INTO shop.t VALUES ({number}, REPEAT(SHA2({number}, 256), {_TRANSACTION_BYTES // 64}))"
             )
         head = head_of(server)
         serving.wait_for_head(head.file, head.offset)
