@@ -34,7 +34,7 @@ from penstock.captures import (
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
-from penstock.desired import DesiredSettings, SettingsState, SettingsThread
+from penstock.desired import DesiredSettings, SettingsState, SettingsThread, StoredInstances
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.fleet.control import FleetControl
 from penstock.fleet.copy_tenure import CopyTenure
@@ -70,7 +70,6 @@ from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.serve.usage import SharedUsages
 from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings, split_host_port
-from penstock.settings.documents import InstanceDocument
 from penstock.settings.shown import shown_settings
 from penstock.source.daemon_address import DaemonAddress
 from penstock.telemetry.alerts import Alert
@@ -156,7 +155,7 @@ class Daemon:
             None if self._fleet is None else self._fleet.status,
             [
                 *settings_routes.routes(served, lambda: shown_settings(self._settings)),
-                *instance_routes.routes(served, self._want),
+                *instance_routes.routes(served, StoredInstances(desired, self._plan, self.reload)),
                 *fleet_control_routes.routes(served, _fleet_control(settings)),
                 *check_routes.routes(served, self._check_servers, served.threads.searching),
                 *resume_routes.routes(
@@ -252,16 +251,10 @@ class Daemon:
                 self._arrived(name)
             return change
 
-    def _want(self, name: str, document: InstanceDocument | None) -> int:
-        """Store an instance, None to remove it, if this daemon can have it; return its version."""
-
-        def prove(settings: Settings) -> None:
-            check_instances(settings)
-            InstanceChange.between(self._settings, settings)
-
-        version = self._desired.want(name, document, prove).version
-        self.reload()
-        return version
+    def _plan(self, settings: Settings) -> InstanceChange:
+        """Return what settings would change. Raises OptionInvalid for those that this daemon cannot have."""
+        check_instances(settings)
+        return InstanceChange.between(self._settings, settings)
 
     def _instances(self, change: InstanceChange | None = None) -> Mapping[str, ServedInstance]:
         """Return the instances as readers see them. After a change, the others stay the same objects."""

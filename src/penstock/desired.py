@@ -9,7 +9,7 @@ Where both name an instance, the store decides: all members of a fleet then have
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,19 @@ import structlog
 
 from penstock.coordinate.store import CoordinationStore, Watch, open_store
 from penstock.errors import OptionInvalid, PenstockError, TransientError
-from penstock.fleet.wanted import WANTED, WantedInstance, read_wanted, want_instance
+from penstock.fleet.wanted import (
+    WANTED,
+    WantedInstance,
+    forget_instance,
+    next_version,
+    read_wanted,
+    refuse_forgetting,
+    want_instance,
+)
 from penstock.retry import Backoff, Retry
 from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings, load_settings
-from penstock.settings.documents import InstanceDocument, read_section
+from penstock.settings.documents import InstanceDocument, exported_instance, read_section
 from penstock.settings.file import Document, settings_text
 
 _BACKOFF = Backoff(first=1.0, longest=10.0)
@@ -105,11 +113,17 @@ class DesiredSettings:
                 self._store.close()
 
     def want(
-        self, name: str, document: InstanceDocument | None, prove: Callable[[Settings], None]
+        self,
+        name: str,
+        document: InstanceDocument | None,
+        prove: Callable[[Settings], None],
+        *,
+        dry_run: bool = False,
     ) -> WantedInstance:
         """Store an instance, None to remove it, once `prove` has accepted the settings with it.
 
-        Raises OptionInvalid, also what `prove` raises, VersionConflict, CoordinationLost.
+        A dry run stores nothing. Raises OptionInvalid, also what `prove` raises, VersionConflict,
+        CoordinationLost.
         """
         wanted = WantedInstance(
             name,
@@ -117,16 +131,42 @@ class DesiredSettings:
             {} if document is None else document.values,
         )
         with self._lock:
-            settings = load_settings(self._file, text=self._text)
-            if settings.coordination is None:
-                raise OptionInvalid(
-                    "this daemon keeps no instances but those of its file",
-                    hint="Set coordination in penstock.yaml, or change the file and send SIGHUP",
-                )
-            store = self._opened(settings)
+            store = self._needed_store()
             self._wanted = read_wanted(store)
             prove(self._with(self._text, {**self._wanted, name: wanted}, None))
+            if dry_run:
+                return next_version(self._wanted.get(name), wanted)
             return want_instance(store, wanted)[0]
+
+    def forget(self, name: str, prove: Callable[[Settings], None], *, dry_run: bool = False) -> None:
+        """Let the file decide about an instance again, once `prove` has accepted the settings without it.
+
+        A dry run forgets nothing. Raises SourceMissing, OptionInvalid, CoordinationLost.
+        """
+        with self._lock:
+            store = self._needed_store()
+            self._wanted = read_wanted(store)
+            if dry_run:
+                refuse_forgetting(store, name)
+            others = {known: wanted for known, wanted in self._wanted.items() if known != name}
+            prove(self._with(self._text, others, None))
+            if not dry_run:
+                forget_instance(store, name)
+
+    def stored(self) -> Mapping[str, WantedInstance] | None:
+        """Return the instances of the store, None without a store. Raises CoordinationLost."""
+        with self._lock:
+            settings = load_settings(self._file, text=self._text)
+            return None if settings.coordination is None else read_wanted(self._opened(settings))
+
+    def _needed_store(self) -> CoordinationStore:
+        settings = load_settings(self._file, text=self._text)
+        if settings.coordination is None:
+            raise OptionInvalid(
+                "this daemon keeps no instances but those of its file",
+                hint="Set coordination in penstock.yaml, or change the file and send SIGHUP",
+            )
+        return self._opened(settings)
 
     def _read(self, prove: Callable[[Settings], None] | None, *, reads_file: bool) -> Settings:
         """Return the settings. With `prove`, they are the first ones."""
@@ -296,6 +336,60 @@ class SettingsThread:
     def _note(self, state: SettingsState) -> None:
         if self._state is not SettingsState.FAILED:
             self._state = state
+
+
+class StoredInstances:
+    """The instances of the store as operators of a daemon change them.
+
+    `plan` returns what settings would change in the daemon, and raises OptionInvalid for those that it
+    refuses. `reload` has it read the settings again.
+    """
+
+    def __init__(
+        self,
+        desired: DesiredSettings,
+        plan: Callable[[Settings], InstanceChange],
+        reload: Callable[[], None],
+    ) -> None:
+        self._desired = desired
+        self._plan = plan
+        self._reload = reload
+
+    def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
+        """Store an instance, None to remove it; return its version and what changes in this daemon."""
+        changes: list[InstanceChange] = []
+        stored = self._desired.want(
+            name, document, lambda settings: changes.append(self._plan(settings)), dry_run=dry_run
+        )
+        return {"version": stored.version, **self._done(changes, dry_run=dry_run)}
+
+    def forget(self, name: str, *, dry_run: bool) -> dict[str, Any]:
+        """Let the file decide about an instance again; return what changes in this daemon."""
+        changes: list[InstanceChange] = []
+        self._desired.forget(name, lambda settings: changes.append(self._plan(settings)), dry_run=dry_run)
+        return self._done(changes, dry_run=dry_run)
+
+    def stored(self) -> list[dict[str, Any]] | None:
+        """Return the instances of the store without secrets, None without a store."""
+        wanted = self._desired.stored()
+        if wanted is None:
+            return None
+        return [
+            {
+                "instance": instance.name,
+                "version": instance.version,
+                "updated_us": instance.updated_us,
+                "document": None
+                if instance.text is None
+                else exported_instance(instance.name, instance.text, instance.values)[0],
+            }
+            for instance in wanted.values()
+        ]
+
+    def _done(self, changes: Sequence[InstanceChange], *, dry_run: bool) -> dict[str, Any]:
+        if not dry_run:
+            self._reload()
+        return {what: list(names) for what, names in vars(changes[-1]).items()}
 
 
 def _replace_instances(sections: Mapping[str, dict[str, Any] | None], document: Document) -> None:

@@ -15,13 +15,22 @@ from penstock.errors import AccessDenied, PenstockError, SourceMissing
 def show_fleet(visit: Visit) -> Response:
     """Which member captures what, and which worker runs which job?"""
     fleets = visit.fleet.ask_all("fleet")
-    jobs = visit.fleet.ask_all("jobs") if visit.is_admin else Answers({}, {})
+    jobs, stored = (
+        visit.fleet.ask_all(call) if visit.is_admin else Answers({}, {})
+        for call in ("jobs", "stored-instances")
+    )
     return visit.render(
         "fleet.html",
         fleets=_distinct_fleets(fleets),
         jobs=_distinct_jobs(jobs),
-        problems={url: problem for url, problem in fleets.problems.items() if not _is_absent(problem)}
-        | {url: problem for url, problem in jobs.problems.items() if not _is_absent(problem)},
+        instances=_distinct_instances(stored),
+        stores=[url for url, answer in stored.values.items() if answer["coordination"]],
+        problems={
+            url: problem
+            for answers in (fleets, jobs, stored)
+            for url, problem in answers.problems.items()
+            if not _is_absent(problem)
+        },
     )
 
 
@@ -47,6 +56,16 @@ def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
             failures = sum(1 for job_exit in job["exits"] if job_exit["status"])
             jobs.setdefault((job["name"], job["updated_us"]), {"daemon": url, "failures": failures, **job})
     return sorted(jobs.values(), key=lambda job: (-job["failures"], job["name"]))
+
+
+def _distinct_instances(answers: Answers) -> list[dict[str, Any]]:
+    """Return each stored instance once, although all daemons of its store answer."""
+    instances: dict[tuple[str, int], dict[str, Any]] = {}
+    for url, answer in answers.values.items():
+        for instance in answer["instances"]:
+            key = instance["instance"], instance["updated_us"]
+            instances.setdefault(key, {"daemon": url, **instance})
+    return [instances[key] for key in sorted(instances)]
 
 
 def show_job(visit: Visit) -> Response:

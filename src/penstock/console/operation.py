@@ -16,9 +16,6 @@ from penstock.errors import PenstockError
 
 Fields = Mapping[str, str]
 
-# A longer value of a form, such as a text of settings, is not repeated in the audit.
-_RECORDED_CHARACTERS_MAX = 200
-
 
 @dataclass(frozen=True)
 class Sentence:
@@ -79,14 +76,13 @@ class Operation:
         return self._show(visit, {name: form.get(name, "") for name in self._names})
 
     def confirm(self, visit: Visit, form: Fields) -> Response:
-        """Do it, and record it, also if it fails."""
+        """Do it, and record it, also if it fails. A text of settings is left out, because it is long."""
         self.prove(visit)
         for name in (*self.subject, *(needed.name for needed in self.inputs if needed.is_needed)):
             needed_field(form, name)
         fields = {name: form.get(name, "") for name in self._names}
-        recorded = {
-            name: value for name, value in fields.items() if value and len(value) <= _RECORDED_CHARACTERS_MAX
-        }
+        areas = {known.name for known in self.inputs if known.kind == "area"}
+        recorded = {name: value for name, value in fields.items() if value and name not in areas}
         outcome = "failed"
         try:
             self.run(visit, fields, False)

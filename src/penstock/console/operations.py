@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
 
-from penstock.console import fleet_operations, subscription_operations
+from penstock.console import fleet_operations, instance_operations, subscription_operations
 from penstock.console.operation import Operation
 from penstock.console.visit import Visit
 
 OPERATIONS: tuple[Operation, ...] = (
     *subscription_operations.OPERATIONS,
     *fleet_operations.OPERATIONS,
+    *instance_operations.OPERATIONS,
 )
 
 PAGES: dict[str, Callable[[Visit], Response]] = {operation.path: operation.page for operation in OPERATIONS}

@@ -84,17 +84,30 @@ def want_instance(store: CoordinationStore, wanted: WantedInstance) -> tuple[Wan
     path = WANTED + path_of(wanted.name)
     record = store.get(path, latest=True)
     before = WantedInstance.of(wanted.name, record)
-    if before is not None and (before.text, before.values) == (wanted.text, wanted.values):
-        return before, False
-    version = 1 if before is None else before.version + 1
-    stored = replace(wanted, version=version, updated_us=time.time_ns() // 1000)
+    following = next_version(before, wanted)
+    if following is before:
+        return following, False
+    stored = replace(following, updated_us=time.time_ns() // 1000)
     store.put(path, stored.encode(), ABSENT if record is None else record.version)
     return stored, True
 
 
+def next_version(before: WantedInstance | None, wanted: WantedInstance) -> WantedInstance:
+    """Return an instance with the version that it gets if it is stored, or `before` itself if it is equal."""
+    if before is None:
+        return replace(wanted, version=1)
+    is_equal = (before.text, before.values) == (wanted.text, wanted.values)
+    return before if is_equal else replace(wanted, version=before.version + 1)
+
+
 def forget_instance(store: CoordinationStore, name: str) -> None:
     """Let the settings files decide about an instance again. Raises SourceMissing, CoordinationLost."""
+    store.delete(WANTED + path_of(name), refuse_forgetting(store, name).version)
+
+
+def refuse_forgetting(store: CoordinationStore, name: str) -> Record:
+    """Return the record of a stored instance. Raises SourceMissing, CoordinationLost."""
     record = store.get(WANTED + path_of(name), latest=True)
     if record is None:
         raise SourceMissing(f"the store has no instance {name!r}", hint="Only the settings files may name it")
-    store.delete(WANTED + path_of(name), record.version)
+    return record

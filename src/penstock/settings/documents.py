@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from penstock.errors import OptionInvalid
 from penstock.settings.daemon import InstanceName, InstanceSettings
-from penstock.settings.exported import without_secrets
+from penstock.settings.exported import ExportedText, without_secrets
 from penstock.settings.file import (
     Document,
     read_yaml,
@@ -140,6 +140,14 @@ def read_documents(path: Path, text: str) -> list[Section] | None:
             raise OptionInvalid(f"document {number} of {path} is of no kind that is known", hint=_HINT)
         sections.append(_document(kind, document, f"{path}, {kind} {document[kind]!s:.100}"))
     return sections
+
+
+def exported_instance(name: str, text: str, values: Mapping[str, str]) -> tuple[dict[str, Any], ExportedText]:
+    """Return the document of an instance as plain values without its secrets, and its exported text."""
+    exported = without_secrets(text, name)
+    (section,) = yaml_documents(exported.text)
+    shown = {variable: value for variable, value in values.items() if variable not in exported.references}
+    return {"instance": name, "values": shown, "settings": section}, exported
 
 
 def instance_document(values: Mapping[str, Any]) -> InstanceDocument:

@@ -19,6 +19,7 @@ from penstock.serve.arrivals import Arrivals
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.durable import DurableInstance
 from penstock.serve.http import fleet_control as fleet_control_routes
+from penstock.serve.http import instances as instance_routes
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -137,12 +138,13 @@ def serving(
     resume: Callable[[str], None] | None = None,
     control: fleet_control_routes.Control | None = None,
     fleet_status: Callable[[], Mapping[str, Any]] | None = None,
+    instances: instance_routes.Instances | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
 
     `check` returns the findings about the servers of an instance; `resume` starts what was set aside, and
-    `control` has the jobs and members of a fleet, `fleet_status` its state. With
-    `copies`, readers get what this many members have synced.
+    `control` has the jobs and members of a fleet, `fleet_status` its state, `instances` those of its store.
+    With `copies`, readers get what this many members have synced.
     """
     settings = Settings.model_validate(
         {
@@ -170,6 +172,7 @@ def serving(
             *check_routes.routes(served, check, served.threads.searching),
             *resume_routes.routes(served, resume),
             *fleet_control_routes.routes(served, control),
+            *([] if instances is None else instance_routes.routes(served, instances)),
         ],
     )
     thread = threading.Thread(target=listener.serve_until_stopped)

@@ -17,7 +17,12 @@ from penstock.fleet.wanted import WantedInstance, read_wanted, want_instance
 from penstock.model import TablePatterns
 from penstock.pipeline.settings import place_of_state
 from penstock.predicate import Predicate
-from penstock.settings.documents import InstanceDocument, JobDocument, SubscriptionDocument
+from penstock.settings.documents import (
+    InstanceDocument,
+    JobDocument,
+    SubscriptionDocument,
+    exported_instance,
+)
 from penstock.settings.exported import ExportedText, without_secrets
 from penstock.settings.file import REFERENCE, read_yaml, yaml_documents, yaml_text
 from penstock.settings.values import Section
@@ -145,13 +150,7 @@ def job_name(path: Path, text: str, values: Mapping[str, str]) -> str:
 
 
 def _export_instance(instance: WantedInstance, text: str) -> ExportedDocument:
-    exported = without_secrets(text, instance.name)
-    (section,) = yaml_documents(exported.text)
-    document = {
-        "instance": instance.name,
-        "values": _without_secret_values(instance.values, exported),
-        "settings": section,
-    }
+    document, exported = exported_instance(instance.name, text, instance.values)
     return ExportedDocument(document, _remarks(f"instance {instance.name}", instance.values, exported))
 
 

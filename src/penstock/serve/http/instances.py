@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances that are added, changed and removed over HTTP, for full administrators.
 
+    GET /v1/stored-instances
     PUT /v1/instances/{instance}       {"settings": {"source": "mysql://repl@db1", "password_file": ...}}
     DELETE /v1/instances/{instance}
+    POST /v1/instances/{instance}/forget    {"dry_run": true}
 
-Both are stored in the coordination store, for all members of a fleet, and take effect a moment later. The log
-of an instance that is removed stays.
+They are stored in the coordination store, for all members of a fleet, and take effect a moment later. The log
+of an instance that is removed stays. With `dry_run` in the body of PUT, or `?dry_run=1` of DELETE, the
+response says which instances of this daemon would be added, changed and removed, and nothing is.
 """
 
+import functools
 import json
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,30 +22,73 @@ from starlette.routing import Route
 from penstock.errors import OptionInvalid
 from penstock.serve.access import account_of
 from penstock.serve.http.audit import record_action
+from penstock.serve.http.json_request import ChangeRequest
+from penstock.serve.http.query import Query
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 from penstock.settings.documents import InstanceDocument, instance_document
 
-# Stores an instance, None to remove it, and returns its version.
-Want = Callable[[str, InstanceDocument | None], int]
+_WHAT = "the settings"
 
 
-def routes(served: Served, want: Want) -> list[Route]:
-    """Return the routes of changes of instances."""
+class ForgetRequest(ChangeRequest):
+    """An instance about which the settings files decide again."""
+
+
+class Instances(Protocol):
+    """The instances of the coordination store. Every method may wait for the store."""
+
+    def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
+        """Store an instance, None to remove it; return its version and what changes."""
+
+    def forget(self, name: str, *, dry_run: bool) -> dict[str, Any]:
+        """Delete what is stored of an instance; return what changes."""
+
+    def stored(self) -> list[dict[str, Any]] | None:
+        """Return the stored instances, None without a store."""
+
+
+def routes(served: Served, instances: Instances) -> list[Route]:
+    """Return the routes of stored instances."""
+    path = "/v1/instances/{instance}"
 
     async def change(request: Request) -> Response:
         name, account = request.path_params["instance"], account_of(request)
-        account.prove_administers_all([*served.instances, name], "the settings")
+        account.prove_administers_all([*served.instances, name], _WHAT)
         document: InstanceDocument | None = None
         if request.method == "PUT":
-            document = instance_document({"instance": name, **_parse(await request.body())})
+            values = _parse(await request.body())
+            dry_run = values.pop("dry_run", False) is not False
+            document = instance_document({"instance": name, **values})
         else:
+            dry_run = bool(Query(request).number("dry_run", 0))
             served.instance(name)
-        version = await run_in(served.threads.searching, want, name, document)
-        record_action(account, "remove instance" if document is None else "set instance", instance=name)
-        return JSONResponse({"instance": name, "version": version})
+        work = functools.partial(instances.want, name, document, dry_run=dry_run)
+        outcome = await run_in(served.threads.searching, work)
+        if not dry_run:
+            record_action(account, "remove instance" if document is None else "set instance", instance=name)
+        return JSONResponse({"instance": name, **outcome, "dry_run": dry_run})
 
-    return [Route("/v1/instances/{instance}", change, methods=["PUT", "DELETE"], name="_change_instance")]
+    async def forget(request: Request) -> Response:
+        name, account = request.path_params["instance"], account_of(request)
+        account.prove_administers_all([*served.instances, name], _WHAT)
+        wanted = await ForgetRequest.read(request, '{"dry_run": true}')
+        work = functools.partial(instances.forget, name, dry_run=wanted.dry_run)
+        outcome = await run_in(served.threads.searching, work)
+        if not wanted.dry_run:
+            record_action(account, "forget instance", instance=name)
+        return JSONResponse({"instance": name, **outcome, "dry_run": wanted.dry_run})
+
+    async def stored(request: Request) -> Response:
+        account_of(request).prove_administers_all(served.instances, _WHAT)
+        known = await run_in(served.threads.searching, instances.stored)
+        return JSONResponse({"coordination": known is not None, "instances": known or []})
+
+    return [
+        Route(path, change, methods=["PUT", "DELETE"], name="_change_instance"),
+        Route(f"{path}/forget", forget, methods=["POST"], name="_forget_instance"),
+        Route("/v1/stored-instances", stored, methods=["GET"], name="_stored_instances"),
+    ]
 
 
 def _parse(body: bytes) -> dict[str, Any]:

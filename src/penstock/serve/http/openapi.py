@@ -11,6 +11,7 @@ from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.http.fleet_control import CHANGES as FLEET_CHANGES
 from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
 from penstock.serve.http.history import HistoryRequest
+from penstock.serve.http.instances import ForgetRequest
 from penstock.serve.http.json_request import JsonRequest
 from penstock.serve.http.subscription_changes import CALLS as SUBSCRIPTION_CALLS
 from penstock.serve.http.subscription_reset import ResetRequest
@@ -42,6 +43,7 @@ _QUERY = {
     "reader": ("string", "The holder's name"),
     "span": ("integer", "The last seconds: 3600 by default, 86400 at most"),
     "points": ("integer", "Values of each series: 240 by default, 1440 at most"),
+    "dry_run": ("integer", "1: report what would happen, and change nothing"),
     "seconds": ("integer", "Lifetime of the hold in seconds"),
 }
 
@@ -51,6 +53,13 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/instances", "The instances and their states", "", _JSON),
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
     ("get", "/v1/fleet", "The members of the fleet, and who captures each instance", "", _JSON),
+    (
+        "get",
+        "/v1/stored-instances",
+        "The instances of the coordination store, without secrets; full administrators only",
+        "",
+        _JSON,
+    ),
     ("get", "/v1/jobs", "The jobs of the fleet; full administrators only", "", _JSON),
     (
         "get",
@@ -143,7 +152,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
         "delete",
         _INSTANCE,
         "Remove an instance, whose log stays; administrators of all instances only",
-        "",
+        "dry_run",
         _JSON,
     ),
     ("post", f"{_INSTANCE}/resume", "Capture an instance again that was set aside", "", _JSON),
@@ -232,6 +241,11 @@ _CHANGES: tuple[tuple[str, type[JsonRequest], str], ...] = (
     *(
         (path, request_type, f"{summary}; full administrators only")
         for path, request_type, summary, _ in FLEET_CHANGES
+    ),
+    (
+        f"{_INSTANCE}/forget",
+        ForgetRequest,
+        "Let the settings files decide about an instance again; full administrators only",
     ),
 )
 
