@@ -89,6 +89,26 @@ def test_definitions_are_named_by_the_objects_they_define(
     assert events[0].sql == f"{{dbTableName={database}.a, sql={wanted[0][0]}}}"
 
 
+def test_truncate_is_an_envelope_without_rows_for_readers_of_debezium(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    statements = ["CREATE TABLE a (id INT PRIMARY KEY)", "INSERT INTO a VALUES (1)", "TRUNCATE TABLE a"]
+    file = run_logged(server, *statements, database=database)
+    messages = [message for message in read(file, "debezium", f"{database}.*") if message.value]
+    inserted, emptied = (json.loads(message.value) for message in messages[1:])
+    assert list(emptied) == list(inserted)
+    assert list(emptied["source"]) == list(inserted["source"])
+    assert (emptied["op"], emptied["before"], emptied["after"]) == ("t", None, None)
+    assert (emptied["source"]["db"], emptied["source"]["table"]) == (database, "a")
+    # Every shard gets it, and it commits by itself.
+    assert (messages[-1].kind, messages[-1].slot, messages[-1].rows) == (STATEMENT, -1, 0)
+    assert messages[-1].end_offset is not None
+    # A schema needs the columns of the table, which the log does not have.
+    *_, with_schema = read(file, "debezium_schema", f"{database}.*")
+    assert json.loads(with_schema.value)["payload"]["ddl"] == "TRUNCATE TABLE a"
+
+
 def test_each_table_of_a_statement_has_a_message(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
     renamed, dropped = f"RENAME TABLE a TO {database}.c, b TO a", "DROP TABLE a, c"

@@ -22,7 +22,7 @@ pub use writer::Writer;
 use writer::{transaction_id, ChangeView, Field, FlatKeys, CONNECTOR, VERSION};
 
 use crate::column::{quoted, write_integer, write_unsigned_integer};
-use crate::emit::dialect::ddl::{table_statements, Definition};
+use crate::emit::dialect::ddl::{table_statements, Definition, DefinitionKind};
 use crate::emit::dialect::{
     json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter,
 };
@@ -68,6 +68,18 @@ impl Debezium {
         value.push(b'\n');
         out.close(MessageKind::Statement, SLOT_ALL, 0)
     }
+
+    /// Writes the message about a table that a statement empties: an envelope without rows.
+    fn write_truncate(at: &At<'_>, definition: &Definition<'_>, out: &mut Messages) -> Result<()> {
+        let value = &mut out.value;
+        value.extend_from_slice(b"{\"before\":null,\"after\":null,\"source\":");
+        source_head(at, &definition.database, Some(&definition.table), value);
+        source_tail(at, 0, value);
+        value.extend_from_slice(b",\"transaction\":null,\"op\":\"t\"");
+        times(at, value);
+        value.extend_from_slice(b"}\n");
+        out.close(MessageKind::Statement, SLOT_ALL, 0)
+    }
 }
 
 impl Dialect for Debezium {
@@ -104,7 +116,12 @@ impl Dialect for Debezium {
             return Ok(());
         }
         for (definition, text) in table_statements(statement.text, statement.database, statement.backslash) {
-            self.write_definition(at, &definition, &text, out)?;
+            // The log does not say which columns an emptied table has, so with schemas it is a definition.
+            if definition.kind == DefinitionKind::Truncate && !self.with_schema {
+                Self::write_truncate(at, &definition, out)?;
+            } else {
+                self.write_definition(at, &definition, &text, out)?;
+            }
         }
         Ok(())
     }
