@@ -33,6 +33,7 @@ from penstock.captures import (
 )
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
+from penstock.coordinate.session_guard import SessionGuard
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
 from penstock.desired import DesiredSettings, SettingsState, SettingsThread, StoredInstances
 from penstock.errors import OptionInvalid, SourceMissing
@@ -107,8 +108,9 @@ class Daemon:
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
         self._listener_processes: ListenerProcesses | None = None
         groups = settings.process_groups() if isinstance(settings.processes, int) else []
-        self._supervisor = Supervisor(settings, groups, self._arrived)
-        parts = (settings, self._ports, self._arrivals, self._supervisor, self._arrived)
+        self._guard = SessionGuard()
+        self._supervisor = Supervisor(settings, groups, self._arrived, inherited=self._guard.descriptors)
+        parts = (settings, self._ports, self._arrivals, self._supervisor, self._arrived, self._guard)
         self._fleet = None if settings.fleet is None else _Fleet(*parts)
         self._groups = dict(self._supervisor.instances)
         own = [name for name in captured if self._fleet is None and name not in self._groups]
@@ -129,7 +131,7 @@ class Daemon:
         )
         is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
         self._served = served = make_served(settings, self._instances(), self._arrivals, is_here)
-        self._canal_cluster = _canal_cluster(settings, self._ports, is_here)
+        self._canal_cluster = _canal_cluster(settings, self._ports, is_here, self._guard)
         self._coordination = coordination_probe(settings)
         self._listener = Listener(
             settings.listen,
@@ -177,6 +179,8 @@ class Daemon:
         # them.
         gc.collect()
         gc.freeze()
+        if self._fleet is not None or self._canal_cluster is not None:
+            self._guard.start()
         # A capture that runs in a process of its own starts that process itself.
         self._supervisor.start()
         self._own.start()
@@ -356,6 +360,7 @@ class Daemon:
         # It kills what does not end in time.
         if not self._supervisor.join(_PROCESS_JOIN_SECONDS_MAX):
             _log.error("a capture process does not end")
+        self._guard.stop()
         _log.info("ended")
 
 
@@ -369,6 +374,7 @@ class _Fleet:
         arrivals: Arrivals,
         supervisor: Supervisor,
         arrived: Callable[[str], None],
+        guard: SessionGuard,
     ) -> None:
         """`arrived` is called with an instance's name when more of it is visible."""
         part = settings.fleet
@@ -396,6 +402,7 @@ class _Fleet:
             lambda: sum(capture.status()["bytes_per_second"] for capture in self._tenured()),
             # Longer than a capture process may take to end: a lease is not released before.
             end_seconds=_PROCESS_JOIN_SECONDS_MAX,
+            joined=partial(guard.note, "fleet", settings.coordination_url()),
         )
         self._status_lock = threading.Lock()
         self._status: dict[str, Any] = {}
@@ -558,7 +565,9 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def _canal_cluster(settings: Settings, ports: Ports, is_here: Callable[[str], bool]) -> CanalCluster | None:
+def _canal_cluster(
+    settings: Settings, ports: Ports, is_here: Callable[[str], bool], guard: SessionGuard
+) -> CanalCluster | None:
     """Return what shows this daemon to Canal's cluster clients; None if the settings name no ensemble."""
     listen = settings.listen
     if listen.canal_cluster is None:
@@ -569,4 +578,5 @@ def _canal_cluster(settings: Settings, ports: Ports, is_here: Callable[[str], bo
         settings.instances,
         is_here,
         SESSION_SECONDS if settings.fleet is None else settings.fleet.session,
+        joined=partial(guard.note, "canal", listen.canal_cluster),
     )

@@ -46,9 +46,8 @@ def measure(folder: Path, megabytes: int) -> str:
         serving, copying = daemons["a"], daemons["b"]
         enter(serving)
         for number in range(megabytes):
-            server.sql(
-                f"INSERT INTO shop.t VALUES ({number}, REPEAT(SHA2({number}, 256), {_TRANSACTION_BYTES // 64}))"
-            )
+            note = f"REPEAT(SHA2({number}, 256), {_TRANSACTION_BYTES // 64})"
+            server.sql(f"INSERT INTO shop.t VALUES ({number}, {note})")
         head = head_of(server)
         serving.wait_for_head(head.file, head.offset)
         served_before, began = cpu_seconds_of(serving.pid), time.monotonic()

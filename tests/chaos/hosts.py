@@ -190,10 +190,10 @@ class Member:
 
     def fill_disk(self) -> None:
         """Leave no free byte on the disk of the log, which is small."""
-        with self._filler.open("wb") as filler, suppress(OSError):
+        # A buffer would try to write its rest again when it is closed.
+        with self._filler.open("wb", buffering=0) as filler, suppress(OSError):
             while True:
                 filler.write(bytes(1 << 16))
-                filler.flush()
 
     def free_disk(self) -> None:
         """Free what `fill_disk` has filled."""

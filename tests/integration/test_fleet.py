@@ -31,6 +31,7 @@ class Fleet:
         server: Server,
         coordination: str,
         members: tuple[str, ...],
+        session: str = "2s",
         **more: Any,
     ) -> None:
         self.coordination = coordination
@@ -39,7 +40,7 @@ class Fleet:
             (folder / name).mkdir()
             settings = {
                 "coordination": coordination,
-                "fleet": {"member": name, "zone": f"room-{name}", "session": "2s"},
+                "fleet": {"member": name, "zone": f"room-{name}", "session": session},
                 "instances": {"shop": {"source": server.url()}},
                 **more,
             }
@@ -127,11 +128,21 @@ class Orders:
 
 
 @pytest.mark.timing
+@pytest.mark.deep(keep=("single",))
+@pytest.mark.parametrize("processes", ["single", "per-instance"])
 def test_instance_is_captured_by_another_member_when_its_capturer_dies(
-    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+    processes: str, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     orders = Orders(mysql_server, fresh_database(mysql_server))
-    fleet = Fleet(tmp_path, mysql_server, f"sqlite://{tmp_path}/coordination.db", ("a", "b"))
+    # The session of a killed daemon is ended, long before it would expire.
+    fleet = Fleet(
+        tmp_path,
+        mysql_server,
+        f"sqlite://{tmp_path}/coordination.db",
+        ("a", "b"),
+        "600s",
+        processes=processes,
+    )
     with fleet.running():
         first = fleet.wait_for_capturer("a", "b")
         second = "b" if first == "a" else "a"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.coordinate import backends
@@ -66,6 +66,10 @@ class Session(Protocol):
     def seconds(self) -> float:
         """How long after the last heartbeat the store ends the session; the store may adjust the requested
         time."""
+
+    @property
+    def key(self) -> str:
+        """What `end_session` needs. Whoever knows it can end the session, or use it."""
 
     @property
     def alive(self) -> bool:
@@ -190,15 +194,27 @@ def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStor
     digest scheme. `seconds` is the timeout of every operation. Raises OptionInvalid, DependencyMissing,
     CoordinationLost, DiskFailed.
     """
+    opened: CoordinationStore = _backend_of(url).open_url(url.strip(), seconds)
+    return opened
+
+
+def end_session(url: str, key: str, seconds: float = OPERATION_SECONDS) -> None:
+    """End the session with a key, in the store at a URL, at once; one that has ended is fine.
+
+    No process that used the session may be left: it would not learn of the end in time. Raises the errors of
+    `open_store`.
+    """
+    _backend_of(url).end_session(url.strip(), key, seconds)
+
+
+def _backend_of(url: str) -> Any:
     scheme = urlsplit(url.strip()).scheme
     if scheme not in backend_names():
         raise OptionInvalid(
             f"coordination {without_password(url)!r} names none of {', '.join(backend_names())}",
             hint="Write sqlite:///path/to/file.db, or zookeeper://host:2181/root",
         )
-    backend = import_module(f"{backends.__name__}.{scheme}")
-    opened: CoordinationStore = backend.open_url(url.strip(), seconds)
-    return opened
+    return import_module(f"{backends.__name__}.{scheme}")
 
 
 def without_password(url: str) -> str:

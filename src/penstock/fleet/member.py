@@ -62,7 +62,7 @@ class FleetMember:
 
     `open_store` opens the store; a store that does not answer yet is opened later. `begin` begins a piece of
     work under its lease, and `begin_copy` a copy of its log. `bytes_per_second` measures all of it, and
-    `stop` waits for `end_seconds` for its end.
+    `stop` waits for `end_seconds` for its end. `joined` is called with each session.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class FleetMember:
         begin_copy: BeginCopy | None = None,
         bytes_per_second: Callable[[], float] = lambda: 0.0,
         end_seconds: float = 10.0,
+        joined: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self._open_store = open_store
         self._group = group
@@ -82,6 +83,7 @@ class FleetMember:
         self._begin_copy = begin_copy
         self._bytes_per_second = bytes_per_second
         self._end_seconds = end_seconds
+        self._joined = joined
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
         # This member's record in the session, which names all instances of its settings.
@@ -222,6 +224,7 @@ class FleetMember:
         self._doubtful.clear()
         self._damage_recorded = DamageRecord()
         session = store.session(self._self.session_seconds)
+        self._joined(session)
         session.on_lost(self._news.set)
         self._session = session
         self._joined_us = time.time_ns() // 1000

@@ -80,14 +80,17 @@ class SupervisedProcess:
         backoff: Backoff = BACKOFF,
         silence_seconds: float = PROCESS_SILENCE_SECONDS_MAX,
         lease: HeldLease | None = None,
+        inherited: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """`split` is called if the process is to be replaced by one for each of its instances.
 
-        A single instance may have a `lease`, without which nothing is captured.
+        A single instance may have a `lease`, without which nothing is captured. `inherited` returns
+        descriptors that the process keeps open until it ends.
         """
         self.instances = {instance.name: instance for instance in instances}
         self._settings = settings
         self._lease = lease
+        self._inherited = inherited
         self._arrived = arrived
         self._split = split
         self._command = tuple(command)
@@ -207,7 +210,8 @@ class SupervisedProcess:
         datagrams, datagrams_there = socket.socketpair(type=DATAGRAMS)
         with stream, datagrams:
             with stream_there, datagrams_there:
-                process = SpawnedProcess(self._command, (stream_there.fileno(), datagrams_there.fileno()))
+                descriptors = [own.fileno() for own in (stream_there, datagrams_there)]
+                process = SpawnedProcess(self._command, descriptors, inherited=self._inherited())
             try:
                 # A process that stops in the middle of a message must not stop this thread.
                 stream.settimeout(self._silence_seconds)

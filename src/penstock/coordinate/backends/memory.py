@@ -248,6 +248,11 @@ class MemorySession(EndingSession):
         self._store = store
 
     @property
+    def key(self) -> str:
+        """Nothing: no other process knows the store."""
+        return ""
+
+    @property
     def certain_until(self) -> float:
         """A session time from now, unless the store is away."""
         return time.monotonic() + self._seconds if self.alive and self._store.answers else float("-inf")

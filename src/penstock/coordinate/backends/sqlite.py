@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -82,6 +82,12 @@ def open_url(url: str, seconds: float) -> "SqliteStore":
             f"coordination {url!r} names no file", hint="Write sqlite:///path/to/file.db, with three slashes"
         )
     return SqliteStore(Path(path), seconds)
+
+
+def end_session(url: str, key: str, seconds: float) -> None:
+    """End the session with a key. Raises the errors of `open_url`."""
+    with closing(open_url(url, seconds)) as store:
+        store.drop(int(key))
 
 
 class SqliteStore:
@@ -264,10 +270,10 @@ class SqliteStore:
             if gone.rowcount:
                 _note_change(connection, path)
 
-    def drop(self, session: "SqliteSession") -> None:
+    def drop(self, number: int) -> None:
         """Delete a session and its records."""
         with self._changing() as connection:
-            _remove_sessions(connection, [session.number])
+            _remove_sessions(connection, [number])
 
     def sweep(self) -> None:
         """Remove the sessions that have expired."""
@@ -446,6 +452,11 @@ class SqliteSession(EndingSession):
         self._thread.start()
 
     @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+    @property
     def certain_until(self) -> float:
         """When its last heartbeat expires."""
         return self._certain_until if self.alive else float("-inf")
@@ -463,7 +474,7 @@ class SqliteSession(EndingSession):
         if not self.end(lost=False):
             return
         try:
-            self._store.drop(self)
+            self._store.drop(self.number)
         except PenstockError as error:
             _log.warning("a session is left to expire", store=self._store.url, error=str(error))
         if self._thread is not threading.current_thread():

@@ -121,7 +121,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         return answer
 
 
-def _client(address: EnsembleAddress, session_seconds: float) -> _Client:
+def _client(address: EnsembleAddress, session_seconds: float, **options: Any) -> _Client:
     """Create a client that is not connected yet."""
     account: dict[str, Any] = {}
     if address.account is not None:
@@ -133,6 +133,7 @@ def _client(address: EnsembleAddress, session_seconds: float) -> _Client:
         handler=_BoundedWaits(session_seconds * _WAIT_PART),
         connection_retry=KazooRetry(-1, _RECONNECT_SECONDS_FIRST, max_delay=_RECONNECT_SECONDS_MAX),
         **account,
+        **options,
     )
 
 
@@ -144,6 +145,14 @@ def open_url(url: str, seconds: float) -> "ZooKeeperStore":
     return ZooKeeperStore(EnsembleAddress.parse(url), seconds)
 
 
+def end_session(url: str, key: str, seconds: float) -> None:
+    """End the session with a key. Raises the errors of `open_url`."""
+    number, _, password = key.partition(":")
+    session = int(number), bytes.fromhex(password)
+    # Of a session that has ended the ensemble makes another one, which is closed in its place.
+    _Connection(EnsembleAddress.parse(url), seconds, seconds, client_id=session).close()
+
+
 class _AnswerLost(Exception):
     """A response was lost: the change may have happened."""
 
@@ -151,7 +160,9 @@ class _AnswerLost(Exception):
 class _Connection:
     """A client whose operations have a timeout."""
 
-    def __init__(self, address: EnsembleAddress, session_seconds: float, seconds: float) -> None:
+    def __init__(
+        self, address: EnsembleAddress, session_seconds: float, seconds: float, **options: Any
+    ) -> None:
         self._address = address
         self._seconds = seconds
         self._process = OneProcess()
@@ -159,7 +170,7 @@ class _Connection:
         self._closed = False
         # The last request without an answer in time.
         self._owed: Any = None
-        self.client = _client(address, session_seconds)
+        self.client = _client(address, session_seconds, **options)
         self.client.add_listener(self._on_state)
         self.client.start_async()
         try:
@@ -491,7 +502,13 @@ class ZooKeeperSession(EndingSession):
             self._connection.close()
             raise CoordinationLost(f"{address.url} was lost as soon as it was reached")
         self._number: int = number[0]
+        self._password: bytes = number[1]
         threading.Thread(target=self._run, name=f"session-{self._number:x}", daemon=True).start()
+
+    @property
+    def key(self) -> str:
+        """Its number and its password."""
+        return f"{self._number}:{self._password.hex()}"
 
     @property
     def certain_until(self) -> float:

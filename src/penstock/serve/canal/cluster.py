@@ -42,7 +42,8 @@ class CanalCluster:
     """Shows this daemon in Canal's layout. `start` and `stop` belong to one thread.
 
     `address` is the host:port of its listener for Canal clients. `is_here` returns whether this daemon serves
-    a destination now. While the ensemble is away, clients keep the addresses that they know.
+    a destination now. While the ensemble is away, clients keep the addresses that they know. `joined` is
+    called with each session.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class CanalCluster:
         is_here: Callable[[str], bool],
         session_seconds: float,
         show_again_seconds: float = _SHOW_AGAIN_SECONDS,
+        joined: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self._open_store = open_store
         self._address = address
@@ -60,6 +62,7 @@ class CanalCluster:
         self._is_here = is_here
         self._session_seconds = session_seconds
         self._show_again_seconds = show_again_seconds
+        self._note_session = joined
         self._shown_at = time.monotonic()
         # Set to show all nodes at the next look.
         self._wants_all = False
@@ -134,6 +137,7 @@ class CanalCluster:
         self._shown.clear()
         self._store = self._store or self._open_store()
         session = self._store.session(self._session_seconds)
+        self._note_session(session)
         try:
             self._show_member(session)
         except PenstockError:

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guard: a process that ends the sessions of a daemon that was killed.
+
+    daemon, capture processes ── hold a pipe open ──▶ guard: at its end, ends the daemon's sessions
+
+The store ends a session once no heartbeat has arrived for the session time. Until then nobody else can do the
+work of a daemon that was killed. Its guard knows earlier that the daemon is gone: the operating system closes
+the pipe when the last process that holds it has ended, and no process is left then that could do anything
+under the sessions. A frozen daemon keeps the pipe open. Without a guard, as after the death of the whole
+host, sessions expire as before.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import IO, TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from penstock.coordinate.store import Session
+
+_COMMAND = (sys.executable, "-m", "penstock.coordinate.session_guard")
+
+# A guard without sessions ends as soon as its pipe does.
+_END_SECONDS_MAX = 5.0
+_OPERATION_SECONDS_MAX = 5.0
+
+# Log lines go there, as those of the daemon do.
+_STANDARD_ERROR = 2
+
+_log = structlog.get_logger(__name__)
+
+
+class SessionGuard:
+    """The guard of this process. `start` and `stop` belong to one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        # By use: the arguments of `_end`.
+        self._sessions: dict[str, tuple[str, str, float]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the guard's process, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what a process inherits that works under the sessions, so that its end is waited for too."""
+        pipe = self._pipe
+        return () if pipe is None else (pipe.fileno(),)
+
+    def start(self) -> None:
+        """Start the guard. Without it, which is logged, sessions expire."""
+        try:
+            self._process = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, stdout=_STANDARD_ERROR, start_new_session=True
+            )
+        except OSError as problem:
+            _log.warning("sessions expire if this process is killed", why=str(problem))
+            return
+        assert self._process.stdin is not None
+        # A guard that does not read must not stop this process.
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def note(self, use: str, url: str, session: "Session") -> None:
+        """Have a session of the store at `url` ended with this process; the last one of each use counts."""
+        with self._lock:
+            self._sessions[use] = url, session.key, session.seconds
+            self._send()
+
+    def stop(self) -> None:
+        """End the guard. The sessions are those of this process again."""
+        with self._lock:
+            self._sessions.clear()
+            self._send()
+            if self._pipe is not None:
+                self._pipe.close()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS_MAX)
+
+    @property
+    def _pipe(self) -> IO[bytes] | None:
+        pipe = None if self._process is None else self._process.stdin
+        return None if pipe is None or pipe.closed else pipe
+
+    def _send(self) -> None:
+        line = json.dumps(list(self._sessions.values())).encode() + b"\n"
+        # Longer lines could arrive in part. A guard that is gone, or that does not read, ends nothing.
+        if self._pipe is not None and len(line) <= select.PIPE_BUF:
+            with suppress(OSError):
+                os.write(self._pipe.fileno(), line)
+
+
+def main() -> None:
+    """Wait for the end of the daemon, then end its sessions."""
+    # A service manager sends signals to all processes of a service, also while it ends.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sessions: list[tuple[str, str, float]] = []
+    for line in sys.stdin.buffer:
+        sessions = json.loads(line)
+    for url, key, seconds in sessions:
+        _end(url, key, seconds)
+
+
+def _end(url: str, key: str, seconds: float) -> None:
+    """End a session, unless it has expired before the store answers."""
+    # They are imported only now: the guards of all daemons wait for all of their time.
+    from penstock.coordinate.store import end_session, without_password
+    from penstock.errors import PenstockError
+    from penstock.retry import Retry
+
+    store = without_password(url)
+    try:
+        retry = Retry("a session of a daemon that has died is not ended yet", seconds=seconds)
+        retry.run(partial(end_session, url, key, min(seconds, _OPERATION_SECONDS_MAX)))
+    except PenstockError as problem:
+        _log.warning("a session of a daemon that has died expires", store=store, why=str(problem))
+    else:
+        _log.info("a session of a daemon that has died is ended", store=store)
+
+
+if __name__ == "__main__":
+    main()
