@@ -96,6 +96,9 @@ SURVEY_WAIT_SECONDS = 5.0
 # Heartbeat interval of an idle server. After three missed heartbeats the connection counts as lost.
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS
+# A subscriber with several daemons leaves one that is silent for this long: sooner than the session of a
+# frozen member of a fleet ends, so that it asks the others in time.
+DAEMON_SILENCE_SECONDS_MAX = 9.0
 
 # A file is split into byte ranges of at least this size, so that the fixed cost of a range stays small.
 RANGE_BYTES_MIN = 8 * MIB

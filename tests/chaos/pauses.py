@@ -92,8 +92,11 @@ class Pauses:
 
         def is_known() -> bool:
             row = self._members["a"].fleet_row()
-            if row["captured_by"] and [copy["state"] for copy in row["copies"]] == ["in step"]:
-                captured_by.append(row["captured_by"])
+            capturer = self._members.get(row["captured_by"])
+            has_copy = [copy["state"] for copy in row["copies"]] == ["in step"]
+            # A member that was thawed may not have noticed yet that another one has taken over.
+            if has_copy and capturer is not None and capturer.daemon.status()["state"] == "running":
+                captured_by.append(capturer.name)
             return bool(captured_by)
 
         wait_until(is_known)

@@ -18,6 +18,7 @@ from penstock.source.bounds import Bound, parse_bound
 from penstock.source.daemon import DaemonSource
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
+from penstock.source.silent_daemons import SilentDaemons
 from penstock.source.source import ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
@@ -51,7 +52,8 @@ class Daemons:
 
     def __init__(self, address: DaemonAddress) -> None:
         self.address = address
-        self._clients = [DaemonClient(address, url) for url in address.base_urls]
+        silent = SilentDaemons()
+        self._clients = [DaemonClient(address, url, silent=silent) for url in address.base_urls]
 
     def __len__(self) -> int:
         return len(self._clients)

@@ -20,14 +20,15 @@ from penstock.client.owned import HELD_BYTES_MAX, STALLED_SECONDS, OwnedShard, O
 from penstock.client.publishers import Answer, Publishers
 from penstock.client.split import Cut, split
 from penstock.errors import ConnectionLost, PenstockError, TransientError
-from penstock.limits import MIB, SILENCE_SECONDS_MAX
+from penstock.limits import DAEMON_SILENCE_SECONDS_MAX, MIB, SILENCE_SECONDS_MAX
 from penstock.model import Position
 
 # A response ends after this many bytes, so that a continuous stream regularly re-evaluates the daemons.
 CREDIT_BYTES = 256 * MIB
 
-# A daemon without news ends its response before its silence would count as a lost connection.
-WAIT_SECONDS = SILENCE_SECONDS_MAX - 5
+# A daemon without news ends its response this long before its silence would count as a lost connection.
+_MARGIN_SECONDS = 4.0
+_WAIT_SECONDS = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -66,6 +67,8 @@ class Intake:
         self._request = dict(request)
         self._preference = preference
         self._failed = failed
+        has_several = len(publishers) > 1
+        self._silence_seconds = DAEMON_SILENCE_SECONDS_MAX if has_several else SILENCE_SECONDS_MAX
         self._backoff = DaemonBackoff()
         self._refused: dict[int, PenstockError] = {}
         self._current: int | None = None
@@ -109,7 +112,7 @@ class Intake:
                 version = self._shards.version
                 shards = _of_one_revision(self._shards.all())
                 if not shards:
-                    self._shards.wait(version, WAIT_SECONDS)
+                    self._shards.wait(version, _WAIT_SECONDS)
                     continue
                 link = self._connect(version, shards)
                 if link is not None:
@@ -205,7 +208,7 @@ class Intake:
 
     def _read(self, link: _Link) -> None:
         consumed = _consumed(link)
-        answer = self._publishers.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX, consumed)
+        answer = self._publishers.changes(link.daemon, self._body(link), self._silence_seconds, consumed)
         with self._answer_lock:
             self._answer = answer
         frames_held: list[RowFrame] = []
@@ -246,7 +249,7 @@ class Intake:
             "format": "arrow",
             "start": link.start,
             "credit_bytes": CREDIT_BYTES,
-            "wait_seconds": WAIT_SECONDS,
+            "wait_seconds": self._silence_seconds - _MARGIN_SECONDS,
         }
         floors = any(shard.floors for shard in link.shards.values())
         if link.count > 1 or floors:

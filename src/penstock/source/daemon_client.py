@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, SSLError
+from urllib3.exceptions import TimeoutError as HTTPTimeout
 from urllib3.util import Timeout
 
 import penstock.errors
@@ -28,6 +29,7 @@ from penstock.errors import (
 from penstock.limits import READ_BYTES, SILENCE_SECONDS_MAX
 from penstock.model import Secret, Tls
 from penstock.source.daemon_address import DaemonAddress, is_host_port
+from penstock.source.silent_daemons import SilentDaemons
 
 _CONNECT_SECONDS_MAX = 5.0
 # A reader makes one request at a time, possibly next to an open byte stream.
@@ -70,11 +72,15 @@ class DaemonClient:
         base_url: str,
         silence_seconds: float = SILENCE_SECONDS_MAX,
         member: str = "",
+        silent: SilentDaemons | None = None,
     ) -> None:
         """A daemon that sends nothing for `silence_seconds` counts as lost.
 
-        `member` names the member of the fleet that asks, if it copies the log.
+        `member` names the member of the fleet that asks, if it copies the log. With `silent`, a daemon that
+        did not answer before is waited for more briefly.
         """
+        self._silence_seconds = silence_seconds
+        self._silent = silent
         # The daemon that is asked now, and the one that was configured.
         self.url = base_url
         self._configured_url = base_url
@@ -288,6 +294,10 @@ class DaemonClient:
     def _send(
         self, method: str, call: str, *, path: str | None = None, **arguments: Any
     ) -> urllib3.BaseHTTPResponse:
+        if self._silent is not None:
+            read_seconds = self._silent.seconds(self.url, self._silence_seconds)
+            connect_seconds = min(read_seconds, _CONNECT_SECONDS_MAX)
+            arguments.setdefault("timeout", Timeout(connect=connect_seconds, read=read_seconds))
         try:
             response = self._pool.request(
                 method,
@@ -297,6 +307,8 @@ class DaemonClient:
                 decode_content=False,
                 **arguments,
             )
+            if self._silent is not None:
+                self._silent.answered(self.url)
             if response.status == 200 and _has_length(response):
                 return response
             if response.status == 200:
@@ -338,6 +350,8 @@ class DaemonClient:
         reason = problem.reason if isinstance(problem, MaxRetryError) else problem
         broken = isinstance(reason, ProtocolError)
         lost_url = self.url
+        if self._silent is not None and isinstance(reason, HTTPTimeout):
+            self._silent.silent(lost_url)
         # Any member of a fleet knows who captures now, also the one that was followed last.
         self.url = self._configured_url if lost_url != self._configured_url else self._followed_url
         return ConnectionLost(
