@@ -3,9 +3,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +14,12 @@ from penstock.cli.shared.dead_letters import list_dead_letters, purge_dead_lette
 from penstock.cli.shared.options import AsJson, EachSink, PipelineFile
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.errors import OptionInvalid
-from penstock.model import Position, TableName
+from penstock.model import Position
 
 if TYPE_CHECKING:
-    from penstock.pipeline.settings import PipelineSettings
-    from penstock.pipeline.state import Checkpoint, PipelineState
+    from penstock.pipeline.moving import PlannedRewind
+    from penstock.pipeline.state import PipelineState
     from penstock.pipeline.table_states import TableState
-    from penstock.source.bounds import Bound
 
 HELP = "Show, pause, resume, reset and repair pipelines."
 
@@ -81,13 +79,11 @@ def show(file: PipelineFile, as_json: AsJson = False) -> None:
 
 def tables(file: PipelineFile, sink: EachSink = None, as_json: AsJson = False) -> None:
     """Show the state of each table: loading, streaming, or why the pipeline continues without it."""
+    from penstock.pipeline.moving import parts_of_sink
     from penstock.pipeline.table_states import STATES, table_states
 
     with _opened_state(file) as state:
-        if sink is not None:
-            _refuse_unknown_sink(state, sink)
-        parts = [part for part in state.parts() if sink in (None, part.sink)]
-        rows = [(part.part, row) for part in parts for row in table_states(part)]
+        rows = [(part.part, row) for part in parts_of_sink(state, sink) for row in table_states(part)]
     if as_json:
         write_json(sys.stdout, ({"part": part, **row.to_json()} for part, row in rows))
         return
@@ -159,6 +155,7 @@ def reset(
     from there on are applied again, and only tables without a key are read again. In both cases a feed
     receives the changes twice.
     """
+    from penstock.pipeline.moving import plan_rewinds, reset_progress
     from penstock.pipeline.settings import load_pipeline, place_of_state
     from penstock.pipeline.state import PipelineState
     from penstock.source.bounds import parse_bound
@@ -170,16 +167,13 @@ def reset(
         bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
         with ExitStack() as states:
             # Nothing is rewound if one of several sinks or shards refuses.
-            plans = [
-                _plan_rewind(file, settings, bound, source, states)
-                for settings in _each_part(load_pipeline(file), sink)
-            ]
+            plans = plan_rewinds(load_pipeline(file), bound, source, sink, states)
             if not (dry_run or yes):
-                raise OptionInvalid("; ".join(effect for effect, _ in plans), hint="Give --yes to do it")
-            for effect, rewind in plans:
+                raise OptionInvalid("; ".join(map(_rewind_text, plans)), hint="Give --yes to do it")
+            for plan in plans:
                 if not dry_run:
-                    rewind()
-                typer.echo(effect)
+                    plan.run()
+                typer.echo(_rewind_text(plan))
         return
     location = place_of_state(file)
     name = f"{location.name}/{sink}" if sink else location.name
@@ -189,84 +183,25 @@ def reset(
             hint=f"penstock pipelines reset {file} --yes; to read single tables again: penstock resnapshot",
         )
     with closing(PipelineState.open(location.state, location.name)) as state:
-        _reset(state, sink)
+        reset_progress(state, sink)
     typer.echo(
         f"{name} begins with a full load: rows that only the target has are deleted,"
         " a feed receives every row again"
     )
 
 
-def _reset(state: "PipelineState", sink: str | None) -> None:
-    """Forget the progress of one sink, or of all. Raises OptionInvalid for an unknown sink."""
-    if sink is not None:
-        _refuse_unknown_sink(state, sink)
-    for part in state.parts():
-        if part.part and sink in (None, part.sink):
-            part.reset()
-    if sink is None:
-        state.reset()
-
-
-def _refuse_unknown_sink(state: "PipelineState", sink: str) -> None:
-    if sink not in (known := state.sinks()):
-        raise OptionInvalid(
-            f"the pipeline {state.name} has no state of a sink {sink!r}",
-            hint=f"It has {', '.join(known) or 'one sink without a name'}",
-        )
-
-
-def _plan_rewind(
-    file: Path, settings: "PipelineSettings", bound: "Bound", source: str | None, states: ExitStack
-) -> tuple[str, Callable[[], None]]:
-    """Return what a rewind of one sink or shard will do, and the rewind. `states` closes its state."""
-    from penstock.changes import Target
-    from penstock.pipeline.rewinding import earlier_offset
-    from penstock.pipeline.state import PipelineState, split_key, table_key
-    from penstock.pipeline.verify.merges import may_have_other_rows
-
-    name = _name_of_source(settings, source)
-    state = states.enter_context(closing(PipelineState.of(settings)))
-    progress = _load_progress(state, name, file)
-    target = earlier_offset(settings.source(name), progress.offsets[name], bound)
-    old_offset = progress.offsets[name]
-    into = f"{state.part}, " if state.part else ""
+def _rewind_text(plan: "PlannedRewind") -> str:
+    into = f"{plan.part}, " if plan.part else ""
     message = (
-        f"{into}{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
-        f" {target.bytes} bytes of its log are read again"
+        f"{into}{plan.source}: from {plan.before.file}:{plan.before.offset} back to {plan.after},"
+        f" {plan.bytes} bytes of its log are read again"
     )
-    table_states = (state.get_large("tables") or {"tables": {}})["tables"]
-    tables = {
-        key: Target.from_json(table_state["current"])
-        for key, table_state in table_states.items()
-        if not table_state["gone"]
-    }
-
-    def keyless(table: TableName) -> None:
-        if may_have_other_rows(settings.make_steps(), tables, table_key(name, table)):
-            raise OptionInvalid(
-                f"{table} has no key: its rows would be in the target twice, and the target may have rows"
-                " of others, so that it cannot be emptied and read again",
-                hint="Give the table a primary key, or a target of its own",
-            )
-        if settings.source(name).server is None:
-            raise OptionInvalid(
-                f"{table} has no key: its rows would be in the target twice, and no server is named"
-                " from which it could be read again",
-                hint="Name the server the log is of (source.server)",
-            )
-
-    is_mirror = settings.sink.make().keeps_state
-    read_again = [
-        table.name for key, table in sorted(tables.items()) if split_key(key)[0] == name and not table.row_key
-    ]
-    if not is_mirror:
-        message += f"; {settings.sink.kind} receives their changes twice"
-    elif read_again:
-        for table in read_again:
-            keyless(table)
-        names = ", ".join(map(str, read_again))
+    if plan.feed:
+        message += f"; {plan.feed} receives their changes twice"
+    elif plan.keyless:
+        names = ", ".join(map(str, plan.keyless))
         message += f"; tables without a key are read again into emptied targets: {names}"
-    return message, partial(state.rewind, name, target.offset, progress, keyless if is_mirror else None)
+    return message
 
 
 def skip(
@@ -281,27 +216,21 @@ def skip(
 
     Stop the pipeline first. The next run applies everything before the transaction and resumes after it.
     """
+    from penstock.pipeline.moving import plan_skips
     from penstock.pipeline.settings import load_pipeline
-    from penstock.pipeline.skipping import transaction_at
-    from penstock.pipeline.state import PipelineState
 
-    pipeline = load_pipeline(file)
-    name = _name_of_source(pipeline, source)
-    for settings in _each_part(pipeline, sink):
-        with closing(PipelineState.of(settings)) as state:
-            progress = _load_progress(state, name, file)
-            transaction = transaction_at(
-                settings.source(name), progress.offsets[name], Position.parse(position)
+    with ExitStack() as states:
+        for plan in plan_skips(load_pipeline(file), Position.parse(position), source, sink, states):
+            plan.run()
+            transaction = plan.transaction
+            description = transaction.tables or transaction.statement or "no table"
+            typer.echo(
+                f"passed over: {transaction.gtid or position},"
+                f" {transaction.begin['file']}:{transaction.begin['offset']} to"
+                f" {transaction.end['offset']}: {description}"
             )
-            state.skip(name, transaction.begin, transaction.end)
-        description = transaction.tables or transaction.statement or "no table"
-        typer.echo(
-            f"passed over: {transaction.gtid or position},"
-            f" {transaction.begin['file']}:{transaction.begin['offset']} to"
-            f" {transaction.end['offset']}: {description}"
-        )
-        chosen = f" --sink {settings.sink.name}" if settings.sink.name else ""
-        typer.echo(f"once it has caught up: penstock verify {file}{chosen} --repair")
+            chosen = f" --sink {plan.sink}" if plan.sink else ""
+            typer.echo(f"once it has caught up: penstock verify {file}{chosen} --repair")
 
 
 def adopt(
@@ -321,31 +250,6 @@ def adopt(
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         adopt_progress(state, sink)
     typer.echo(f"{settings.name}/{sink} continues where {settings.name} stopped; penstock run {file}")
-
-
-def _each_part(settings: "PipelineSettings", sink: str | None) -> "list[PipelineSettings]":
-    """Return the settings of each shard of a sink, or of every sink."""
-    return [part for each in settings.each_sink(sink) for part in each.each_shard()]
-
-
-def _name_of_source(settings: "PipelineSettings", source: str | None) -> str:
-    """Return the name of the selected source. Raises OptionInvalid if the selection is ambiguous."""
-    names = [pipeline_source.name for pipeline_source in settings.sources]
-    name = source or names[0]
-    if name not in names or (source is None and len(names) > 1):
-        raise OptionInvalid(
-            "the pipeline has several sources; choose one with --source",
-            hint=f"--source {' or '.join(names)}",
-        )
-    return name
-
-
-def _load_progress(state: "PipelineState", source: str, file: Path) -> "Checkpoint":
-    """Return the pipeline's progress. Raises OptionInvalid if a source has none."""
-    progress = state.checkpoint()
-    if progress is None or source not in progress.offsets:
-        raise OptionInvalid(f"the pipeline {state.name} never ran", hint=f"penstock run {file}")
-    return progress
 
 
 VERBS = {

@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
 
-from penstock.console import fleet_operations, instance_operations, subscription_operations
+from penstock.console import (
+    fleet_operations,
+    instance_operations,
+    pipeline_operations,
+    subscription_operations,
+)
 from penstock.console.operation import Operation
 from penstock.console.visit import Visit
 
@@ -13,6 +18,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *subscription_operations.OPERATIONS,
     *fleet_operations.OPERATIONS,
     *instance_operations.OPERATIONS,
+    *pipeline_operations.OPERATIONS,
 )
 
 PAGES: dict[str, Callable[[Visit], Response]] = {operation.path: operation.page for operation in OPERATIONS}

@@ -49,9 +49,13 @@ class PipelineFiles:
             )
         return path
 
+    def load(self, store: int, name: str) -> PipelineSettings:
+        """Return the settings of a pipeline with all of its sinks. Raises SourceMissing, OptionInvalid."""
+        return load_pipeline(self.path(store, name))
+
     def settings(self, store: int, name: str, sink: str) -> PipelineSettings:
         """Return the settings of a pipeline's sink. Raises SourceMissing, OptionInvalid."""
-        return load_pipeline(self.path(store, name)).of_sink(sink or None)
+        return self.load(store, name).of_sink(sink or None)
 
     def replay(self, settings: PipelineSettings, entries: Sequence[str]) -> Iterator[Replayed]:
         """Replay rejected rows, one request at a time, and yield the outcome of each entry.

@@ -10,6 +10,8 @@ from typing import Any
 from penstock.coordinate.store import open_store, without_password
 from penstock.errors import PenstockError, SchemaInvalid, SourceMissing
 from penstock.model import TableName
+from penstock.pipeline.handover import adopt, refuse_adopting
+from penstock.pipeline.moving import parts_of_sink, reset_progress
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.summary import copied_states, name_state, summarize_part
 from penstock.pipeline.table_states import TableState, table_states
@@ -126,6 +128,28 @@ class PipelineStates:
         """Allow a paused pipeline to start again. Raises SourceMissing, CoordinationLost."""
         with self._state(number, name) as state:
             state.resume()
+
+    def reset(self, number: int, name: str, sink: str | None, *, dry_run: bool) -> list[str]:
+        """Forget the progress of a pipeline's sink, or of all; return the sinks and shards that have any.
+
+        A dry run forgets nothing. Raises SourceMissing, OptionInvalid, LeaseLost while it runs.
+        """
+        with self._state(number, name) as state:
+            parts = parts_of_sink(state, sink)
+            for part in parts:
+                part.refuse_while_run()
+            begun = [part.shown_name for part in parts if part.checkpoint() is not None]
+            if not dry_run:
+                reset_progress(state, sink)
+            return begun
+
+    def adopt(self, number: int, name: str, sink: str, *, dry_run: bool) -> None:
+        """Give the progress of a pipeline with `sink` to one of its `sinks`.
+
+        A dry run gives nothing. Raises SourceMissing, OptionInvalid, LeaseLost while it runs.
+        """
+        with self._state(number, name) as state:
+            (refuse_adopting if dry_run else adopt)(state, sink)
 
     @contextmanager
     def _state(self, number: int, name: str, sink: str = "") -> Iterator[PipelineState]:

@@ -25,6 +25,13 @@ def adopt(state: PipelineState, sink: str) -> None:
     An interrupted call can be repeated. Raises LeaseLost while the pipeline runs, OptionInvalid if there
     is nothing to give, or if the sink has progress of its own.
     """
+    adopted = refuse_adopting(state, sink)
+    state.copy_to(adopted)
+    state.forget()
+
+
+def refuse_adopting(state: PipelineState, sink: str) -> PipelineState:
+    """Return the state of a sink that gets the progress. Raises what `adopt` raises."""
     checkpoint, adopted = state.checkpoint(), PipelineState(state.store, state.name, sink)
     if checkpoint is None:
         raise OptionInvalid(
@@ -38,8 +45,7 @@ def adopt(state: PipelineState, sink: str) -> None:
             hint=f"penstock pipelines reset FILE --sink {sink} --yes forgets it",
         )
     state.refuse_while_run()
-    state.copy_to(adopted)
-    state.forget()
+    return adopted
 
 
 # --- Shards ---------------------------------------------------------------------------------

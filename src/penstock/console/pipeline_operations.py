@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of stopped pipelines: to the beginning, back, past a transaction, into another sink."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+from penstock.console.forms import needed_number
+from penstock.console.operation import Fields, Input, Operation, Sentence, say
+from penstock.console.visit import Visit
+from penstock.model import Position
+from penstock.pipeline.moving import PlannedRewind, plan_rewinds, plan_skips
+from penstock.serve.masking import HIDDEN_TEXT
+from penstock.source.bounds import parse_bound
+
+_SUBJECT = ("store", "name")
+_SINK = Input("sink", "Sink (none: all)")
+_SOURCE = Input("source", "Source, of several")
+
+
+def _reset(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
+    store, sink = needed_number(fields, "store"), fields["sink"] or None
+    begun = visit.states.reset(store, fields["name"], sink, dry_run=dry_run)
+    if not begun:
+        return []
+    return [
+        say("This progress is forgotten: {names}", names=", ".join(begun)),
+        say(
+            "The next run loads every table again into the existing target. Rows that only the target has are"
+            " deleted, if the target can be read back; a feed receives every row again."
+        ),
+    ]
+
+
+def _rewind(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
+    pipeline = visit.files.load(needed_number(fields, "store"), fields["name"])
+    source, sink = fields["source"] or None, fields["sink"] or None
+    with ExitStack() as states:
+        plans = plan_rewinds(pipeline, parse_bound(fields["to"]), source, sink, states)
+        for plan in plans:
+            plan.state.refuse_while_run()
+        for plan in plans if not dry_run else ():
+            plan.run()
+        return [sentence for plan in plans for sentence in _rewind_effects(plan)]
+
+
+def _rewind_effects(plan: PlannedRewind) -> list[Sentence]:
+    sentences = [
+        say(
+            "{source}: from {before} back to {after}. The log in between is read again, {size} bytes.",
+            source=f"{plan.part}, {plan.source}" if plan.part else plan.source,
+            before=plan.before,
+            after=plan.after,
+            size=f"{plan.bytes:,}",
+        )
+    ]
+    if plan.feed:
+        sentences.append(say("The target receives these changes twice: {kind}", kind=plan.feed))
+    elif plan.keyless:
+        tables = ", ".join(map(str, plan.keyless))
+        sentences.append(
+            say("Tables without a key are read again into emptied targets: {tables}", tables=tables)
+        )
+    return sentences
+
+
+def _skip(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
+    pipeline = visit.files.load(needed_number(fields, "store"), fields["name"])
+    position, source, sink = (
+        Position.parse(fields["position"]),
+        fields["source"] or None,
+        fields["sink"] or None,
+    )
+    sentences = []
+    with ExitStack() as states:
+        for plan in plan_skips(pipeline, position, source, sink, states):
+            plan.state.refuse_while_run()
+            if not dry_run:
+                plan.run()
+            skipped = plan.transaction
+            statement = HIDDEN_TEXT if visit.masking else skipped.statement
+            sentences.append(
+                say(
+                    "Never applied: {gtid}, {begin} to {end}, {what}",
+                    gtid=skipped.gtid or position,
+                    begin=f"{skipped.begin['file']}:{skipped.begin['offset']}",
+                    end=skipped.end["offset"],
+                    what=skipped.tables or statement or say("no table"),
+                )
+            )
+    sentences.append(say("The target misses these changes: compare and repair it once it has caught up."))
+    return sentences
+
+
+def _adopt(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
+    store, name, sink = needed_number(fields, "store"), fields["name"], fields["sink"]
+    # The file names its sinks.
+    visit.files.settings(store, name, sink)
+    visit.states.adopt(store, name, sink, dry_run=dry_run)
+    return [
+        say("{sink} continues at the position and the batch of the former sink.", sink=sink),
+        say("The other sinks begin with a full load."),
+    ]
+
+
+def _names(visit: Visit, fields: Fields) -> Mapping[str, Sequence[str]]:
+    """Return the names of the sinks and sources that the pipeline file has."""
+    store = needed_number(fields, "store")
+    if visit.files.find(store, fields["name"]) is None:
+        return {}
+    pipeline = visit.files.load(store, fields["name"])
+    return {
+        "sink": [sink.name for sink in pipeline.sinks if sink.name],
+        "source": [source.name for source in pipeline.sources],
+    }
+
+
+def _operation(
+    path: str,
+    action: str,
+    title: str,
+    question: str,
+    run: Callable[[Visit, Fields, bool], Sequence[Sentence]],
+    inputs: tuple[Input, ...],
+) -> Operation:
+    return Operation(
+        path,
+        title,
+        question,
+        action,
+        _SUBJECT,
+        run,
+        "/pipelines",
+        inputs,
+        prove=Visit.prove_sees_pipelines,
+        suggest=_names,
+    )
+
+
+OPERATIONS = (
+    _operation(
+        "/pipelines/reset",
+        "reset pipeline",
+        "Reset the pipeline",
+        "What happens if this pipeline begins again with a full load?",
+        _reset,
+        (_SINK,),
+    ),
+    _operation(
+        "/pipelines/rewind",
+        "rewind pipeline",
+        "Rewind the pipeline",
+        "What happens if this pipeline applies earlier changes again?",
+        _rewind,
+        (
+            Input(
+                "to",
+                "Back to (a position, a GTID set, or a time in UTC)",
+                is_needed=True,
+                example="mysql-bin.000003:1542",
+            ),
+            _SOURCE,
+            _SINK,
+        ),
+    ),
+    _operation(
+        "/pipelines/skip",
+        "skip transaction",
+        "Skip a transaction",
+        "What does the target miss if this pipeline skips a transaction?",
+        _skip,
+        (
+            Input(
+                "position",
+                "A position inside the transaction",
+                is_needed=True,
+                example="mysql-bin.000003:1542",
+            ),
+            _SOURCE,
+            _SINK,
+        ),
+    ),
+    _operation(
+        "/pipelines/adopt",
+        "adopt progress",
+        "Adopt the progress",
+        "What happens if one of several sinks gets the progress of the former only sink?",
+        _adopt,
+        (Input("sink", "Sink", is_needed=True),),
+    ),
+)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resetting, rewinding and correcting stopped pipelines in the console: shown first, and recorded."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from penstock.pipeline.state import Checkpoint, PipelineState
+from tests.support.binlog.forged_log import write_forged_log
+from tests.support.daemon.console import Browser, console_of
+from tests.support.pipeline.local_runs import run_here
+from tests.support.suite.nonempty import each
+
+HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
+ADDRESS: dict[str, Any] = {"store": "0", "name": "notes"}
+
+
+@dataclass(frozen=True)
+class Notes:
+    """A pipeline that has run to the end of its log, and the console of its file."""
+
+    settings: PipelineSettings
+    file: Path
+    browser: Browser
+    csrf: str
+
+    def checkpoint(self, sink: str = "") -> Checkpoint | None:
+        with closing(PipelineState.open(self.settings.state, "notes", sink)) as state:
+            return state.checkpoint()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let another process run the pipeline inside the block."""
+        with closing(PipelineState.open(self.settings.state, "notes")) as state:
+            state.take()
+            yield
+
+    def confirm(self, path: str, **values: str) -> int:
+        return self.browser.post(f"{path}/confirm", {**ADDRESS, **values, "csrf": self.csrf}).status
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Iterator[Notes]:
+    log = write_forged_log(tmp_path / "log", blob_bytes=1_000)
+    values = {
+        "name": "notes",
+        "state": f"sqlite://{tmp_path}/state.db",
+        "source": {"path": str(log), "name": "shop", "tables": "shop.notes"},
+        "load": "none",
+        "sink": {"files": {"path": str(tmp_path / "feed")}},
+        "batch": {"interval": 0},
+    }
+    file = write(tmp_path / "notes.yaml", values)
+    settings = load_pipeline(file)
+    run_here(settings)
+    with console_of(stores=(settings.state,), pipeline_files=(file,)) as browser:
+        csrf = browser.get("/pipelines/pause", **ADDRESS).field("csrf")
+        yield Notes(settings, file, browser, csrf)
+
+
+def write(path: Path, values: Mapping[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(dict(values)))
+    return path
+
+
+def actions_of(logs: Any) -> list[tuple[str, str]]:
+    return [(line["action"], line["outcome"]) for line in logs if line["event"] == "audit"]
+
+
+def test_pipeline_is_reset_once_it_does_not_run(notes: Notes) -> None:
+    assert "/pipelines/reset" in notes.browser.get("/tables", **ADDRESS, sink="").text
+    with notes.running():
+        busy = notes.browser.get("/pipelines/reset", **ADDRESS)
+        assert ("is run by" in busy.words, "/confirm" in busy.text) == (True, False)
+    with capture_logs() as logs:
+        page = notes.browser.get("/pipelines/reset", **ADDRESS)
+        assert "This progress is forgotten: notes" in page.words
+        assert notes.checkpoint() is not None
+        assert notes.confirm("/pipelines/reset") == 303
+    assert notes.checkpoint() is None
+    assert "There is nothing to do" in notes.browser.get("/pipelines/reset", **ADDRESS).words
+    assert "no state of a sink" in notes.browser.get("/pipelines/reset", **ADDRESS, sink=HOSTILE).words
+    assert actions_of(logs) == [("reset pipeline", "done")]
+
+
+def test_pipeline_is_rewound_to_an_earlier_position(notes: Notes) -> None:
+    before = notes.checkpoint()
+    assert before is not None
+    file = before.offsets["shop"]["file"]
+    page = notes.browser.get("/pipelines/rewind", **ADDRESS, to=f"{file}:4")
+    assert f"back to {file}:4" in page.words
+    assert "receives these changes twice: files" in page.words
+    assert notes.checkpoint() == before
+    for wrong in (f"{file}:5", f"{file}:99999999", HOSTILE):
+        refused = notes.browser.get("/pipelines/rewind", **ADDRESS, to=wrong)
+        assert ("notice bad" in refused.text, "<script>alert" in refused.text) == (True, False), wrong
+        assert notes.confirm("/pipelines/rewind", to=wrong) >= 400
+    with notes.running():
+        assert notes.confirm("/pipelines/rewind", to=f"{file}:4") == 409
+    with capture_logs() as logs:
+        assert notes.confirm("/pipelines/rewind", to=f"{file}:4") == 303
+    after = notes.checkpoint()
+    assert after is not None
+    assert after.offsets["shop"]["offset"] == 4
+    assert actions_of(logs) == [("rewind pipeline", "done")]
+
+
+def test_transaction_ahead_is_skipped(notes: Notes) -> None:
+    end = notes.checkpoint()
+    assert end is not None
+    file = end.offsets["shop"]["file"]
+    assert notes.confirm("/pipelines/rewind", to=f"{file}:4") == 303
+    position = f"{file}:{end.offsets['shop']['offset'] - 10}"
+    page = notes.browser.get("/pipelines/skip", **ADDRESS, position=position)
+    assert ("Never applied:" in page.words, "compare and repair" in page.words) == (True, True)
+    known = notes.checkpoint()
+    assert known is not None
+    assert known.skips == {}
+    with capture_logs() as logs:
+        assert notes.confirm("/pipelines/skip", position=position) == 303
+    skipped = notes.checkpoint()
+    assert skipped is not None
+    ((begin, until),) = skipped.skips["shop"]
+    assert begin["offset"] < end.offsets["shop"]["offset"] <= until["offset"]
+    assert actions_of(logs) == [("skip transaction", "done")]
+
+
+def test_progress_is_adopted_by_a_sink_of_the_file(notes: Notes, tmp_path: Path) -> None:
+    assert "no sink 'lake'" in notes.browser.get("/pipelines/adopt", **ADDRESS, sink="lake").words
+    values = yaml.safe_load(notes.file.read_text())
+    values["sinks"] = {"lake": values.pop("sink"), "audit": {"files": {"path": str(tmp_path / "audit")}}}
+    write(notes.file, values)
+    form = notes.browser.get("/pipelines/adopt", **ADDRESS)
+    assert ('value="lake"' in form.text, "/confirm" in form.text) == (True, False)
+    page = notes.browser.get("/pipelines/adopt", **ADDRESS, sink="lake")
+    assert "lake continues at the position" in page.words
+    assert notes.checkpoint("lake") is None
+    with capture_logs() as logs:
+        assert notes.confirm("/pipelines/adopt", sink="lake") == 303
+    assert (notes.checkpoint(), notes.checkpoint("lake") is None) == (None, False)
+    assert notes.confirm("/pipelines/adopt", sink="lake") == 400
+    assert actions_of(logs) == [("adopt progress", "done")]
+
+
+def test_operation_that_needs_the_file_of_a_pipeline_says_so(notes: Notes) -> None:
+    with console_of(stores=(notes.settings.state,)) as browser:
+        browser.get("/")
+        for path, value in each({"rewind": "to", "skip": "position", "adopt": "sink"}.items()):
+            page = browser.get(f"/pipelines/{path}", **(ADDRESS | {value: "binlog.000001:4"}))
+            assert (page.status, "does not know the file" in page.words) == (200, True), path
+        assert "is forgotten" in browser.get("/pipelines/reset", **ADDRESS).words
