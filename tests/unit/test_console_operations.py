@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of the console: shown first, with the token of the browser, for administrators, recorded."""
+"""The operations of the console: their texts, their links, and the verbs that they stand for."""
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from penstock.console import operation, words
+import typer
+
+from penstock.cli.app import make_app
+from penstock.console import operation, pages, words
 from penstock.console.operations import OPERATIONS
+from penstock.serve.http.openapi import description
 from tests.support.suite.nonempty import each
 
 CONSOLE = Path(operation.__file__).parent
@@ -33,3 +39,124 @@ def test_every_text_of_an_operation_has_a_translation() -> None:
 def test_every_operation_has_a_page_that_is_linked_from_another() -> None:
     templates = "".join(path.read_text() for path in (CONSOLE / "templates").glob("*.html"))
     assert [known.path for known in OPERATIONS if f"url('{known.path}'" not in templates] == []
+
+
+# --- The verbs of the command line ------------------------------------------------------------
+
+_INSTANCE = "/v1/instances/{instance}"
+_SUBSCRIPTION = f"{_INSTANCE}/subscriptions/{{subscription}}"
+# What a pipeline records is in its state store, which the console opens itself.
+_STORE = ""
+
+# Each verb that the console has: the calls of the control API, and its pages.
+IN_THE_CONSOLE: dict[str, tuple[str, str]] = {
+    "alerts list": ("get /v1/alerts", "/alerts"),
+    "as-of": (f"post {_INSTANCE}/as-of", "/as-of"),
+    "check": (f"get {_INSTANCE}/check", "/check"),
+    "fleet drain": ("post /v1/fleet/members/{member}/drain", "/fleet/drain"),
+    "fleet status": ("get /v1/fleet", "/fleet"),
+    "fleet undrain": ("post /v1/fleet/members/{member}/undrain", "/fleet/undrain"),
+    "history": (f"post {_INSTANCE}/history", "/history"),
+    "holds list": (f"get {_INSTANCE}/holds", "/instance"),
+    "holds remove": (f"delete {_INSTANCE}/holds/{{reader}}", "/hold"),
+    "inspect": (f"get {_INSTANCE}/transaction", "/transaction"),
+    "instances forget": (f"post {_INSTANCE}/forget", "/instance/forget"),
+    "instances list": ("get /v1/stored-instances", "/fleet"),
+    "instances remove": (f"delete {_INSTANCE}", "/instance/remove"),
+    "jobs delete": ("post /v1/jobs/{job}/delete", "/job/delete"),
+    "jobs list": ("get /v1/jobs", "/fleet"),
+    "jobs logs": ("get /v1/jobs/{job}", "/job"),
+    "jobs move": ("post /v1/jobs/{job}/move", "/job/move"),
+    "jobs pause": ("post /v1/jobs/{job}/pause", "/job/pause"),
+    "jobs restart": ("post /v1/jobs/{job}/restart", "/job/restart"),
+    "jobs resume": ("post /v1/jobs/{job}/resume", "/job/resume"),
+    "jobs show": ("get /v1/jobs/{job}", "/job"),
+    "log list": (f"get {_INSTANCE}/segments", "/log"),
+    "log show": (f"get {_INSTANCE}/status", "/instance"),
+    "pipelines adopt": (_STORE, "/pipelines/adopt"),
+    "pipelines dead-letters": (_STORE, "/dead-letters"),
+    "pipelines list": (_STORE, "/pipelines"),
+    "pipelines pause": (_STORE, "/pipelines/pause"),
+    "pipelines purge": (_STORE, "/dead-letters/purge"),
+    "pipelines replay": (_STORE, "/dead-letters/replay"),
+    "pipelines reset": (_STORE, "/pipelines/reset"),
+    "pipelines resume": (_STORE, "/pipelines/pause"),
+    "pipelines show": (_STORE, "/pipelines"),
+    "pipelines skip": (_STORE, "/pipelines/skip"),
+    "pipelines tables": (_STORE, "/tables"),
+    "position show": (f"get {_INSTANCE}/status", "/instance"),
+    "resnapshot": (_STORE, "/tables/resnapshot"),
+    "resume": (f"post {_INSTANCE}/resume", "/instance/resume"),
+    "schema show": (f"get {_INSTANCE}/definitions", "/definitions"),
+    "status": ("get /v1/status", "/"),
+    "subscriptions delete": (f"post {_SUBSCRIPTION}/delete", "/subscriptions/delete"),
+    "subscriptions list": ("get /v1/subscriptions", "/subscriptions"),
+    "subscriptions move": (f"post {_SUBSCRIPTION}/move", "/subscriptions/move"),
+    "subscriptions pause": (f"post {_SUBSCRIPTION}/pause", "/subscriptions/pause"),
+    "subscriptions reset": (f"post {_SUBSCRIPTION}/reset", "/subscriptions/reset"),
+    "subscriptions resize": (f"post {_SUBSCRIPTION}/resize", "/subscriptions/resize"),
+    "subscriptions resume": (f"post {_SUBSCRIPTION}/resume", "/subscriptions/pause"),
+    "subscriptions set": (f"post {_SUBSCRIPTION}/set", "/subscriptions/set"),
+    "subscriptions show": ("get /v1/subscriptions", "/subscriptions"),
+    "tail": (f"post {_INSTANCE}/changes", "/tail"),
+    "verify": (_STORE, "/compare"),
+}
+
+_STARTS = "starts a process in a terminal or a service"
+_FILES = "reads or writes files of this host"
+_SO_FAR = "the command line only, so far"
+
+# Each verb that the console does not have, with the reason.
+ON_THE_COMMAND_LINE: dict[str, str] = {
+    "alerts test": _SO_FAR,
+    "apply": "the text of a pipeline may have passwords; the console stores instances: /instances/apply",
+    "compare": _FILES,
+    "console": _STARTS,
+    "demo": _STARTS,
+    "export": _FILES,
+    "init": _FILES,
+    "log export": _FILES,
+    "log locate": "the time machine and the transaction page take a time, a GTID or a position",
+    "log trim": _SO_FAR,
+    "log verify": _SO_FAR,
+    "migrate bifrost": _FILES,
+    "migrate canal": _FILES,
+    "migrate debezium": _FILES,
+    "migrate drainer": _FILES,
+    "migrate maxwell": _FILES,
+    "migrate ptubes": _FILES,
+    "position accept": _SO_FAR,
+    "position set": _SO_FAR,
+    "pump decide": "it is about a commit of TiDB, and asks that cluster",
+    "pump status": "it asks a TiDB cluster",
+    "relay": _STARTS,
+    "run": _STARTS,
+    "schema set": _SO_FAR,
+    "serve": _STARTS,
+    "worker": _STARTS,
+}
+
+
+def test_every_verb_is_in_the_console_or_has_a_reason_not_to_be() -> None:
+    verbs = {
+        f"{name} {word}".strip()
+        for name in make_group()
+        for word in (getattr(make_group()[name], "commands", None) or [""])
+    }
+    assert verbs == IN_THE_CONSOLE.keys() | ON_THE_COMMAND_LINE.keys()
+    assert not IN_THE_CONSOLE.keys() & ON_THE_COMMAND_LINE.keys()
+
+
+def test_page_and_call_of_every_verb_exist() -> None:
+    paths = description()["paths"]
+    for verb, (call, page) in each(IN_THE_CONSOLE.items()):
+        assert page in pages.PAGES, verb
+        method, _, path = call.partition(" ")
+        assert call == _STORE or method in paths[path], verb
+
+
+def make_group() -> Mapping[str, Any]:
+    """Return the command of each verb, by name."""
+    group: Any = typer.main.get_command(make_app())
+    commands: Mapping[str, Any] = group.commands
+    return commands
