@@ -99,11 +99,15 @@ class Companion(ABC):
             self._process.wait()
             self._process = None
 
-    def close(self) -> None:
-        """Stop it and remove its data."""
+    def stop(self) -> None:
+        """Stop it in order. Its data stays for the next start."""
         if self._process is not None:
             end(self._process, STOP_SECONDS_MAX)
             self._process = None
+
+    def close(self) -> None:
+        """Stop it and remove its data."""
+        self.stop()
         if self._data_folder is not None:
             self._data_folder.cleanup()
             self._data_folder = None

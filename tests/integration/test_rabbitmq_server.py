@@ -185,8 +185,9 @@ def test_messages_have_the_form_of_their_dialect(
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_rabbitmq.py::test_broker_that_does_not_run_is_retryable")
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_batch_completes_once_the_broker_returns(
-    missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch
+    missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch, queue_type: str
 ) -> None:
     # A quorum queue may confirm nothing on connections from before it has a leader again.
     monkeypatch.setattr("penstock.sinks.rabbitmq.connection._CONFIRM_SECONDS_MAX", 5.0)
@@ -196,12 +197,16 @@ def test_batch_completes_once_the_broker_returns(
     except PartMissing as error:
         missing_part("rabbitmq", str(error))
     try:
-        sink = sink_of(broker, "away", queues=2)
+        sink = sink_of(broker, "away", queues=2, queue_type=queue_type)
         changes = [changes_of(ORDERS, *(insert(1, i, id=i) for i in range(k, k + 3000))) for k in (0, 3000)]
         write(sink, changes_of(ORDERS, insert(1, id=-1)))
         writer = sink.open(MARK, 0)
         writer.write(changes[0])
-        broker.kill()
+        if queue_type == "quorum":
+            # Killed within seconds of the declaration, RabbitMQ 3.10 leaves the queue without a leader.
+            broker.stop()
+        else:
+            broker.kill()
         with pytest.raises(ConnectionLost):
             finish_after(writer, *changes)
         writer.abort()
@@ -294,17 +299,44 @@ def test_message_that_no_queue_takes_stops_the_batch(broker: RabbitMQ, channel: 
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_rabbitmq.py::test_answer_becomes_the_error_of_its_code")
-def test_full_queue_is_retryable(broker: RabbitMQ, channel: Any, name: str) -> None:
-    arguments = {"x-max-length": 10, "x-overflow": "reject-publish"}
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_full_queue_is_retryable(broker: RabbitMQ, channel: Any, name: str, queue_type: str) -> None:
+    arguments = {"x-max-length": 10, "x-overflow": "reject-publish", "x-queue-type": queue_type}
     channel.queue_declare(name, durable=True, arguments=arguments)
     sink = sink_of(broker, name, order="table")
     many = changes_of(ORDERS, *(insert(5, i, id=i) for i in range(100)))
+    # A quorum queue accepts what is under way when it reaches its bound.
+    wait_until(lambda: not goes_through(sink, many))
     with pytest.raises(ServerBusy, match="rejected"):
         write(sink, many)
     channel.queue_purge(name)
     write(sink, changes_of(ORDERS, insert(5, id=1)))
     assert len(messages(channel, name)) == 1
     sink.close()
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_rabbitmq.py::test_table_has_a_routing_key_for_each_of_its_queues"
+)
+def test_queue_of_another_type_is_refused(broker: RabbitMQ, channel: Any, name: str) -> None:
+    sink = sink_of(broker, name, queue_type="quorum", format="json")
+    for number in range(2):
+        write(
+            sink, changes_of(ORDERS, *(insert(5, i, id=i) for i in range(3000 * number, 3000 * (number + 1))))
+        )
+    bodies = taken(channel, name, 6000)
+    assert [message["after"]["id"] for message in bodies] == list(range(6000))
+    other = sink_of(broker, name, queue_type="classic")
+    with pytest.raises(OptionInvalid, match="x-queue-type"):
+        other.prepare(ORDERS, Evolution.EVOLVE)
+    # Without a type, the queue is used as it is.
+    write(sink_of(broker, name), changes_of(ORDERS, insert(6, id=1)))
+    sink.close()
+    declared = sink_of(broker, f"{name}.declared")
+    declared.prepare(ORDERS, Evolution.EVOLVE)
+    sink_of(broker, f"{name}.declared", queue_type="classic").prepare(ORDERS, Evolution.EVOLVE)
+    with pytest.raises(OptionInvalid, match="x-queue-type"):
+        sink_of(broker, f"{name}.declared", queue_type="quorum").prepare(ORDERS, Evolution.EVOLVE)
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_rabbitmq.py::test_broker_that_does_not_run_is_retryable")

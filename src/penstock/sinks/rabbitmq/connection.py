@@ -129,7 +129,8 @@ def error_of(problem: BaseException) -> PenstockError:
             case 406:
                 return OptionInvalid(
                     message,
-                    hint="Set claim_check for large messages, or another exchange, as the answer says",
+                    hint="Set claim_check for large messages, or another exchange or queue_type, as the"
+                    " answer says",
                 )
         return ServerUnsupported(message)
     return connection_error("RabbitMQ", cause)

@@ -56,6 +56,11 @@ class Settings(Endpoint):
         description="over how many queues a table is spread by key; above 1, .0, .1, … follow the names of"
         " queues and routing keys",
     )
+    queue_type: Literal["classic", "quorum"] | None = Field(
+        default=None,
+        description="declare queues of this type, and refuse a queue that exists with another type or other"
+        " arguments; null: new queues have the virtual host's default type, and any queue is used as it is",
+    )
     partition_by: tuple[str, ...] = Field(
         default=(), description="columns that determine the queue of a row; default: the primary key"
     )
@@ -128,15 +133,16 @@ class RabbitmqSink(Sink):
         return [f"declare queue {name} for {queues[name]}" for name in missing]
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
-        queues, exchange = self._queues(target), self.settings.exchange
+        queues, exchange, queue_type = self._queues(target), self.settings.exchange, self.settings.queue_type
+        arguments = None if queue_type is None else {"x-queue-type": queue_type}
         with declaring(self.settings, self.password) as connection:
             # What exists may have been declared with other arguments, which is not an error.
             if not _exists(connection, "exchange", exchange):
                 connection.channel().exchange_declare(exchange, "topic", durable=True)
             for name, routing_key in queues.items():
                 channel = connection.channel()
-                if not _exists(connection, "queue", name):
-                    channel.queue_declare(name, durable=True)
+                if arguments or not _exists(connection, "queue", name):
+                    channel.queue_declare(name, durable=True, arguments=arguments)
                 channel.queue_bind(name, exchange, routing_key)
                 channel.close()
 
