@@ -132,6 +132,7 @@ def test_pipeline_keeps_a_lake_equal(here: Words, tmp_path: Path) -> None:
     file.write_text(here(text))
     planned = CliRunner().invoke(make_app(), ["run", str(file), "--dry-run"])
     assert planned.exit_code == 0, planned.output
+    assert ": 1 table\n" in planned.output
     assert "shop.orders" in planned.output
 
 

@@ -300,7 +300,7 @@ def _print_plan(settings: "PipelineSettings", *, as_json: bool) -> None:
 
 def _print_plan_of_sink(plan: Mapping[str, Any]) -> None:
     for source in plan["sources"]:
-        typer.echo(f"source      {source['name']}: {len(source['tables'])} tables")
+        typer.echo(f"source      {source['name']}: {counted(len(source['tables']), 'table')}")
     name = f"{plan['sink_name']}: " if plan["sink_name"] else ""
     typer.echo(f"sink        {name}{plan['sink']} ({plan['delivery']})")
     for finding in plan["findings"]:
@@ -308,6 +308,7 @@ def _print_plan_of_sink(plan: Mapping[str, Any]) -> None:
         hint = f"; {finding['mend']}" if finding["mend"] else ""
         typer.echo(f"{mark:<12}{finding['subject']}: {finding['what']}{hint}")
     for table in plan["targets"]:
-        typer.echo(f"{table['source']} -> {table['target']}: {table['chunks']} chunks, {table['rows']} rows")
+        size = f"{counted(table['chunks'], 'chunk')}, {counted(table['rows'], 'row')}"
+        typer.echo(f"{table['source']} -> {table['target']}: {size}")
         for statement in table["statements"]:
             typer.echo(f"    {statement}")
