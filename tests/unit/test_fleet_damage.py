@@ -125,6 +125,17 @@ def test_instance_whose_log_is_torn_is_captured_by_another_member(
     wait_until(lambda: fleet.all_captured("a"))
 
 
+def test_work_is_placed_although_a_record_of_damaged_logs_cannot_be_read(
+    fleet_of: Callable[[int], MemoryFleet],
+) -> None:
+    fleet = fleet_of(2)
+    # A later version may write it in another form.
+    fleet.store.put(DAEMONS.damaged + path_of("a"), b'{"format": 99}')
+    fleet.start("a")
+    wait_until(lambda: fleet.all_captured("a"))
+    assert [row["damaged"] for row in fleet_status(fleet.store)["instances"]] == [[], []]
+
+
 def test_log_whose_folder_was_removed_is_given_to_another_member(
     fleet_of: Callable[[int], MemoryFleet],
 ) -> None:

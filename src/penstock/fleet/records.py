@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
 
+import structlog
+
 from penstock.capture.lease import Handover
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.store import CoordinationStore, Record, decoded_name, path_of, reading_record
@@ -30,6 +32,8 @@ INSTANCES = f"{FLEET}/instances"
 # What users want to run, and what runs.
 JOBS = f"{FLEET}/jobs"
 JOB_RUNS = f"{FLEET}/runs"
+
+_log = structlog.get_logger(__name__)
 
 HINT_VERSION = "Upgrade this member; all members of a fleet should have one version"
 
@@ -352,8 +356,18 @@ def capturer_of(store: CoordinationStore, instance: str) -> MemberRecord | None:
 
 
 def read_damages(store: CoordinationStore, path: str) -> dict[str, DamageRecord]:
-    """Return the damaged logs by member, from below a path. Raises SchemaInvalid, CoordinationLost."""
-    return {name: DamageRecord.of(name, store.get(path + path_of(name))) for name in names_below(store, path)}
+    """Return the damaged logs by member, from below a path; without those of records that cannot be read.
+
+    Raises CoordinationLost.
+    """
+    damages = {}
+    for name in names_below(store, path):
+        try:
+            damages[name] = DamageRecord.of(name, store.get(path + path_of(name)))
+        except SchemaInvalid as problem:
+            # A member of a later version may have written it. All other work is placed.
+            _log.error("damaged logs cannot be read", member=name, why=str(problem), hint=problem.hint)
+    return damages
 
 
 def read_joins(record: Record | None) -> dict[str, Sequence[int]]:
