@@ -2,6 +2,7 @@
 """The guard of a process ends its sessions once that process, and all that work for it, have ended."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,15 @@ def test_guard_that_is_stopped_leaves_the_session_to_its_process(tmp_path: Path)
         record = store.get(LEASE)
         assert record is not None
         assert record.created == created
+
+
+def test_end_of_a_session_creates_no_file(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/removed/coordination.db"
+    with closing(open_store(url)) as store:
+        key = store.session(SESSION_SECONDS).key
+    shutil.rmtree(tmp_path / "removed")
+    end_session(url, key)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_process_goes_on_if_its_guard_dies_or_stands_still(tmp_path: Path) -> None:

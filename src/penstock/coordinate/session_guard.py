@@ -39,7 +39,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SessionGuard:
-    """The guard of this process. `start` and `stop` belong to one thread."""
+    """The guard of this process. `start` and `stop` belong to one thread.
+
+    A guard that dies is not replaced: processes that run already would not hold the pipe of another one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -75,19 +75,27 @@ def open_url(url: str, seconds: float) -> "SqliteStore":
 
     Raises OptionInvalid, DiskFailed, CoordinationLost.
     """
+    return SqliteStore(_path_of(url), seconds)
+
+
+def end_session(url: str, key: str, seconds: float) -> None:
+    """End the session with a key. Raises the errors of `open_url`."""
+    if not _path_of(url).exists():
+        # It was removed, and must not be created again.
+        return
+    with closing(open_url(url, seconds)) as store:
+        store.drop(int(key))
+
+
+def _path_of(url: str) -> Path:
+    """Return the path of a store's file. Raises OptionInvalid."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.netloc or parts.query or path.endswith("/") or not path:
         raise OptionInvalid(
             f"coordination {url!r} names no file", hint="Write sqlite:///path/to/file.db, with three slashes"
         )
-    return SqliteStore(Path(path), seconds)
-
-
-def end_session(url: str, key: str, seconds: float) -> None:
-    """End the session with a key. Raises the errors of `open_url`."""
-    with closing(open_url(url, seconds)) as store:
-        store.drop(int(key))
+    return Path(path)
 
 
 class SqliteStore:
