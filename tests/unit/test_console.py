@@ -246,6 +246,7 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
         assert browser.post("/tables/resnapshot/confirm", fields).status == 303
         (request,) = audit.requests()
         assert (str(request.table), request.state, lake.requests()) == ("shop.notes", "asked", [])
+        assert request.remove
         assert "asked" in browser.get("/tables", **address).words
         assert browser.get("/tables", **{**address, "sink": "nothing"}).status == 404
         assert browser.get("/tables", **{**address, "store": "7"}).status == 404

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
+from penstock.console import pipeline_operations
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import Checkpoint, PipelineState
 from tests.support.binlog.forged_log import write_forged_log
@@ -156,3 +157,23 @@ def test_operation_that_needs_the_file_of_a_pipeline_says_so(notes: Notes) -> No
             page = browser.get(f"/pipelines/{path}", **(ADDRESS | {value: "binlog.000001:4"}))
             assert (page.status, "does not know the file" in page.words) == (200, True), path
         assert "is forgotten" in browser.get("/pipelines/reset", **ADDRESS).words
+
+
+def test_table_is_read_again_without_deleting_rows(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"source": "shop", "table": "shop.notes", "sink": "", "keep": "1"}
+    page = notes.browser.get("/tables/resnapshot", **(ADDRESS | table))
+    assert "no longer has stay in the target" in page.words
+    no_server = notes.browser.get("/tables/resnapshot", **(ADDRESS | table | {"where": HOSTILE}))
+    assert ("is a log: its tables cannot be read" in no_server.words, "/confirm" in no_server.text) == (
+        True,
+        False,
+    )
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(pipeline_operations, "prove_condition", lambda *proved: asked.append(proved))
+    shown = notes.browser.get("/tables/resnapshot", **(ADDRESS | table | {"where": HOSTILE}))
+    assert (HOSTILE in shown.words, "<script>alert" in shown.text) == (True, False)
+    assert notes.confirm("/tables/resnapshot", **table, where="id > 7") == 303
+    assert [str(proved[3]) for proved in asked] == [HOSTILE, "id > 7"]
+    with closing(PipelineState.open(notes.settings.state, "notes")) as state:
+        (request,) = state.requests()
+    assert (request.where, request.remove) == ("id > 7", False)

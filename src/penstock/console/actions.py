@@ -53,16 +53,6 @@ def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/pipelines")
 
 
-def read_again(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Ask a pipeline to read a table again."""
-    visit.prove_sees_pipelines()
-    name, source, table = (_field(form, field) for field in ("name", "source", "table"))
-    store, sink = _store(form), form.get("sink", "")
-    request = visit.states.resnapshot(store, name, sink, source, table)
-    _record(visit, "read table again", pipeline=name, sink=sink, source=source, table=table, request=request)
-    return visit.redirect("/tables", store=str(store), name=name, sink=sink)
-
-
 def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
     """Replay the entries that the preview has shown, and record what was done, also if one of them fails."""
     visit.prove_sees_pipelines()
@@ -182,7 +172,6 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/instance/resume/confirm": resume_capture,
     "/pipelines/pause/confirm": pause_pipeline,
     "/pipelines/resume/confirm": resume_pipeline,
-    "/tables/resnapshot/confirm": read_again,
     "/dead-letters/replay/confirm": replay_letters,
     "/dead-letters/purge/confirm": purge_letters,
     "/compare/start": start_comparison,

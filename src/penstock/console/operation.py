@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock.console.forms import needed_field, record_action
 from penstock.console.visit import Visit
-from penstock.errors import PenstockError
+from penstock.errors import OptionInvalid, PenstockError, SourceMissing
 
 Fields = Mapping[str, str]
 
@@ -35,7 +35,7 @@ class Input:
     """A field that the user fills in.
 
     `choices` map the values of a selection to their labels; without any, the field takes a text. The kind
-    `check` is "1" or "", and an `area` has lines.
+    `check` is "1" or "", an `area` has lines, and what is `hidden` comes from the link and may be "".
     """
 
     name: str
@@ -76,19 +76,24 @@ class Operation:
         return self._show(visit, {name: form.get(name, "") for name in self._names})
 
     def confirm(self, visit: Visit, form: Fields) -> Response:
-        """Do it, and record it, also if it fails. A text of settings is left out, because it is long."""
+        """Do it, and record it, also if it fails halfway. The record leaves out a text of settings.
+
+        What is refused because it is not possible has changed nothing, and is not recorded.
+        """
         self.prove(visit)
         for name in (*self.subject, *(needed.name for needed in self.inputs if needed.is_needed)):
             needed_field(form, name)
         fields = {name: form.get(name, "") for name in self._names}
         areas = {known.name for known in self.inputs if known.kind == "area"}
         recorded = {name: value for name, value in fields.items() if value and name not in areas}
-        outcome = "failed"
         try:
             self.run(visit, fields, False)
-            outcome = "done"
-        finally:
-            record_action(visit, self.action, **recorded, outcome=outcome)
+        except (OptionInvalid, SourceMissing):
+            raise
+        except PenstockError:
+            record_action(visit, self.action, **recorded, outcome="failed")
+            raise
+        record_action(visit, self.action, **recorded, outcome="done")
         return visit.redirect(self.back, **{name: fields[name] for name in self.back_fields})
 
     @property

@@ -210,17 +210,6 @@ def tables(visit: Visit) -> Response:
     )
 
 
-def resnapshot(visit: Visit) -> Response:
-    """What happens if this table is read again?"""
-    visit.prove_sees_pipelines()
-    store, name, sink = visit.pipeline_query()
-    source, table = visit.query("source"), visit.query("table")
-    rows = [
-        row for row in visit.states.tables(store, name, sink) if (row.source, row.table) == (source, table)
-    ]
-    return visit.render("resnapshot.html", rows=rows, store=store, name=name, sink=sink, table=table)
-
-
 def alerts(visit: Visit) -> Response:
     """What is wrong now?"""
     answers = visit.fleet.ask_all("alerts")
@@ -315,7 +304,6 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/history": history,
     "/tail": tail,
     "/tables": tables,
-    "/tables/resnapshot": resnapshot,
     **dead_letter_pages.PAGES,
     **comparison_pages.PAGES,
     **log_pages.PAGES,

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from penstock.console.forms import needed_number
 from penstock.console.operation import Fields, Input, Operation, Sentence, say
 from penstock.console.visit import Visit
-from penstock.model import Position
+from penstock.model import Position, TableName
+from penstock.pipeline.load.conditions import prove_condition
 from penstock.pipeline.moving import PlannedRewind, plan_rewinds, plan_skips
 from penstock.serve.masking import HIDDEN_TEXT
 from penstock.source.bounds import parse_bound
@@ -102,6 +103,35 @@ def _adopt(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
     ]
 
 
+def _read_again(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
+    store, name, sink = needed_number(fields, "store"), fields["name"], fields["sink"]
+    source, table, where = fields["source"], fields["table"], fields["where"] or None
+    visit.states.prove_table(store, name, sink, source, table)
+    if where is not None:
+        prove_condition(visit.files.load(store, name), source, TableName.parse(table), where)
+    if not dry_run:
+        visit.states.resnapshot(store, name, sink, source, table, where, remove=not fields["keep"])
+    sentences = [
+        say(
+            "The pipeline {name} reads {table} chunk by chunk between its batches, while replication"
+            " continues. A pipeline that does not run begins with it at its next start.",
+            name=name,
+            table=table,
+        )
+    ]
+    if where is not None:
+        sentences.append(say("Only these rows are read and compared: {condition}", condition=where))
+    if fields["keep"]:
+        return [*sentences, say("Rows that the source no longer has stay in the target.")]
+    return [
+        *sentences,
+        say(
+            "Rows that the source no longer has are deleted from the target, if the target can be read back;"
+            " a feed receives every row again."
+        ),
+    ]
+
+
 def _names(visit: Visit, fields: Fields) -> Mapping[str, Sequence[str]]:
     """Return the names of the sinks and sources that the pipeline file has."""
     store = needed_number(fields, "store")
@@ -137,6 +167,26 @@ def _operation(
 
 
 OPERATIONS = (
+    Operation(
+        "/tables/resnapshot",
+        "Read the table again",
+        "What happens if this table is read again?",
+        "read table again",
+        ("store", "name", "source", "table"),
+        _read_again,
+        "/tables",
+        (
+            Input("sink", "Sink", kind="hidden"),
+            Input(
+                "where",
+                "Only rows with this condition, in the server's SQL",
+                example="created > '2026-01-01'",
+            ),
+            Input("keep", "Keep rows that the source no longer has", kind="check"),
+        ),
+        back_fields=("store", "name", "sink"),
+        prove=Visit.prove_sees_pipelines,
+    ),
     _operation(
         "/pipelines/reset",
         "reset pipeline",

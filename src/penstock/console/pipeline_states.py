@@ -109,15 +109,29 @@ class PipelineStates:
         with self._state(number, name, sink) as state:
             return state.shown()
 
-    def resnapshot(self, number: int, name: str, sink: str, source: str, table: str) -> str:
-        """Ask a pipeline to read a table again; return the request's number.
-
-        Raises SourceMissing, OptionInvalid, CoordinationLost.
-        """
+    def prove_table(self, number: int, name: str, sink: str, source: str, table: str) -> None:
+        """Raise SourceMissing unless a pipeline's sink has a table of a source; CoordinationLost."""
         if (source, table) not in {(row.source, row.table) for row in self.tables(number, name, sink)}:
             raise SourceMissing(f"the pipeline {name} has no table {table} of {source}")
+
+    def resnapshot(
+        self,
+        number: int,
+        name: str,
+        sink: str,
+        source: str,
+        table: str,
+        where: str | None = None,
+        *,
+        remove: bool = True,
+    ) -> str:
+        """Ask a pipeline to read a table that it has again; return the request's number.
+
+        `where` restricts it to some rows. With `remove`, rows that only the target has are deleted. Raises
+        SourceMissing, OptionInvalid, CoordinationLost.
+        """
         with self._state(number, name, sink) as state:
-            return state.request_resnapshot(source, TableName.parse(table), reuse=True)
+            return state.request_resnapshot(source, TableName.parse(table), where, remove=remove, reuse=True)
 
     def pause(self, number: int, name: str, why: str) -> None:
         """Stop a pipeline after its current batch. Raises SourceMissing, CoordinationLost."""
