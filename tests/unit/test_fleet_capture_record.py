@@ -3,6 +3,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import threading
 import time
@@ -246,6 +247,11 @@ def test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves(
         stored = CaptureRecord.of("shop", store.get(capture_path("shop")))
         assert stored is not None
         assert (stored.token, stored.handover is not None) == (tenure.token, True)
+        # The process writes on, into files that have no name any more.
+        shutil.rmtree(settings.log_of("shop").folder)
+        tenure.record()
+        assert tenure.damage is not None
+        assert "was removed" in tenure.damage
     finally:
         process = instance.pid
         tenure.leave("the test ends it", lambda: None)

@@ -29,7 +29,7 @@ from penstock.fingerprint import file_fingerprint
 from penstock.fleet.records import CaptureRecord, capture_path
 from penstock.logstore.disk import Disk
 from penstock.logstore.epochs import EpochRecord
-from penstock.logstore.followed_log import ServedLog
+from penstock.logstore.followed_log import FollowedLog, ServedLog
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
@@ -259,7 +259,7 @@ class CaptureTenure(CaptureLease):
             self._damage = failure["message"]
         try:
             log = capture.log()
-            if isinstance(log, Log) and not log.in_place:
+            if isinstance(log, Log | FollowedLog) and not log.in_place:
                 self._damage = f"the folder {log.folder} was removed or replaced while it was in use"
             if log.epoch is not None:
                 holds = _holds_of(log)

@@ -70,6 +70,8 @@ class FollowedLog(LogReader):
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes)
         share_holds(self.layout)
+        # The writer's lock: a folder in the place of this one has another.
+        self._lock_there = self._stat_lock()
         # For processes that follow this one.
         self.files_version = next_files_version()
         self._refreshing = threading.RLock()
@@ -78,6 +80,18 @@ class FollowedLog(LogReader):
         # The newest segment, open for reading.
         self._newest: tuple[SegmentRecord, SegmentReader] | None = None
         self.refresh()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the log's folder is still the opened one."""
+        return self._lock_there in (None, self._stat_lock())
+
+    def _stat_lock(self) -> tuple[int, int] | None:
+        try:
+            stat = self.layout.lock.stat()
+        except OSError:
+            return None
+        return stat.st_dev, stat.st_ino
 
     def apply(self, report: LogReport) -> None:
         """Make visible what the writer has reported. Raises LogDamaged, SourceMissing, DiskFailed."""
