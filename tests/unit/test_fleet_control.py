@@ -4,17 +4,18 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.console import fleet_pages
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.store import path_of
 from penstock.fleet.control import FleetControl
 from penstock.fleet.group import JOB_WORKERS
-from penstock.fleet.jobs import JobExit, JobRun, JobSpec, apply_job, read_job, run_path
+from penstock.fleet.jobs import JobExit, JobRun, JobSpec, apply_job, change_job, read_job, run_path
 from penstock.fleet.records import DRAINED, JOBS, MemberRecord, names_below
 from penstock.fleet.status import fleet_status
 from penstock.logstore.log import Log
@@ -247,3 +248,26 @@ def test_pages_of_the_fleet_show_its_workers_jobs_and_output(fleet: Fleet) -> No
         limited = browser.get("/fleet")
         assert (WORKERS[1] in limited.words, "orders" in limited.words) == (True, False)
         assert browser.get("/job", daemon=url, job="orders").status == 403
+
+
+def test_list_of_many_jobs_asks_the_store_once_and_shows_the_most_urgent(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_pages, "_ROWS_MAX", 2)
+    for number in range(3):
+        apply_job(fleet.store, JobSpec(f"users-{number}", "run", (), ""))
+        change_job(fleet.store, f"users-{number}", lambda job: replace(job, paused=True))
+    fleet.store.put(JOBS + path_of("broken"), b"what is this")
+    asked: list[str] = []
+    monkeypatch.setattr(MemoryStore, "get", lambda store, path, latest=False: asked.append(path))
+    jobs = {job["name"]: job for job in fleet.daemon.ask("GET", "/v1/jobs").json["jobs"]}
+    assert (asked, jobs["broken"]["state"], jobs["orders"]["failures"]) == ([], "unreadable", 1)
+    monkeypatch.undo()
+    monkeypatch.setattr(fleet_pages, "_ROWS_MAX", 2)
+    with console_of(fleet.daemon) as browser:
+        browser.post("/login", {"token": "a-token"})
+        shown = browser.get("/fleet")
+        assert "The 2 most urgent of 5 jobs are shown" in shown.words
+        assert [name in shown.words for name in ("orders", "broken", "users-0")] == [True, True, False]
+        assert "users-2" in browser.get("/fleet", find="s-2").words
+        assert "No job has this name or state" in browser.get("/fleet", find="<script>").words

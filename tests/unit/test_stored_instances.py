@@ -146,7 +146,10 @@ def test_instance_is_added_changed_and_removed_after_a_page_that_says_what_happe
         assert list(daemon.stored()) == ["users"]
         changed = browser.get("/instances/apply", **address)
         assert f"team: {HOSTILE[:8]}" in changed.words, "the form has what is stored"
-        for wrong in ("a: [", "source: mysql://db", "instance: x\nsettings: {source: '?'}", "[]"):
+        aliases = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9))
+        texts = ("a: [", "source: mysql://db", "instance: x\nsettings: {source: '?'}", "[]")
+        dated = "instance: x\nsettings: {source: 2026-01-01}\n"
+        for wrong in (*texts, dated, f"instance: x\n{aliases}", "instance: &x [*x]", "instance: [1]"):
             refused = browser.post("/instances/apply", fields | {"text": wrong})
             assert (refused.status, "notice bad" in refused.text) == (200, True), wrong
         for path, effect in (

@@ -11,9 +11,15 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import AccessDenied, PenstockError, SourceMissing
 
+# A page of more rows takes long to make, to send and to draw, every 5 seconds.
+_ROWS_MAX = 200
+# The states of jobs that need no operator.
+_CALM = ("running", "ended", "paused")
+
 
 def show_fleet(visit: Visit) -> Response:
     """Which member captures what, and which worker runs which job?"""
+    find = visit.query("find")
     fleets = visit.fleet.ask_all("fleet")
     jobs, stored = (
         visit.fleet.ask_all(call) if visit.is_admin else Answers({}, {})
@@ -22,7 +28,9 @@ def show_fleet(visit: Visit) -> Response:
     return visit.render(
         "fleet.html",
         fleets=_distinct_fleets(fleets),
-        jobs=_distinct_jobs(jobs),
+        jobs=[job for job in _distinct_jobs(jobs) if find in job["name"] or find == job["state"]],
+        find=find,
+        rows_max=_ROWS_MAX,
         instances=_distinct_instances(stored),
         stores=[url for url, answer in stored.values.items() if answer["coordination"]],
         problems={
@@ -53,9 +61,8 @@ def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
     jobs: dict[tuple[str, int], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for job in answer["jobs"]:
-            failures = sum(1 for job_exit in job["exits"] if job_exit["status"])
-            jobs.setdefault((job["name"], job["updated_us"]), {"daemon": url, "failures": failures, **job})
-    return sorted(jobs.values(), key=lambda job: (-job["failures"], job["name"]))
+            jobs.setdefault((job["name"], job["updated_us"]), {"daemon": url, **job})
+    return sorted(jobs.values(), key=lambda job: (job["state"] in _CALM, -job["failures"], job["name"]))
 
 
 def _distinct_instances(answers: Answers) -> list[dict[str, Any]]:

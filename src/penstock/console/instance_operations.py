@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of instances that the coordination store has: adding, changing, removing, forgetting."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,9 @@ from penstock.errors import OptionInvalid
 from penstock.settings.file import yaml_documents, yaml_text
 
 _SUBJECT = ("daemon", "instance")
+
+# The settings of an instance have some dozens of values.
+_VALUES_MAX = 10_000
 
 _EXAMPLE = """\
 instance: shop
@@ -39,8 +43,23 @@ def _document(text: str) -> dict[str, Any]:
             "the text is not the document of one instance",
             hint="Write instance and settings, as penstock export prints them",
         )
-    document: dict[str, Any] = documents[0]
+    _prove_small(documents[0])
+    # YAML has dates and other values, which are text here.
+    document: dict[str, Any] = json.loads(json.dumps(documents[0], default=str))
     return document
+
+
+def _prove_small(document: Any) -> None:
+    """Raise OptionInvalid for a text whose aliases stand for very many values."""
+    waiting, count = [document], 0
+    while waiting:
+        value = waiting.pop()
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += 1
+        if count + len(waiting) > _VALUES_MAX:
+            raise OptionInvalid(
+                f"the text stands for more than {_VALUES_MAX} values", hint="Write it without aliases"
+            )
 
 
 def _stored(visit: Visit, fields: Fields) -> Mapping[str, Sequence[str]]:

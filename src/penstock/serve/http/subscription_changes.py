@@ -28,7 +28,7 @@ from penstock.coordinate.subscription_record import (
     Subscription,
     Subscriptions,
 )
-from penstock.errors import OptionInvalid, SourceMissing
+from penstock.errors import CapturedElsewhere, OptionInvalid, PenstockError, SourceMissing
 from penstock.limits import REQUEST_PATTERNS_MAX, SUBSCRIPTION_SHARDS_MAX
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import consumer_hold_name
@@ -217,8 +217,7 @@ async def _change(
     account = account_of(request)
     account.prove_administers(instance, name)
     served.instance(instance)
-    # The member of a fleet that has the log also has the hold of a deleted subscription.
-    log = log_of(served, request) if request_type is DeleteRequest else None
+    log = _held_log(served, request) if request_type is DeleteRequest else None
     store = needed_store(coordination)
     wanted = await request_type.read(request, request_type.example)
     change = _Change(instance, name, wanted, action, account)
@@ -228,6 +227,19 @@ async def _change(
         outcome["released"] = await run_in(served.threads.reading, _release, log, reader, account)
         served.consumers.release(instance, reader)
     return JSONResponse({"instance": instance, "subscription": name, **outcome, "dry_run": wanted.dry_run})
+
+
+def _held_log(served: Served, request: Request) -> ServedLog | None:
+    """Return the log that is held for a subscription, None if it is not open.
+
+    Raises CapturedElsewhere, because the member of a fleet that has the log also has its holds.
+    """
+    try:
+        return log_of(served, request)
+    except CapturedElsewhere:
+        raise
+    except PenstockError:
+        return None
 
 
 @dataclass(frozen=True)
