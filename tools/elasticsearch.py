@@ -62,10 +62,10 @@ _NODE_ARGUMENTS = """environment, PluginsLoader.createPluginsLoader(
             Map.of())"""
 
 
-def install(product: str, version: str, artifact: str, node_arguments: str) -> Path:
+def install(product: str, version: str, artifact: str, node_arguments: str, plugin: str = "") -> Path:
     """Return a folder with a node's distribution and the program that starts it, built if missing.
 
-    Raises PartMissing.
+    `plugin` is the artifact of a plugin to install. Raises PartMissing.
     """
     name = f"{product}-{version}"
     main = _NODE_PROGRAM.replace("PRODUCT", product).replace("ARGUMENTS", node_arguments)
@@ -81,6 +81,11 @@ def install(product: str, version: str, artifact: str, node_arguments: str) -> P
                     (home / inside).parent.mkdir(parents=True, exist_ok=True)
                     (home / inside).write_bytes(opened.read(path))
         (home / "plugins").mkdir()
+        if plugin:
+            _, plugin_name, plugin_version, _ = plugin.split(":")
+            [archive] = artifacts(f"{plugin_name}-{plugin_version}", (plugin,)).glob("*.zip")
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(home / "plugins" / plugin_name)
         (folder / "Main.java").write_text(main)
         run([program("javac"), "-cp", f"{home}/lib/*", "-d", str(folder / "built"), "Main.java"], folder)
 

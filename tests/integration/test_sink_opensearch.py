@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,19 +17,21 @@ from penstock.errors import (
     PrivilegeMissing,
     SchemaChanged,
     ServerBusy,
+    TlsFailed,
     ValueMalformed,
 )
 from penstock.sinks.sink import make_sink, settings_of
 from tests.conftest import ROOT
-from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 from tests.support.programs.write_keys import ORDERS, ROWS, batch
 from tests.support.sinks.backends import OpenSearchBackend, running_backend
 from tests.support.sinks.http_endpoint import HttpEndpoint
 from tests.support.sinks.writing import write
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.own_servers import started
 from tests.support.suite.patience import wait_until
-from tools.opensearch import OpenSearch
-from tools.servers import Server
+from tools.opensearch import OpenSearch, SecuredOpenSearch
+from tools.servers import Server, certificate
 
 
 @pytest.fixture
@@ -90,6 +93,51 @@ def test_killed_writer_leaves_every_row_once_when_its_batch_is_retried(server: O
     assert count() == ROWS
     assert sum(rows.num_rows for rows in sink.read(ORDERS)) == ROWS
     sink.close()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("opensearch") / "tls"
+    certificate.make(folder)
+    return folder / "authority.pem"
+
+
+@pytest.fixture(scope="module")
+def secured(authority: Path, missing_part: MissingPart) -> Iterator[SecuredOpenSearch]:
+    """A node with the security plugin."""
+    with started(SecuredOpenSearch(authority.parent), "opensearch", missing_part) as server:
+        yield server
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_sink_opensearch.py::test_answer_becomes_the_error_of_its_status"
+)
+def test_security_plugin_lets_the_rights_of_the_guide_write(
+    secured: SecuredOpenSearch, authority: Path
+) -> None:
+    def sink_of(**more: Any) -> Any:
+        account = {"user": "loader", "password": secured.PASSWORD, "ca": authority}
+        options = {"url": secured.url, "refresh": "now", **account, **more}
+        return make_sink("opensearch", settings_of("opensearch")(**options))
+
+    target = target_of({"id": "int", "name": "text"}, name="shop.secured")
+    wider = target_of({"id": "int", "name": "text", "price": "decimal(10,2)"}, name="shop.secured")
+    sink = sink_of()
+    assert list(sink.check()) == []
+    write(sink, changes_of(target, insert(5, id=1, name="a"), insert(5, 1, id=2, name="b")))
+    write(sink, changes_of(wider, update(6, {"id": 1}, {"id": 1, "name": "é", "price": Decimal("1.50")})))
+    write(sink, changes_of(wider, delete(7, id=2, name="b")))
+    [rows] = sink.read(wider)
+    assert rows.to_pylist() == [{"id": 1, "name": "é", "price": Decimal("1.50")}]
+    sink.close()
+    with pytest.raises(AuthenticationFailed) as refused:
+        sink_of(password="wrong-word").check()
+    assert "wrong-word" not in str(refused.value)
+    for other in (sink_of(user="reader"), sink_of(index="elsewhere")):
+        with pytest.raises(PrivilegeMissing):
+            write(other, changes_of(wider, insert(8, id=3)))
+    with pytest.raises(TlsFailed):
+        sink_of(ca=None).check()
 
 
 @pytest.mark.parametrize(
