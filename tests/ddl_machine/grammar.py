@@ -294,6 +294,10 @@ class Grammar:
         text = f"{head} {', '.join(clauses)}"
         if self.chance.random() < 0.02:
             text += ", ORDER BY " + ", ".join(self._name(column.name) for column in facts.columns[:2])
+        elif self.chance.random() < 0.05:
+            # These follow the last action without a comma.
+            partitions = self._partitions(self._name(self.chance.choice(facts.columns).name))
+            text += self.chance.choice((partitions, " REMOVE PARTITIONING"))
         return text
 
     def _whole_table_action(self) -> str:
