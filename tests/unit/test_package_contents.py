@@ -2,13 +2,15 @@
 """`make package`: a wheel without a part, or for fewer systems than it should run on, is refused."""
 
 import platform
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tools.package.built import _IN_WHEEL, _VENDOR, TARGETS, PackageInvalid, check_contents
+from tools.package.built import _IN_WHEEL, _VENDOR, LIBRARY, TARGETS, PackageInvalid, check_contents
+from tools.package.macos import check_library
 
 LINUX = TARGETS["linux-aarch64"]
 
@@ -81,3 +83,46 @@ def test_wheel_for_other_systems_is_refused(tmp_path: Path, name: str) -> None:
 def test_macos_wheel_never_runs_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     assert not TARGETS["macos-arm64"].runs_here
+
+
+ARM64, X86_64 = 0x0100000C, 0x01000007
+SIGNATURE = struct.pack("<4I", 0x1D, 16, 0, 0)
+
+
+def mac_wheel(folder: Path, processor: int, commands: list[bytes]) -> Path:
+    """Write a wheel whose library has a Mach-O header and load commands, and nothing else."""
+    path = folder / "penstock-0.1.0-cp311-abi3-macosx_11_0_arm64.whl"
+    header = struct.pack("<8I", 0xFEEDFACF, processor, 0, 6, len(commands), sum(map(len, commands)), 0, 0)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(LIBRARY, header + b"".join(commands))
+    return path
+
+
+def loads(library: str) -> bytes:
+    """Return the load command of a library that another one needs."""
+    name = library.encode() + bytes(8 - len(library) % 8)
+    return struct.pack("<6I", 0x0C, 24 + len(name), 24, 0, 0, 0) + name
+
+
+def test_signed_macos_library_of_system_libraries_is_accepted(tmp_path: Path) -> None:
+    wheel = mac_wheel(tmp_path, ARM64, [loads("/usr/lib/libSystem.B.dylib"), SIGNATURE])
+    assert "needs 1 of the system" in check_library(wheel)
+
+
+@pytest.mark.parametrize(
+    ("processor", "commands", "why"),
+    [
+        (X86_64, [loads("/usr/lib/libSystem.B.dylib"), SIGNATURE], "no library for arm64"),
+        (ARM64, [loads("/usr/lib/libSystem.B.dylib")], "is not signed"),
+        (
+            ARM64,
+            [loads("/opt/homebrew/lib/libzstd.1.dylib"), SIGNATURE],
+            r"needs /opt/homebrew/lib/libzstd\.1",
+        ),
+    ],
+)
+def test_macos_library_that_no_mac_loads_is_refused(
+    tmp_path: Path, processor: int, commands: list[bytes], why: str
+) -> None:
+    with pytest.raises(PackageInvalid, match=why):
+        check_library(mac_wheel(tmp_path, processor, commands))

@@ -2,7 +2,6 @@
 """Build the source distribution and the wheels into dist/, and prove them; see `main`."""
 
 import argparse
-import platform
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from tools.package.built import DIST, TARGETS, PackageInvalid, Target, build, build_source, check_contents
 from tools.package.emulated import check_emulated
 from tools.package.installed import check_installed
+from tools.package.macos import check_library
 from tools.servers import PartMissing
 
 
@@ -18,7 +18,8 @@ def main(words: list[str] | None = None) -> int:
     """Build every target whose parts this machine has; return the exit status.
 
     The wheel of this machine must be built. It runs in an environment without Rust, the wheel of the other
-    Linux under emulation. What was not built or not tried is listed with its reason.
+    Linux under emulation; of the wheel of macOS the library's header is checked. What was not built or not
+    tried is listed with its reason.
     """
     parser = argparse.ArgumentParser(prog="python -m tools.package", description=__doc__)
     parser.add_argument("--only", choices=sorted(TARGETS), help="build the wheel of one target")
@@ -50,10 +51,10 @@ def _build_and_prove(target: Target) -> None:
         with tempfile.TemporaryDirectory(prefix="penstock-package-") as folder:
             if target.runs_here:
                 proof = check_installed(wheel, Path(folder))
-            elif target.machine is not None and sys.platform == "linux":
-                proof = check_emulated(wheel, target.machine, Path(folder))
+            elif target.machine is None:
+                proof = check_library(wheel)
             else:
-                raise PartMissing(f"a wheel of {target.triple} cannot run on {platform.machine()}")
+                proof = check_emulated(wheel, target.machine, Path(folder))
     except PartMissing as problem:
         if target.runs_here:
             raise

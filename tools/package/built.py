@@ -2,7 +2,8 @@
 """The builds: a source distribution, and a wheel for each target, cross-compiled with zig's C compiler.
 
 zig brings the headers and libraries of every target, and links against an old version of glibc. A target also
-needs Rust's standard library, which rustup installs.
+needs Rust's standard library, which rustup installs. Of macOS zig has no frameworks: the name of the only one
+that a dependency asks for is written into a folder that takes the SDK's place.
 """
 
 import hashlib
@@ -24,9 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
 BUILD = ROOT / "build" / "package"
 
+LIBRARY = "penstock/_native.abi3.so"
 # Files that a wheel must contain in addition to the modules.
 _IN_WHEEL = (
-    "penstock/_native.abi3.so",
+    LIBRARY,
     "penstock/_native.pyi",
     "penstock/console/static/console.css",
     "penstock/console/static/console.js",
@@ -39,6 +41,19 @@ _IN_WHEEL = (
 )
 # What the console serves of others: each file with its checksum and license.
 _VENDOR = "penstock/console/static/vendor"
+# Arrow's crates name the framework for the local time zone, which nothing here asks for. Python's symbols are
+# looked up at run time.
+_FRAMEWORK = "System/Library/Frameworks/CoreFoundation.framework"
+_FRAMEWORK_STUB = f"""\
+--- !tapi-tbd
+tbd-version: 4
+targets: [ arm64-macos ]
+install-name: '/{_FRAMEWORK}/Versions/A/CoreFoundation'
+exports:
+  - targets: [ arm64-macos ]
+    symbols: [ _CFRelease ]
+...
+"""
 # Files without which the source distribution cannot be built.
 _IN_SOURCE = ("Cargo.lock", "Cargo.toml", "LICENSE", "pyproject.toml", "native/bridge/Cargo.toml")
 
@@ -98,9 +113,20 @@ def build(target: Target) -> Path:
     before = set(DIST.glob("*.whl"))
     words = ["maturin", "build", "--release", "--locked", "--strip", "--zig", "--quiet"]
     words += ["--target", target.triple, "--target-dir", str(BUILD / "target"), "--out", str(DIST)]
-    run(words, cwd=unpacked)
+    run(words, cwd=unpacked, env=_environment(target))
     (wheel,) = set(DIST.glob("*.whl")) - before
     return wheel
+
+
+def _environment(target: Target) -> dict[str, str] | None:
+    """Return the environment of a build: the SDK of a Mac, or its stand-in, for macOS."""
+    if target.machine is not None or sys.platform == "darwin" or "SDKROOT" in os.environ:
+        return None
+    sdk = BUILD / "macos"
+    stub = sdk / _FRAMEWORK / "CoreFoundation.tbd"
+    stub.parent.mkdir(parents=True, exist_ok=True)
+    stub.write_text(_FRAMEWORK_STUB)
+    return dict(os.environ) | {"SDKROOT": str(sdk)}
 
 
 def check_contents(wheel: Path, target: Target) -> None:
