@@ -100,9 +100,8 @@ class Daemon:
         """`settings` are the first of the desired ones."""
         check_instances(settings)
         self._settings, self._desired = settings, desired
-        self._changing = threading.Lock()
+        self._changing, self._stopping = threading.Lock(), threading.Event()
         self._settings_thread = SettingsThread(desired, self.change)
-        self._stopping = threading.Event()
         self._arrivals = Arrivals()
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]

@@ -165,7 +165,8 @@ def test_account_with_many_consumers_takes_no_memory_for_all_of_them(
 def test_real_subscriber_holds_the_log_at_its_stored_checkpoint(
     daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "WAIT_SECONDS", 0.1)
+    # A long poll lasts as long as silence may, less a margin.
+    monkeypatch.setattr(intake, "SILENCE_SECONDS_MAX", intake._MARGIN_SECONDS + 0.1)
     url = f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}"
     head = daemon.log.head()
     tables = [*TABLES]

@@ -16,6 +16,7 @@ from penstock.capture.run import Capture
 from penstock.capture.status import State
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.lease import Lease
+from penstock.coordinate.session_guard import SessionGuard
 from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.daemon import _Fleet
 from penstock.errors import (
@@ -299,7 +300,7 @@ def test_work_of_an_instance_that_is_being_removed_ends_no_member(tmp_path: Path
     ports, arrivals = Ports.take(before.listen), Arrivals()
     supervisor = Supervisor(before, [], arrivals.arrived)
     with closing(ports), closing(MemoryStore("fleet-removal")) as store:
-        part = _Fleet(before, ports, arrivals, supervisor, arrivals.arrived)
+        part = _Fleet(before, ports, arrivals, supervisor, arrivals.arrived, SessionGuard())
         lease = Lease.acquire(store, store.session(), lease_path("shop-0"), "a")
         assert lease is not None
         # The thread of the member begins what it was placed before it learns of the change.

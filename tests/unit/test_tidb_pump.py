@@ -80,7 +80,8 @@ def test_compressed_pull_returns_the_same(start: Start) -> None:
 
 
 def test_impossible_socket_ends_the_pump_with_its_reason(tmp_path: Path, cluster: FakeCluster) -> None:
-    with running_pump(tmp_path, cluster, socket="/nowhere/pump.sock") as begun:
+    (tmp_path / "file").touch()
+    with running_pump(tmp_path, cluster, socket=str(tmp_path / "file" / "pump.sock")) as begun:
         wait_until(lambda: begun.pump.join(0))
         assert "the port cannot be served" in str(begun.pump.status()["problem"])
 
