@@ -26,6 +26,7 @@ from penstock.logstore.log import Log
 from penstock.mysql.start import StartAt
 from penstock.serve.access import Account
 from penstock.serve.http import alerts as alert_routes
+from penstock.serve.served import Arrivals, Served
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
@@ -436,7 +437,9 @@ def test_address_of_alerts_is_shown_to_those_who_watch_the_daemon(
     account: Account, channel: str | None, shown: str | bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.serve.http.alerts.account_of", lambda request: account)
-    (route,) = alert_routes.routes(lambda: [LAG], channel)
+    mail = {"mail": {"server": "smtp://mail.example", "sender": "p@h", "to": [channel]}}
+    kept = None if channel is None else Channel(AlertSettings.model_validate(mail))
+    route = alert_routes.routes(Served({}, Arrivals()), lambda: [LAG], kept)[0]
     answer = json.loads(asyncio.run(route.endpoint(Request({"type": "http"}))).body)
     assert answer["channel"] == shown
     assert [alert["name"] for alert in answer["alerts"]] == ["lag"]

@@ -51,6 +51,7 @@ _STORE = ""
 # Each verb that the console has: the calls of the control API, and its pages.
 IN_THE_CONSOLE: dict[str, tuple[str, str]] = {
     "alerts list": ("get /v1/alerts", "/alerts"),
+    "alerts test": ("post /v1/alerts/test", "/alerts/test"),
     "as-of": (f"post {_INSTANCE}/as-of", "/as-of"),
     "check": (f"get {_INSTANCE}/check", "/check"),
     "fleet drain": ("post /v1/fleet/members/{member}/drain", "/fleet/drain"),
@@ -73,6 +74,7 @@ IN_THE_CONSOLE: dict[str, tuple[str, str]] = {
     "jobs show": ("get /v1/jobs/{job}", "/job"),
     "log list": (f"get {_INSTANCE}/segments", "/log"),
     "log show": (f"get {_INSTANCE}/status", "/instance"),
+    "log verify": (f"post {_INSTANCE}/verify", "/log/verify"),
     "pipelines adopt": (_STORE, "/pipelines/adopt"),
     "pipelines dead-letters": (_STORE, "/dead-letters"),
     "pipelines list": (_STORE, "/pipelines"),
@@ -87,6 +89,7 @@ IN_THE_CONSOLE: dict[str, tuple[str, str]] = {
     "position show": (f"get {_INSTANCE}/status", "/instance"),
     "resnapshot": (_STORE, "/tables/resnapshot"),
     "resume": (f"post {_INSTANCE}/resume", "/instance/resume"),
+    "schema set": (f"post {_INSTANCE}/definitions", "/definitions/set"),
     "schema show": (f"get {_INSTANCE}/definitions", "/definitions"),
     "status": ("get /v1/status", "/"),
     "subscriptions delete": (f"post {_SUBSCRIPTION}/delete", "/subscriptions/delete"),
@@ -104,11 +107,10 @@ IN_THE_CONSOLE: dict[str, tuple[str, str]] = {
 
 _STARTS = "starts a process in a terminal or a service"
 _FILES = "reads or writes files of this host"
-_SO_FAR = "the command line only, so far"
+_STOPPED = "its daemon is stopped first, and the console shows running systems"
 
 # Each verb that the console does not have, with the reason.
 ON_THE_COMMAND_LINE: dict[str, str] = {
-    "alerts test": _SO_FAR,
     "apply": "the text of a pipeline may have passwords; the console stores instances: /instances/apply",
     "compare": _FILES,
     "console": _STARTS,
@@ -117,21 +119,19 @@ ON_THE_COMMAND_LINE: dict[str, str] = {
     "init": _FILES,
     "log export": _FILES,
     "log locate": "the time machine and the transaction page take a time, a GTID or a position",
-    "log trim": _SO_FAR,
-    "log verify": _SO_FAR,
+    "log trim": _STOPPED,
     "migrate bifrost": _FILES,
     "migrate canal": _FILES,
     "migrate debezium": _FILES,
     "migrate drainer": _FILES,
     "migrate maxwell": _FILES,
     "migrate ptubes": _FILES,
-    "position accept": _SO_FAR,
-    "position set": _SO_FAR,
+    "position accept": _STOPPED,
+    "position set": _STOPPED,
     "pump decide": "it is about a commit of TiDB, and asks that cluster",
     "pump status": "it asks a TiDB cluster",
     "relay": _STARTS,
     "run": _STARTS,
-    "schema set": _SO_FAR,
     "serve": _STARTS,
     "worker": _STARTS,
 }

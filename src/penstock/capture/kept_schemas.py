@@ -15,6 +15,7 @@ from penstock.model import Position, StatementSession, TableName, TableSchema
 from penstock.mysql.connection import Connection
 from penstock.schema.history import SchemaHistory
 from penstock.schema.reader import read_defaults
+from penstock.schema.table_definition import TableDefinition
 
 
 class FollowedSchemas:
@@ -112,6 +113,13 @@ def give_definition(log: ServedLog, name: TableName, since: Position, definition
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
     its first, SchemaInvalid for an invalid definition, ServerBusy before the capture's first session.
     """
+    _prove_reached(log, since)
+    if log.settler is None:
+        raise ServerBusy("the capture has not reached its server yet", hint="Give the definition again")
+    log.settler.give(name, since, definition)
+
+
+def _prove_reached(log: ServedLog, since: Position) -> None:
     visible = log.visible
     if visible is None or since > visible:
         raise PositionInvalid(
@@ -119,9 +127,20 @@ def give_definition(log: ServedLog, name: TableName, since: Position, definition
             position=str(since),
             hint="Give the position that penstock status shows for the table",
         )
-    if log.settler is None:
-        raise ServerBusy("the capture has not reached its server yet", hint="Give the definition again")
-    log.settler.give(name, since, definition)
+
+
+def definition_by_sql(
+    log: ServedLog, name: TableName, since: Position, create_table: str
+) -> tuple[TableSchema | None, TableDefinition]:
+    """Return the schema of a table in force at a position, and the definition that its CREATE TABLE gives it.
+
+    Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
+    its first, SchemaInvalid for statements that do not define the table.
+    """
+    _prove_reached(log, since)
+    history = kept_schemas(log).at(since)
+    definition = history.define_by_sql(name, create_table, "text")
+    return history.schema(name.database, name.table, since), definition
 
 
 def settled_schemas(

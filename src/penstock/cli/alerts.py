@@ -2,7 +2,6 @@
 """`penstock alerts`: list the alerts of a daemon, and test where they are sent."""
 
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -39,18 +38,13 @@ def test(
 ) -> None:
     """Send an alert and its end to the webhook or mail address of a settings file."""
     from penstock.settings.daemon import load_settings
-    from penstock.telemetry.alerts import Alert, Notification
     from penstock.telemetry.channel import Channel
 
     settings = load_settings(config).alerts
     if settings is None:
         raise OptionInvalid(f"{config} has no alerts", hint="Set alerts.webhook or alerts.mail")
     channel = Channel(settings)
-    alert = Alert(
-        "test", "test", "penstock alerts test was run; nothing is wrong", None, time.time_ns() // 1000
-    )
-    for resolved in (False, True):
-        channel.send(Notification(alert, resolved))
+    channel.send_test("penstock alerts test")
     typer.echo(f"sent: an alert and its end to {channel.address}")
 
 

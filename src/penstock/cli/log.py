@@ -34,17 +34,6 @@ EXIT_FINDINGS = 1
 # The default limit for tables. JSON output has no limit.
 _BLOCKS_DEFAULT = 1000
 
-# What to do, by the value of the `FindingKind`.
-_HINTS = {
-    "data": "Restore the file from a copy, or read it again: penstock position set --position",
-    "blocks": "Run: penstock log verify --heal",
-    "segments": "Run: penstock log verify --heal",
-    "order": "Read what is missing again: penstock position set --position",
-    "epochs": "Restore epochs.json from a copy",
-    "tier": "Restore the object from a version that the store kept",
-    "tail": "Nothing: the next start of the daemon cuts it, and the server sends it again",
-}
-
 
 # --- list -----------------------------------------------------------------------------------
 
@@ -338,7 +327,7 @@ def run_verify(
             findings_list.append(finding)
             with progress.aside():
                 if json:
-                    write_json(sys.stdout, [_finding_line(finding)])
+                    write_json(sys.stdout, [finding.to_json()])
                 else:
                     _report(console, finding)
     broken = [finding for finding in findings_list if not finding.harmless and not finding.healed]
@@ -357,23 +346,14 @@ def _findings_text(broken: int, healed: int, harmless: int) -> str:
     return ", ".join(parts) or "sound"
 
 
-def _finding_line(finding: "Finding") -> dict[str, Any]:
-    return {**dataclasses.asdict(finding), "kind": finding.kind.value, "mend": _hint_of(finding)}
-
-
-def _hint_of(finding: "Finding") -> str | None:
-    return None if finding.healed else _HINTS[finding.kind]
-
-
 def _report(console: Console, finding: "Finding") -> None:
     mark, style = ("healed", "green") if finding.healed else ("DAMAGED", "bold red")
     if finding.harmless:
         mark, style = "harmless", "yellow"
     console.print(Text.assemble((mark, style), f"  {finding.kind.value}  {finding.name}: {finding.message}"))
     console.print(Text.assemble(("  at    ", "dim"), finding.position))
-    hint = _hint_of(finding)
-    if hint is not None:
-        console.print(Text.assemble(("  hint  ", "dim"), hint))
+    if finding.hint is not None:
+        console.print(Text.assemble(("  hint  ", "dim"), finding.hint))
 
 
 # --- export ---------------------------------------------------------------------------------

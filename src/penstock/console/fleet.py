@@ -127,6 +127,11 @@ class Fleet:
         with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
             yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
 
+    def verify(self, url: str, instance: str) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a verification of a log by its daemon. Raises the daemon's errors."""
+        with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
+            yield from client.lines("verify", {}, _HISTORY_SILENCE_SECONDS_MAX)
+
     def changes(
         self, url: str, instance: str, body: dict[str, Any], silence_seconds: float
     ) -> Iterator[BatchFrame | PositionFrame]:

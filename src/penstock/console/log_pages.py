@@ -2,8 +2,9 @@
 """The pages about one log: its segments, one of its transactions, and the definitions of a table."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -39,6 +40,32 @@ def explore_log(visit: Visit) -> Response:
         full_in=full_in(disk, status.get("bytes_per_second")),
         holds=holds,
     )
+
+
+def verify_log(visit: Visit) -> Response:
+    """Is every byte of this log sound?"""
+    visit.prove_admin()
+    url, name = visit.query("daemon"), visit.query("instance")
+    is_asked = bool(visit.query("run"))
+    status = visit.fleet.ask_instance(url, name, "status")
+    lines = visit.streams.limited(partial(_verified, visit, url, name)) if is_asked else iter(())
+    return visit.stream(
+        "log_verify.html",
+        daemon=url,
+        instance=name,
+        log_bytes=status.get("log_bytes"),
+        is_asked=is_asked,
+        lines=lines,
+    )
+
+
+def _verified(visit: Visit, url: str, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a verification, and what they come to. Raises the daemon's errors."""
+    damaged = 0
+    for line in visit.fleet.verify(url, name):
+        damaged += line["kind"] == "finding" and not line["finding"]["harmless"]
+        yield line
+    yield {"kind": "damaged", "count": damaged} if damaged else {"kind": "sound"}
 
 
 def full_in(disk: Mapping[str, int | None], rate: float | None) -> float | None:
@@ -151,6 +178,7 @@ def _column_text(column: Mapping[str, Any]) -> str:
 
 PAGES: dict[str, Callable[[Visit], Response]] = {
     "/log": explore_log,
+    "/log/verify": verify_log,
     "/transaction": inspect_transaction,
     "/definitions": compare_definitions,
 }

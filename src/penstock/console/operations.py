@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from starlette.responses import Response
 
 from penstock.console import (
+    daemon_operations,
     fleet_operations,
     instance_operations,
     pipeline_operations,
@@ -19,6 +20,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *fleet_operations.OPERATIONS,
     *instance_operations.OPERATIONS,
     *pipeline_operations.OPERATIONS,
+    *daemon_operations.OPERATIONS,
 )
 
 PAGES: dict[str, Callable[[Visit], Response]] = {operation.path: operation.page for operation in OPERATIONS}

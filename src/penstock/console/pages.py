@@ -218,7 +218,10 @@ def alerts(visit: Visit) -> Response:
     ]
     firing.sort(key=lambda alert: alert["since_us"])
     silent = [url for url, answer in answers.values.items() if answer["channel"] is None]
-    return visit.render("alerts.html", alerts=firing, silent=silent, problems=answers.problems)
+    sending = [url for url in answers.values if url not in silent]
+    return visit.render(
+        "alerts.html", alerts=firing, silent=silent, sending=sending, problems=answers.problems
+    )
 
 
 def tail(visit: Visit) -> Response:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,17 @@ class FindingKind(StrEnum):
     TAIL = "tail"
 
 
+_HINTS = {
+    FindingKind.DATA: "Restore the file from a copy, or read it again: penstock position set --position",
+    FindingKind.BLOCKS: "Run: penstock log verify --heal",
+    FindingKind.SEGMENTS: "Run: penstock log verify --heal",
+    FindingKind.ORDER: "Read what is missing again: penstock position set --position",
+    FindingKind.EPOCHS: "Restore epochs.json from a copy",
+    FindingKind.TIER: "Restore the object from a version that the store kept",
+    FindingKind.TAIL: "Nothing: the next start of the daemon cuts it, and the server sends it again",
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One inconsistency. `position` is in the source's coordinates, or a file name and an offset.
@@ -65,6 +77,15 @@ class Finding:
     message: str
     harmless: bool = False
     healed: bool = False
+
+    @property
+    def hint(self) -> str | None:
+        """What helps, None if it is healed."""
+        return None if self.healed else _HINTS[self.kind]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**dataclasses.asdict(self), "kind": self.kind.value, "mend": self.hint}
 
 
 @dataclass

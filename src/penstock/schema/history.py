@@ -188,15 +188,24 @@ class SchemaHistory:
 
         Raises SchemaInvalid if the file cannot be read or does not define the table.
         """
-        history = SchemaHistory(self._defaults)
         if path.suffix == ".sql":
-            history._seed_from_sql(_text_of(path), str(path), name.database)
-        else:
-            history = SchemaHistory.from_file(path)
-        definition = history._newest(history._key(name))
+            return self.define_by_sql(name, _text_of(path), str(path))
+        return SchemaHistory.from_file(path)._defined(name, str(path))
+
+    def define_by_sql(self, name: TableName, text: str, source: str) -> TableDefinition:
+        """Return the definition that statements give a table; `source` names them in errors.
+
+        Raises SchemaInvalid for statements that are not understood, or that do not define the table.
+        """
+        history = SchemaHistory(self._defaults)
+        history._seed_from_sql(text, source, name.database)
+        return history._defined(name, source)
+
+    def _defined(self, name: TableName, source: str) -> TableDefinition:
+        definition = self._newest(self._key(name))
         if definition is None:
             raise SchemaInvalid(
-                f"schema file {path} does not define {name}", hint="Give its CREATE TABLE, or its JSON form"
+                f"schema file {source} does not define {name}", hint="Give its CREATE TABLE, or its JSON form"
             )
         return definition
 

@@ -49,6 +49,7 @@ from penstock.serve.http import (
     holds,
     segments,
     transactions,
+    verification,
 )
 from penstock.serve.http import log as http
 from penstock.serve.ports import Ports
@@ -80,6 +81,7 @@ def make_app(served: Served, listeners: Mapping[str, str], more: Sequence[Route]
             *as_of.routes(served),
             *segments.routes(served),
             *definitions.routes(served),
+            *verification.routes(served),
             Route("/v1/listeners", where, name="_listeners"),
             *more,
         ],

@@ -105,7 +105,9 @@ class Telemetry:
             *event_routes.routes(self._served, RECENT_EVENTS),
             *chart_routes.routes(self._served, self.samples, self._served.threads.reporting),
             *alert_routes.routes(
-                self._alerts.firing, None if self._alerting is None else self._alerting.channel.address
+                self._served,
+                self._alerts.firing,
+                None if self._alerting is None else self._alerting.channel,
             ),
         ]
 

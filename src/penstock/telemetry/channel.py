@@ -4,6 +4,7 @@
 import json
 import smtplib
 import ssl
+import time
 from email.message import EmailMessage
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
 from penstock.model import Secret, is_loopback
 from penstock.settings.alerts import FORMATS, PORTS, AlertSettings, MailSettings
 from penstock.settings.values import one_secret
-from penstock.telemetry.alerts import Notification
+from penstock.telemetry.alerts import Alert, Notification
 
 _SECONDS_MAX = 10.0
 # How much of a refusing response is shown.
@@ -48,6 +49,13 @@ class Channel:
             _send_mail(self._settings.mail, notification, self.address)
         else:
             self._post(notification)
+
+    def send_test(self, sender: str) -> None:
+        """Deliver an alert that says that nothing is wrong, and its end. Raises the errors of `send`."""
+        now_us = time.time_ns() // 1000
+        alert = Alert("test", "test", f"{sender} tests the alerts; nothing is wrong", None, now_us)
+        for resolved in (False, True):
+            self.send(Notification(alert, resolved))
 
     def body(self, notification: Notification) -> bytes:
         """Return the body of a request to the webhook."""

@@ -26,7 +26,7 @@ from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Served
-from penstock.serve.telemetry import Telemetry
+from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.daemon import Settings
 from penstock.settings.shown import shown_settings
 from tests.support.logstore.disk import SimulatedDisk
@@ -139,12 +139,14 @@ def serving(
     control: fleet_control_routes.Control | None = None,
     fleet_status: Callable[[], Mapping[str, Any]] | None = None,
     instances: instance_routes.Instances | None = None,
+    alerting: Alerting | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
 
     `check` returns the findings about the servers of an instance; `resume` starts what was set aside, and
     `control` has the jobs and members of a fleet, `fleet_status` its state, `instances` those of its store.
-    With `copies`, readers get what this many members have synced.
+    `alerting` says what to alert on, and where to. With `copies`, readers get what this many members have
+    synced.
     """
     settings = Settings.model_validate(
         {
@@ -165,7 +167,7 @@ def serving(
         Access.of_settings(settings.listen, settings.access),
         ports,
         lambda: store,
-        Telemetry(served, ports, coordination=coordination),
+        Telemetry(served, ports, coordination=coordination, alerting=alerting),
         fleet_status,
         more_routes=[
             *settings_routes.routes(served, partial(shown_settings, settings)),

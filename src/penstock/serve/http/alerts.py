@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts over HTTP: `GET /v1/alerts`, the conditions that are true now."""
+"""Alerts over HTTP.
+
+    GET  /v1/alerts         the conditions that are true now
+    POST /v1/alerts/test    send an alert and its end to the channel, for full administrators
+
+With `dry_run`, the default, the test only says where they would be sent.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,18 +14,43 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.errors import OptionInvalid
 from penstock.serve.access import account_of
+from penstock.serve.http.audit import record_action
+from penstock.serve.http.json_request import ChangeRequest
+from penstock.serve.served import Served
+from penstock.serve.threads import run_in
 from penstock.telemetry.alerts import Alert
+from penstock.telemetry.channel import Channel
 
 
-def routes(firing: Callable[[], list[Alert]], channel: str | None) -> list[Route]:
-    """Return the route of alerts. `channel` is where they are sent, None if `alerts` is not set."""
+class AlertTestRequest(ChangeRequest):
+    """A test of the channel of alerts."""
+
+
+def routes(served: Served, firing: Callable[[], list[Alert]], channel: Channel | None) -> list[Route]:
+    """Return the routes of alerts. `channel` is where they are sent, None if `alerts` is not set."""
+    address = None if channel is None else channel.address
 
     async def alerts(request: Request) -> Response:
         account = account_of(request)
         visible = [asdict(alert) for alert in firing() if account.may_read(alert.instance)]
         # Whom the operators alert is their own business.
-        shown = channel if channel is None or account.may_read_metrics() else True
+        shown = address if address is None or account.may_read_metrics() else True
         return JSONResponse({"channel": shown, "alerts": visible})
 
-    return [Route("/v1/alerts", alerts, name="_alerts")]
+    async def test(request: Request) -> Response:
+        account = account_of(request)
+        account.prove_administers_all(served.instances, "where alerts are sent")
+        wanted = await AlertTestRequest.read(request, '{"dry_run": true}')
+        if channel is None:
+            raise OptionInvalid("this daemon sends no alerts", hint="Set alerts.webhook or alerts.mail")
+        if not wanted.dry_run:
+            await run_in(served.threads.delivering, channel.send_test, account.name)
+            record_action(account, "test alerts")
+        return JSONResponse({"channel": address, "dry_run": wanted.dry_run})
+
+    return [
+        Route("/v1/alerts", alerts, name="_alerts"),
+        Route("/v1/alerts/test", test, methods=["POST"], name="_test_alerts"),
+    ]

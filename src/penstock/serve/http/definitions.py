@@ -1,30 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions that a log keeps, over HTTP: `GET /v1/instances/{instance}/definitions`.
+"""The definitions that a log keeps, over HTTP.
 
-With a table, each of its definitions; without, the names of the tables.
+    GET  /v1/instances/{instance}/definitions    each definition of a table, or the names of all tables
+    POST /v1/instances/{instance}/definitions    {"table": "shop.t", "position": ..., "create_table": ...}
+
+POST sets the definition of a table from a position on, up to the next DDL on it, for administrators. With
+`dry_run`, the default, it says which columns the table has there, and would have.
 """
 
 import functools
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.capture.kept_schemas import DefinitionVersion, defined_tables, definition_versions
+from penstock.capture.kept_schemas import (
+    DefinitionVersion,
+    defined_tables,
+    definition_by_sql,
+    definition_versions,
+    give_definition,
+)
 from penstock.logstore.followed_log import ServedLog
-from penstock.model import TableName
+from penstock.model import Position, TableName, TableSchema
 from penstock.serve.access import account_of
+from penstock.serve.http.audit import record_action
+from penstock.serve.http.json_request import ChangeRequest
 from penstock.serve.http.query import Query, log_of
 from penstock.serve.masking import Masking
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 
+_STATEMENT_CHARACTERS_MAX = 1 << 20
+
+
+class DefinitionRequest(ChangeRequest):
+    """The definition of a table, set by an operator."""
+
+    table: str = Field(description="The table: shop.orders")
+    position: str = Field(description="The position from which the definition applies")
+    create_table: str = Field(
+        max_length=_STATEMENT_CHARACTERS_MAX, description="The CREATE TABLE of the table at that position"
+    )
+
 
 def routes(served: Served) -> list[Route]:
-    """Return the route of definitions."""
+    """Return the routes of definitions."""
     path = "/v1/instances/{instance}/definitions"
-    return [Route(path, functools.partial(_definitions, served), methods=["GET"], name="_definitions")]
+    return [
+        Route(path, functools.partial(_definitions, served), methods=["GET"], name="_definitions"),
+        Route(path, functools.partial(_define, served), methods=["POST"], name="_define"),
+    ]
 
 
 async def _definitions(served: Served, request: Request) -> Response:
@@ -47,22 +75,51 @@ async def _definitions(served: Served, request: Request) -> Response:
     )
 
 
+async def _define(served: Served, request: Request) -> Response:
+    account, instance = account_of(request), request.path_params["instance"]
+    account.prove_administers(instance)
+    wanted = await DefinitionRequest.read(
+        request,
+        '{"table": "shop.t", "position": "mysql-bin.000003:1542", "create_table": "CREATE TABLE t ..."}',
+    )
+    log, name = log_of(served, request), TableName.parse(wanted.table)
+    account.prove_reads_table(instance, name)
+    position = Position.parse(wanted.position)
+    threads = served.threads.definitions
+    before, definition = await run_in(threads, definition_by_sql, log, name, position, wanted.create_table)
+    if not wanted.dry_run:
+        await run_in(threads, give_definition, log, name, position, definition.to_json())
+        record_action(account, "set definition", instance=instance, table=str(name), position=str(position))
+    return JSONResponse(
+        {
+            "table": str(name),
+            "position": str(position),
+            "before": None if before is None else _columns(before),
+            "after": _columns(definition.schema),
+            "dry_run": wanted.dry_run,
+        }
+    )
+
+
+def _columns(schema: TableSchema) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": column.name,
+            "type": column.type_text,
+            "charset": column.charset,
+            "nullable": column.nullable,
+        }
+        for column in schema.columns
+    ]
+
+
 def _shown(version: DefinitionVersion, *, sees_statements: bool) -> dict[str, Any]:
     schema = version.schema
-    columns = [] if schema is None else schema.columns
     return {
         "since": None if version.since is None else str(version.since),
         "dropped": schema is None,
         "statement": version.statement if sees_statements else None,
-        "columns": [
-            {
-                "name": column.name,
-                "type": column.type_text,
-                "charset": column.charset,
-                "nullable": column.nullable,
-            }
-            for column in columns
-        ],
+        "columns": [] if schema is None else _columns(schema),
         "primary_key": [] if schema is None else list(schema.primary_key),
     }
 

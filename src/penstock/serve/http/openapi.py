@@ -5,9 +5,11 @@ import functools
 from importlib.metadata import version
 from typing import Any
 
+from penstock.serve.http.alerts import AlertTestRequest
 from penstock.serve.http.as_of import AsOfRequest
 from penstock.serve.http.change_frames import MEDIA_TYPE
 from penstock.serve.http.changes_request import ChangesRequest
+from penstock.serve.http.definitions import DefinitionRequest
 from penstock.serve.http.fleet_control import CHANGES as FLEET_CHANGES
 from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
 from penstock.serve.http.history import HistoryRequest
@@ -210,6 +212,14 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (
         "post",
+        f"{_INSTANCE}/verify",
+        "Every byte of the log verified, as lines of JSON; administrators only. Kinds of lines: progress,"
+        " finding, end, problem.",
+        "",
+        HISTORY_MEDIA_TYPE,
+    ),
+    (
+        "post",
         f"{_INSTANCE}/as-of",
         "The rows of a table as they stood at a moment, as far as the log has changed them",
         "",
@@ -241,6 +251,16 @@ _CHANGES: tuple[tuple[str, type[JsonRequest], str], ...] = (
     *(
         (path, request_type, f"{summary}; full administrators only")
         for path, request_type, summary, _ in FLEET_CHANGES
+    ),
+    (
+        f"{_INSTANCE}/definitions",
+        DefinitionRequest,
+        "Set a table's definition by its CREATE TABLE from a position on; administrators only",
+    ),
+    (
+        "/v1/alerts/test",
+        AlertTestRequest,
+        "Send an alert and its end to the channel of alerts; full administrators only",
     ),
     (
         f"{_INSTANCE}/forget",
