@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.support.coordinate.backends import (
     is_lost,
     until_answered,
 )
+from tests.support.coordinate.omitting_relay import OmittingRelay
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.zookeeper import ZooKeeper
 
@@ -103,6 +105,22 @@ def test_lost_response_is_neither_a_failure_nor_a_duplicate(zookeeper: ZooKeeper
                 proxy.disarm()
                 expected = 0
         assert proxy.cut_count >= 12
+
+
+def test_store_goes_on_after_a_response_was_left_out(zookeeper: ZooKeeper) -> None:
+    with (
+        OmittingRelay(zookeeper.port) as relay,
+        closing(open_store(f"zookeeper://127.0.0.1:{relay.port}/left-out")) as store,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        store.put("/shop/orders", b"1")
+        relay.omits.set()
+        first = pool.submit(store.get, "/shop/orders")
+        assert relay.has_omitted.wait(WAIT_SECONDS_MAX)
+        # Its response arrives in place of the first one.
+        second = store.get("/shop/orders")
+        assert first.result(WAIT_SECONDS_MAX) == second
+        store.put("/shop/orders", b"2")
 
 
 @pytest.mark.timing

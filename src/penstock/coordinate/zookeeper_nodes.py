@@ -9,7 +9,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock.coordinate.store import Record
+from penstock.coordinate.store import ABSENT, Record
+from penstock.errors import VersionConflict
 
 _NONCE_BYTES = 8
 _TRAILER_BYTES = 1 + 2 * _NONCE_BYTES
@@ -44,6 +45,16 @@ def sealed(value: bytes) -> tuple[bytes, bytes]:
     """Return the content of a node for a value, and a nonce that identifies this write."""
     nonce = os.urandom(_NONCE_BYTES).hex().encode()
     return bytes(value) + b"\n" + nonce, nonce
+
+
+def expected_version(path: str, node: tuple[bytes, Any] | None, version: int | None) -> int:
+    """Return the version that a node must have for a write, or ABSENT. Raises VersionConflict."""
+    record = None if node is None else record_of(*node)
+    present = ABSENT if record is None else record.version
+    if version is not None and version != present:
+        raise VersionConflict(f"the record has version {present}, not {version}", position=path)
+    # A node that only leads to others becomes a record.
+    return ABSENT if node is None else int(node[1].version)
 
 
 def record_of(content: bytes, stat: Any) -> Record | None:

@@ -27,7 +27,7 @@ from penstock.coordinate.store import (
     below_of,
     checked_path,
 )
-from penstock.coordinate.zookeeper_nodes import ReadMany, read_below, record_of, sealed
+from penstock.coordinate.zookeeper_nodes import ReadMany, expected_version, read_below, record_of, sealed
 from penstock.errors import (
     AuthenticationFailed,
     CoordinationLost,
@@ -107,12 +107,20 @@ class _Client(KazooClient):  # type: ignore[misc]
         super().__init__(hosts, **options)
         self._invoke = self._connection._invoke
         self._connection._invoke = self._invoke_noting_session
+        self._read_response = self._connection._read_response
+        self._connection._read_response = self._read_response_in_order
 
     def _invoke_noting_session(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         answer = self._invoke(timeout, request, xid)
         if isinstance(request, Connect) and answer[0].time_out > 0:
             self.session_seconds = answer[0].time_out / 1000
         return answer
+
+    def _read_response_in_order(self, header: Any, buffer: bytes, offset: int) -> Any:
+        if self._pending and self._pending[0][2] != header.xid:
+            # A server that has lost its leader can leave a request out. Kazoo would end its thread for good.
+            raise refusals.ConnectionDropped("a request was not answered in its turn")
+        return self._read_response(header, buffer, offset)
 
     def ask(self, request: Any, _: str) -> Any:
         """Send a request that kazoo does not know."""
@@ -318,7 +326,7 @@ class ZooKeeperStore:
                 node = self._connection.fetch(path, deadline)
                 if asked and node is not None and node[0].endswith(nonce):
                     return int(node[1].version)
-                expected = self._expected(path, node, version)
+                expected = expected_version(path, node, version)
             assert expected is not None
             try:
                 return self._write(path, content, expected, deadline)
@@ -434,15 +442,6 @@ class ZooKeeperStore:
         if self._closed:
             raise CoordinationLost(f"the store {self.url} is closed", position=path)
         return time.monotonic() + self._seconds
-
-    def _expected(self, path: str, node: tuple[bytes, Any] | None, version: int | None) -> int:
-        """Return the version that a node must have for a write, or ABSENT. Raises VersionConflict."""
-        record = None if node is None else record_of(*node)
-        present = ABSENT if record is None else record.version
-        if version is not None and version != present:
-            raise VersionConflict(f"the record has version {present}, not {version}", position=path)
-        # A node that only leads to others becomes a record.
-        return ABSENT if node is None else int(node[1].version)
 
     def _write(self, path: str, content: bytes, version: int, deadline: float) -> int:
         client = self._connection.client
