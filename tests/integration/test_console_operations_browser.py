@@ -54,9 +54,14 @@ class Operated:
     def operate(self, path: str, **fields: str) -> None:
         """Open the page of an operation, look at it, and confirm it."""
         self.browser.open(f"{self.console}{path}?{urlencode(fields)}")
-        assert self.browser.run("document.querySelector('button.danger') !== null"), self.browser.text
+        self.confirm(path)
+
+    def confirm(self, path: str) -> None:
+        """Look at the page of an operation, and confirm it."""
+        button = f"form[action='{path}/confirm'] button"
+        assert self.browser.run(f'document.querySelector("{button}") !== null'), self.browser.text
         save_pictures(self.browser, f"operation{path.replace('/', '-')}")
-        self.browser.click("button.danger")
+        self.browser.click(button)
         assert self.browser.run("document.querySelector('main') !== null")
 
     def subscription(self) -> Subscription | None:
@@ -213,9 +218,8 @@ def _operate_instances(operated: Operated) -> None:
     page.run(f"document.querySelector('textarea').value = {document!r}")
     page.click("form.search button")
     assert "Captured from now on: users" in page.text
-    save_pictures(page, "operation-instances-apply")
     assert captured() == ["shop"]
-    page.click("button.danger")
+    operated.confirm("/instances/apply")
     wait_until(lambda: captured() == ["shop", "users"])
     page.open(f"{operated.console}/fleet")
     page.wait_until("document.body.innerText.includes('users')")
@@ -256,9 +260,12 @@ def _operate_job(operated: Operated) -> None:
     operated.operate("/job/restart", **address)
     wait_until(lambda: operated.job()["starts"] > starts and operated.job()["state"] == "running")
     table = {"store": "0", "name": "feed", "sink": "", "source": "shop", "table": operated.table}
-    page.open(f"{operated.console}/tables/resnapshot?{urlencode({**table, 'where': 'no such ('})}")
-    assert "is refused" in page.text
-    operated.operate("/tables/resnapshot", **table, where="id > 1")
+    page.open(f"{operated.console}/tables/resnapshot?{urlencode(table)}")
+    for condition in ("no such (", "id > 1"):
+        page.run(f"document.querySelector('input[name=where]').value = '{condition}'")
+        page.click("form.search button")
+        assert ("is refused" in page.text) == (condition != "id > 1")
+    operated.confirm("/tables/resnapshot")
     with closing(operated.state()) as state:
         assert [request.where for request in state.requests()] == ["id > 1"]
     operated.operate("/job/delete", **address)

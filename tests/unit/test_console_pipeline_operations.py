@@ -15,7 +15,7 @@ from penstock.console import pipeline_operations
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import Checkpoint, PipelineState
 from tests.support.binlog.forged_log import write_forged_log
-from tests.support.daemon.console import Browser, console_of
+from tests.support.daemon.console import ANYWHERE, Browser, console_of, masked_for_visitors
 from tests.support.pipeline.local_runs import run_here
 from tests.support.suite.nonempty import each
 
@@ -101,7 +101,7 @@ def test_pipeline_is_rewound_to_an_earlier_position(notes: Notes) -> None:
     assert notes.checkpoint() == before
     for wrong in (f"{file}:5", f"{file}:99999999", HOSTILE):
         refused = notes.browser.get("/pipelines/rewind", **ADDRESS, to=wrong)
-        assert ("notice bad" in refused.text, "<script>alert" in refused.text) == (True, False), wrong
+        assert ("/confirm" in refused.text, "<script>alert" in refused.text) == (False, False), wrong
         assert notes.confirm("/pipelines/rewind", to=wrong) >= 400
     with notes.running():
         assert notes.confirm("/pipelines/rewind", to=f"{file}:4") == 409
@@ -162,18 +162,37 @@ def test_operation_that_needs_the_file_of_a_pipeline_says_so(notes: Notes) -> No
 def test_table_is_read_again_without_deleting_rows(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"source": "shop", "table": "shop.notes", "sink": "", "keep": "1"}
     page = notes.browser.get("/tables/resnapshot", **(ADDRESS | table))
-    assert "no longer has stay in the target" in page.words
-    no_server = notes.browser.get("/tables/resnapshot", **(ADDRESS | table | {"where": HOSTILE}))
+    assert "are deleted from the target" in page.words
+    form = ADDRESS | table | {"where": HOSTILE, "csrf": notes.csrf}
+    opened = notes.browser.get("/tables/resnapshot", **form)
+    assert (HOSTILE in opened.words, "is a log" in opened.words) == (False, False), "not from an address"
+    assert notes.browser.post("/tables/resnapshot", form | {"csrf": "x"}).status == 403
+    no_server = notes.browser.post("/tables/resnapshot", form)
     assert ("is a log: its tables cannot be read" in no_server.words, "/confirm" in no_server.text) == (
         True,
         False,
     )
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(pipeline_operations, "prove_condition", lambda *proved: asked.append(proved))
-    shown = notes.browser.get("/tables/resnapshot", **(ADDRESS | table | {"where": HOSTILE}))
+    shown = notes.browser.post("/tables/resnapshot", form)
+    assert "no longer has stay in the target" in shown.words
     assert (HOSTILE in shown.words, "<script>alert" in shown.text) == (True, False)
     assert notes.confirm("/tables/resnapshot", **table, where="id > 7") == 303
     assert [str(proved[3]) for proved in asked] == [HOSTILE, "id > 7"]
     with closing(PipelineState.open(notes.settings.state, "notes")) as state:
         (request,) = state.requests()
     assert (request.where, request.remove) == ("id > 7", False)
+
+
+def test_condition_is_refused_to_an_account_that_does_not_see_every_column(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked_for_visitors(monkeypatch, {"shop.notes": ["note"]})
+    form = {"source": "shop", "table": "shop.notes", "sink": "", "csrf": notes.csrf}
+    with console_of(ANYWHERE, stores=(notes.settings.state,), pipeline_files=(notes.file,)) as browser:
+        csrf = browser.get("/pipelines/pause", **ADDRESS).field("csrf")
+        for path in ("/tables/resnapshot", "/tables/resnapshot/confirm"):
+            page = browser.post(path, ADDRESS | form | {"where": "note = 'x'", "csrf": csrf})
+            assert "a condition may tell values" in page.words, path
+    with closing(PipelineState.open(notes.settings.state, "notes")) as state:
+        assert state.requests() == []

@@ -25,6 +25,7 @@ HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
 ACCOUNTS: list[dict[str, Any]] = [
     {"name": "reader", "token": "reader-token"},
     {"name": "other", "token": "other-token", "admin": True, "subscriptions": ["other"]},
+    {"name": "masked", "token": "masked-token", "admin": True, "masked": {"shop.users": ["email"]}},
 ]
 BODIES: dict[str, dict[str, Any]] = {
     "move": {"shard": 0, "member": "h1:42"},
@@ -157,6 +158,15 @@ def test_selection_that_no_member_could_ask_for_is_refused(coordinated: Coordina
     before = coordinated.subscription
     for case, body in each(REFUSED.items()):
         assert coordinated.send("set", **body, dry_run=False).status == 400, case
+    assert coordinated.subscription == before
+
+
+def test_rows_are_not_chosen_by_a_column_that_is_masked_for_the_account(coordinated: Coordinated) -> None:
+    before = coordinated.subscription
+    masked: list[dict[str, Any]] = [{"where": "email = 1"}, {"shard_columns": {"shop.users": ["email"]}}]
+    for body in each(masked):
+        assert coordinated.send("set", "masked-token", **body).status == 403
+    assert coordinated.send("set", "masked-token", where="id > 7").status == 200
     assert coordinated.subscription == before
 
 

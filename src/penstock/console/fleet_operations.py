@@ -104,6 +104,7 @@ def _job_operation(word: str, title: str, question: str, back: str = "/job") -> 
         partial(_change_job, word),
         back,
         back_fields=_JOB if back == "/job" else (),
+        is_harmless=word == "resume",
     )
 
 
@@ -142,5 +143,6 @@ OPERATIONS = (
         _MEMBER,
         _undrain,
         "/fleet",
+        is_harmless=True,
     ),
 )

@@ -134,6 +134,7 @@ OPERATIONS = (
             ),
         ),
         suggest=_stored,
+        is_posted=True,
     ),
     Operation(
         "/instance/remove",

@@ -66,13 +66,16 @@ class Operation:
     back_fields: tuple[str, ...] = ()
     prove: Callable[[Visit], None] = Visit.prove_admin
     suggest: Callable[[Visit, Fields], Mapping[str, Sequence[str]]] = lambda visit, fields: {}
+    is_posted: bool = False
+    is_harmless: bool = False
 
     def page(self, visit: Visit) -> Response:
         """Say what will happen."""
-        return self._show(visit, {name: visit.query(name) for name in self._names})
+        posted = {known.name for known in self.inputs if self.is_posted and known.kind != "hidden"}
+        return self._show(visit, {name: "" if name in posted else visit.query(name) for name in self._names})
 
     def preview(self, visit: Visit, form: Fields) -> Response:
-        """Say what will happen, with fields that are too long for an address."""
+        """Say what will happen, with the fields of a form."""
         return self._show(visit, {name: form.get(name, "") for name in self._names})
 
     def confirm(self, visit: Visit, form: Fields) -> Response:
@@ -95,11 +98,6 @@ class Operation:
             raise
         record_action(visit, self.action, **recorded, outcome="done")
         return visit.redirect(self.back, **{name: fields[name] for name in self.back_fields})
-
-    @property
-    def is_posted(self) -> bool:
-        """Whether its fields are too long for an address."""
-        return any(known.kind == "area" for known in self.inputs)
 
     @property
     def _names(self) -> list[str]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from penstock.console.forms import needed_number
 from penstock.console.operation import Fields, Input, Operation, Sentence, say
 from penstock.console.visit import Visit
+from penstock.errors import AccessDenied
 from penstock.model import Position, TableName
 from penstock.pipeline.load.conditions import prove_condition
 from penstock.pipeline.moving import PlannedRewind, plan_rewinds, plan_skips
@@ -108,6 +109,12 @@ def _read_again(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentenc
     source, table, where = fields["source"], fields["table"], fields["where"] or None
     visit.states.prove_table(store, name, sink, source, table)
     if where is not None:
+        if visit.masking:
+            raise AccessDenied(
+                f"account {visit.account} does not see every column, and a condition may tell values",
+                hint="Read the whole table again, or log in with an account without masked: access in"
+                " penstock.yaml",
+            )
         prove_condition(visit.files.load(store, name), source, TableName.parse(table), where)
     if not dry_run:
         visit.states.resnapshot(store, name, sink, source, table, where, remove=not fields["keep"])
@@ -186,6 +193,8 @@ OPERATIONS = (
         ),
         back_fields=("store", "name", "sink"),
         prove=Visit.prove_sees_pipelines,
+        # The server of the source parses the condition.
+        is_posted=True,
     ),
     _operation(
         "/pipelines/reset",

@@ -130,6 +130,13 @@ class SetRequest(ChangeRequest):
             registry.select(before.instance, before.name, functools.partial(self._selected, named))
         return outcome
 
+    def prove_sees_columns(self, account: Account) -> None:
+        """Raise AccessDenied if rows are chosen by a column that is masked: the outcome tells its value."""
+        if self.where is not None:
+            account.prove_sees_columns(Predicate.compile(self.where).columns, TablePatterns(), "where")
+        for pattern, names in self.shard_columns.items():
+            account.prove_sees_columns(names, TablePatterns([pattern]), "shard_columns")
+
     def _selection(self) -> Selection:
         """Return the named fields of a selection. Raises OptionInvalid."""
         if self.exclude is not None and self.tables is None:
@@ -220,6 +227,8 @@ async def _change(
     log = _held_log(served, request) if request_type is DeleteRequest else None
     store = needed_store(coordination)
     wanted = await request_type.read(request, request_type.example)
+    if isinstance(wanted, SetRequest):
+        wanted.prove_sees_columns(account)
     change = _Change(instance, name, wanted, action, account)
     outcome = await run_in(served.threads.reading, store.change_slowly, change.run)
     if log is not None and not wanted.dry_run:
