@@ -156,7 +156,7 @@ def test_member_is_drained_and_undrained(fleet: Fleet) -> None:
 
 def test_daemon_without_a_store_has_no_jobs(log: Log) -> None:
     with serving(log) as daemon:
-        assert daemon.ask("GET", "/v1/jobs").json == {"coordination": False, "jobs": []}
+        assert daemon.ask("GET", "/v1/jobs").json == {"coordination": False, "jobs": [], "workers": []}
         assert daemon.ask("POST", "/v1/jobs/orders/pause", {}).status == 404
 
 
@@ -271,3 +271,14 @@ def test_list_of_many_jobs_asks_the_store_once_and_shows_the_most_urgent(
         assert [name in shown.words for name in ("orders", "broken", "users-0")] == [True, True, False]
         assert "users-2" in browser.get("/fleet", find="s-2").words
         assert "No job has this name or state" in browser.get("/fleet", find="<script>").words
+
+
+def test_workers_of_daemons_that_are_in_no_fleet_are_shown(fleet: Fleet) -> None:
+    control = FleetControl(lambda: MemoryStore(fleet.store._name))
+    with serving(fleet.daemon.log, control=control) as alone, console_of(alone) as browser:
+        url = f"http://127.0.0.1:{alone.port()}"
+        assert [worker["member"] for worker in alone.ask("GET", "/v1/jobs").json["workers"]] == list(WORKERS)
+        shown = browser.get("/fleet")
+        assert (WORKERS[1] in shown.words, "/fleet/drain" in shown.text) == (True, True)
+        form = browser.get("/job/move", daemon=url, job="orders")
+        assert ("<datalist" in form.text, "any worker may run it" in form.words) == (True, True)

@@ -69,8 +69,8 @@ def _move_job(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]
 
 
 def _workers(visit: Visit, fields: Fields) -> Mapping[str, Sequence[str]]:
-    fleet = visit.fleet.ask_daemon(fields["daemon"], "fleet")
-    return {"worker": [worker["member"] for worker in fleet["workers"]]}
+    workers = visit.fleet.ask_daemon(fields["daemon"], "jobs")["workers"]
+    return {"worker": [worker["member"] for worker in workers]}
 
 
 def _drain(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:

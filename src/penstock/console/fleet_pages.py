@@ -27,7 +27,7 @@ def show_fleet(visit: Visit) -> Response:
     )
     return visit.render(
         "fleet.html",
-        fleets=_distinct_fleets(fleets),
+        fleets=_distinct_fleets(fleets) or _workers_alone(jobs),
         jobs=[job for job in _distinct_jobs(jobs) if find in job["name"] or find == job["state"]],
         find=find,
         rows_max=_ROWS_MAX,
@@ -54,6 +54,15 @@ def _distinct_fleets(answers: Answers) -> list[dict[str, Any]]:
         names = tuple(sorted(member["member"] for member in (*fleet["members"], *fleet["workers"])))
         fleets.setdefault(names, {"daemon": url, **fleet})
     return list(fleets.values())
+
+
+def _workers_alone(answers: Answers) -> list[dict[str, Any]]:
+    """Return the workers of stores whose daemons are in no fleet, in the form of a fleet."""
+    workers = {url: answer["workers"] for url, answer in answers.values.items() if answer["workers"]}
+    nobody: dict[str, Any] = {"leader": None, "members": [], "instances": []}
+    return _distinct_fleets(
+        Answers({url: {**nobody, "workers": known} for url, known in workers.items()}, {})
+    )
 
 
 def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ POST PATH/confirm    the same with its effect, and an audit record
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
@@ -34,14 +35,12 @@ def say(text: str, **values: object) -> Sentence:
 class Input:
     """A field that the user fills in.
 
-    `choices` map the values of a selection to their labels; without any, the field takes a text. The kind
-    `check` is "1" or "", an `area` has lines, and what is `hidden` comes from the link and may be "".
+    The kind `check` is "1" or "", an `area` has lines, and what is `hidden` comes from the link, or is "".
     """
 
     name: str
     label: str
     kind: str = "text"
-    choices: Mapping[str, str] = field(default_factory=dict)
     is_needed: bool = False
     example: str = ""
 
@@ -109,8 +108,10 @@ class Operation:
         suggested: Mapping[str, Sequence[str]] = {}
         problem = None
         missing = [known for known in self.inputs if known.is_needed and not fields[known.name]]
-        try:
+        # Without suggestions the user can fill the field in all the same.
+        with suppress(PenstockError):
             suggested = self.suggest(visit, fields)
+        try:
             if not missing:
                 effects = self.run(visit, fields, True)
         except PenstockError as refusal:

@@ -20,7 +20,8 @@ from penstock.fleet.jobs import (
     read_run,
     refuse_worker,
 )
-from penstock.fleet.records import FLEET, JOB_RUNS, JOBS, names_below
+from penstock.fleet.records import DRAINED, FLEET, JOB_RUNS, JOBS, WORKERS, names_below
+from penstock.fleet.status import worker_statuses
 
 # What becomes of a job, by the word of the command line.
 JOB_CHANGES: dict[str, Callable[[JobSpec], JobSpec]] = {
@@ -40,14 +41,17 @@ class FleetControl:
     def __init__(self, open_store: Callable[[], CoordinationStore]) -> None:
         self._open = open_store
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """Return the status of every job, with the number of failures in place of the exits.
+    def jobs(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the workers, and the status of every job with the number of failures in place of the exits.
 
         The store is asked once, not once for each job.
         """
         with closing(self._open()) as store:
             records = snapshot_of(store, FLEET, _is_of_jobs)
-            return [_listed(records, name) for name in names_below(records, JOBS)]
+            return {
+                "jobs": [_listed(records, name) for name in names_below(records, JOBS)],
+                "workers": worker_statuses(records, names_below(records, DRAINED)),
+            }
 
     def job(self, name: str) -> dict[str, Any]:
         """Return the status of a job, its command and the newest lines of its output.
@@ -104,7 +108,7 @@ class FleetControl:
 
 
 def _is_of_jobs(path: str) -> bool:
-    return path.startswith((f"{JOBS}/", f"{JOB_RUNS}/"))
+    return path.startswith((f"{JOBS}/", f"{JOB_RUNS}/", f"{WORKERS}/"))
 
 
 def _listed(records: CoordinationStore, name: str) -> dict[str, Any]:

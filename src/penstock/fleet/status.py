@@ -78,8 +78,13 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
             }
             for instance in sorted(names)
         ],
-        "workers": [_worker_status(store, name, drained) for name in names_below(store, JOB_WORKERS.members)],
+        "workers": worker_statuses(store, drained),
     }
+
+
+def worker_statuses(store: CoordinationStore, drained: Collection[str]) -> list[dict[str, Any]]:
+    """Return the running workers as plain JSON values. Raises CoordinationLost, SchemaInvalid."""
+    return [_worker_status(store, name, drained) for name in names_below(store, JOB_WORKERS.members)]
 
 
 def _works_of(placement: PlacementRecord) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The members and jobs of a fleet over HTTP, for full administrators: a job may have any table.
 
-    GET  /v1/jobs                                   every job
+    GET  /v1/jobs                                   every job, and the workers
     GET  /v1/jobs/{job}                             a job with the newest lines of its output
     POST /v1/jobs/{job}/pause                       also resume, restart, delete
     POST /v1/jobs/{job}/move                        {"worker": "worker-2"}
@@ -12,7 +12,7 @@ With `dry_run`, the default, a change says what it finds, and changes nothing.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pydantic import Field
@@ -33,8 +33,8 @@ _WHAT = "the jobs of the fleet"
 class Control(Protocol):
     """The members and jobs of a fleet. Every method may wait for the coordination store."""
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """Return the status of every job."""
+    def jobs(self) -> Mapping[str, list[dict[str, Any]]]:
+        """Return the status of every job, and the workers."""
 
     def job(self, name: str) -> dict[str, Any]:
         """Return the status of a job with its command and output."""
@@ -107,8 +107,8 @@ def routes(served: Served, control: Control | None) -> list[Route]:
 async def _jobs(served: Served, control: Control | None, request: Request) -> Response:
     _prove(served, request)
     if control is None:
-        return JSONResponse({"coordination": False, "jobs": []})
-    return JSONResponse({"coordination": True, "jobs": await run_in(served.threads.reading, control.jobs)})
+        return JSONResponse({"coordination": False, "jobs": [], "workers": []})
+    return JSONResponse({"coordination": True, **await run_in(served.threads.reading, control.jobs)})
 
 
 async def _job(served: Served, control: Control | None, request: Request) -> Response:
