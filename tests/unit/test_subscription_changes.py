@@ -14,6 +14,7 @@ from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import path_of
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.errors import CoordinationLost
 from penstock.logstore.holds import Hold, Holds, consumer_hold_name
 from penstock.logstore.log import Log
 from penstock.serve.coordination import CoordinationProbe
@@ -279,3 +280,29 @@ def test_page_of_a_change_keeps_its_form_and_says_what_is_wrong(coordinated: Coo
         assert "There is nothing to do." in same.words
         fields = {**address, "csrf": empty.field("csrf"), "shard": "9", "member": "h1:42"}
         assert browser.post("/subscriptions/move/confirm", fields).status == 400
+
+
+def test_change_that_ends_halfway_is_recorded(
+    coordinated: Coordinated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = MemoryStore.put
+
+    def failing(store: MemoryStore, path: str, value: bytes, version: int | None = None) -> int:
+        if path.endswith("/record"):
+            raise CoordinationLost("the store does not answer", position=path)
+        return put(store, path, value, version)
+
+    monkeypatch.setattr(MemoryStore, "put", failing)
+    address: dict[str, Any] = {
+        "daemon": f"http://127.0.0.1:{coordinated.daemon.port()}",
+        "instance": INSTANCE,
+        "subscription": HOSTILE,
+    }
+    with console_of(coordinated.daemon) as browser, capture_logs() as logs:
+        browser.post("/login", {"token": "a-token"})
+        csrf = browser.get("/subscriptions/resize", **address, shards="4").field("csrf")
+        failed = browser.post("/subscriptions/resize/confirm", {**address, "shards": "4", "csrf": csrf})
+        assert (failed.status, "does not answer" in failed.words) == (503, True)
+    assert coordinated.subscription.shard_count == 2
+    resizes = [line for line in logs if line.get("action") == "resize subscription"]
+    assert [line.get("outcome") for line in resizes] == [None, "failed"], "at the daemon, and at the console"
