@@ -12,7 +12,7 @@ from penstock.mysql.replica import DumpStart, open_stream
 from penstock.schema.history import SchemaHistory
 from penstock.schema.reader import read_table, read_tables
 from penstock.schema.survey import survey
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 STATEMENTS = [
@@ -57,6 +57,35 @@ def test_followed_statements_give_the_servers_definitions(
             _nothing_is_left(history, connection, database)
     assert compared > 1000
     assert reread < compared * REREAD_PART_MAX
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_followed_definitions.py::test_utf8_is_the_charset_that_the_server_means"
+)
+@pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
+@pytest.mark.parametrize("old_mode", ["", "UTF8_IS_UTF8MB3"])
+def test_utf8_has_the_meaning_of_the_servers_old_mode(
+    start_server: StartServer, flavor: str, old_mode: str
+) -> None:
+    server = start_server(flavor, **({"old_mode": old_mode} if flavor != "mysql" else {}))
+    statements = (
+        "CREATE DATABASE d CHARACTER SET utf8",
+        "CREATE TABLE d.t (a TEXT, b CHAR(2) CHARSET latin1, c NCHAR(2))",
+        "ALTER TABLE d.t CONVERT TO CHARACTER SET utf8, ADD e VARCHAR(9) CHARACTER SET latin1",
+        "CREATE TABLE d.u (a VARCHAR(9), b ENUM('é') COLLATE utf8_bin) CHARSET=utf8",
+    )
+    with connect(ServerAddress.parse(server.url("root"))) as connection:
+        patterns = TablePatterns(["d.*"])
+        history = survey(connection, patterns)
+        for number, statement in enumerate(statements):
+            server.sql(statement)
+            history.apply(statement, "", Position(0, "bin.000001", 100 * (number + 1)))
+        definitions = read_tables(connection, patterns)
+    assert len(definitions) == 2
+    for definition in definitions:
+        name = definition.schema.name
+        assert not history.needs_reread(name)
+        assert history.schema(name.database, name.table).columns == definition.schema.columns
 
 
 def _nothing_is_left(history: SchemaHistory, connection: Connection, database: str) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_registry_compiles_the_schema_of_a_database_named_confluent(
     settings = {"format": "debezium_protobuf", "registry": {"url": registry.url}, "topic": "confluent"}
     target = target_of({"id": "smallint", "total": "decimal(10,2)"}, name="confluent.orders")
     sink = sink_of(broker, partitions=1, **settings)
-    write(sink, mark(1, "confluent"), changes_of(target, insert(1, id=1, total="1.50")))
+    write(sink, mark(1, "confluent"), changes_of(target, insert(1, id=1, total=Decimal("1.50"))))
     [record] = records(broker, "confluent")
     assert record.value is not None
     registered = asked(registry, "GET", f"/schemas/ids/{int.from_bytes(record.value[1:5])}")["schema"]

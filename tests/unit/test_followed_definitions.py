@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The effects of statements on definitions. Each expected definition is a server's own."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from penstock.model import Position, TableName, TableSchema
@@ -51,6 +54,29 @@ def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None
 )  # fmt: skip
 def test_column_charsets_equal_the_servers(statements: str, columns: list[str]) -> None:
     assert columns_after(statements, MYSQL) == columns
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "CREATE TABLE t (a CHAR(2) CHARSET utf8)",
+        "CREATE TABLE t (a CHAR(2) COLLATE utf8_bin)",
+        "CREATE TABLE t (a CHAR(2)) DEFAULT CHARACTER SET = 'utf8'",
+        "CREATE TABLE t (a CHAR(2)); ALTER TABLE t CONVERT TO CHARACTER SET utf8",
+        "CREATE TABLE t (b INT); ALTER TABLE t CHARSET utf8; ALTER TABLE t ADD a CHAR(2), DROP b",
+        "CREATE DATABASE d CHARACTER SET utf8; CREATE TABLE d.u (a CHAR(2)); RENAME TABLE d.u TO t",
+        "ALTER DATABASE shop COLLATE utf8_general_ci; CREATE TABLE t (a CHAR(2))",
+    ],
+)
+def test_utf8_is_the_charset_that_the_server_means(statements: str) -> None:
+    assert columns_after(statements, MARIADB) == ["a char(2) utf8mb3"]
+    assert columns_after(statements, replace(MARIADB, utf8="utf8mb4")) == ["a char(2) utf8mb4"]
+
+
+def test_meaning_of_utf8_is_kept_with_a_history() -> None:
+    for spelling in (MARIADB, replace(MARIADB, utf8="utf8mb4")):
+        history = SchemaHistory(ServerDefaults(spelling, "utf8mb4", {}, False))
+        assert SchemaHistory.from_json(json.loads(json.dumps(history.to_json()))).spelling == spelling
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from penstock.schema.statements.effects import (
     Unread,
 )
 from penstock.schema.statements.statement import effects_of, effects_of_tokens, opening_words
-from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, Token, tokens_of
+from penstock.schema.statements.tokens import UTF8MB3, Kind, ServerSpelling, TextUnreadable, Token, tokens_of
 from penstock.schema.table_definition import (
     Contradiction,
     TableDefinition,
@@ -494,6 +494,7 @@ class SchemaHistory:
             "format": FORMAT,
             "mariadb": defaults.spelling.mariadb,
             "version": list(defaults.spelling.version),
+            **({"utf8": defaults.spelling.utf8} if defaults.spelling.utf8 != UTF8MB3 else {}),
             "charset": defaults.charset,
             "folds_names": defaults.folds_names,
             "databases": self._database_charsets,
@@ -538,7 +539,8 @@ class SchemaHistory:
                 raise SchemaInvalid(
                     f"the schema history has format {value['format']}, this program reads {FORMAT}"
                 )
-            spelling = ServerSpelling(bool(value["mariadb"]), tuple(map(int, value["version"])))
+            version, utf8 = tuple(map(int, value["version"])), str(value.get("utf8", UTF8MB3))
+            spelling = ServerSpelling(bool(value["mariadb"]), version, utf8=utf8)
             defaults = ServerDefaults(
                 spelling, value["charset"], value["databases"], bool(value["folds_names"])
             )

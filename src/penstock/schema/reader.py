@@ -9,14 +9,14 @@ too long for a key.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.model import Column, TableName, TablePatterns, TableSchema
-from penstock.mysql.connection import MARIADB, Connection
+from penstock.mysql.connection import MARIADB, Connection, ServerIdentity
 from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.effects import charset_name, charset_of_collation
-from penstock.schema.statements.tokens import ServerSpelling
+from penstock.schema.statements.tokens import UTF8MB3, ServerSpelling
 from penstock.schema.table_definition import TableDefinition, hidden_columns
 
 SYSTEM_DATABASES = ("information_schema", "mysql", "performance_schema", "sys")
@@ -42,6 +42,8 @@ GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME"""
 _UNIQUE = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}"""
+# The value of MariaDB's old_mode with which `utf8` is `utf8mb3`, a default since it exists.
+_UTF8_MODE, _UTF8_MODE_SINCE = "UTF8_IS_UTF8MB3", (10, 6, 1)
 _VERSIONED = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`
 FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START' AND {which}"""
@@ -50,16 +52,22 @@ FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START' AND {w
 def read_defaults(connection: Connection) -> ServerDefaults:
     """Read the server's defaults, which apply wherever a statement does not set them."""
     identity = connection.identity()
-    variables = connection.variables("character_set_server", "lower_case_table_names")
+    variables = connection.variables("character_set_server", "lower_case_table_names", "old_mode")
     rows = connection.query(
         "SELECT SCHEMA_NAME AS name, DEFAULT_CHARACTER_SET_NAME AS charset FROM information_schema.SCHEMATA"
     )
     return ServerDefaults(
-        ServerSpelling(identity.flavor == MARIADB, identity.version),
+        ServerSpelling(identity.flavor == MARIADB, identity.version, utf8=_utf8(identity, variables)),
         charset_name(variables["character_set_server"]) if "character_set_server" in variables else None,
         {str(row["name"]): charset_name(str(row["charset"])) for row in rows},
         variables.get("lower_case_table_names", "0") != "0",
     )
+
+
+def _utf8(identity: ServerIdentity, variables: Mapping[str, str]) -> str:
+    """Return the charset that statements mean by `utf8`. A session may set another `old_mode`, not logged."""
+    knows_mode = identity.flavor == MARIADB and identity.version >= _UTF8_MODE_SINCE
+    return "utf8mb4" if knows_mode and _UTF8_MODE not in variables.get("old_mode", _UTF8_MODE) else UTF8MB3
 
 
 def read_tables(connection: Connection, patterns: TablePatterns | None = None) -> list[TableDefinition]:

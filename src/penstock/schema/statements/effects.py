@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.model import TableName
 from penstock.schema.statements.column_types import DeclaredType
-from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor
+from penstock.schema.statements.tokens import UTF8MB3, Kind, ServerSpelling, TokenCursor
 
 
 @dataclass(frozen=True)
@@ -255,21 +255,21 @@ class Statement:
 # --- Charsets, which every level of definition can name ----------------------------------------
 
 
-def charset_name(name: str) -> str:
-    """Return the charset's name as information_schema prints it."""
+def charset_name(name: str, utf8: str = UTF8MB3) -> str:
+    """Return the charset's name as information_schema prints it; `utf8` is the charset of that name."""
     lower = name.lower()
-    return "utf8mb3" if lower == "utf8" else lower
+    return utf8 if lower == "utf8" else lower
 
 
-def charset_of_collation(collation: str) -> str | None:
+def charset_of_collation(collation: str, utf8: str = UTF8MB3) -> str | None:
     """Return a collation's charset, None if the name does not contain it (uca1400_ai_ci)."""
     lower = collation.lower()
     if lower.startswith("uca1400"):
         return None
-    return charset_name(lower.split("_", 1)[0])
+    return charset_name(lower.split("_", 1)[0], utf8)
 
 
-def accept_charset(cursor: TokenCursor) -> str | None:
+def accept_charset(cursor: TokenCursor, spelling: ServerSpelling) -> str | None:
     """Parse `[DEFAULT] CHARACTER SET [=] x` or `COLLATE [=] x`; return the charset, None without either.
 
     A collation whose name does not contain the charset returns "", as does DEFAULT.
@@ -284,9 +284,9 @@ def accept_charset(cursor: TokenCursor) -> str | None:
     if cursor.accept("CHARACTER", "SET") or cursor.accept("CHAR", "SET") or cursor.accept("CHARSET"):
         cursor.accept("=")
         name = cursor.take().text
-        return "" if name.upper() == "DEFAULT" else charset_name(name)
+        return "" if name.upper() == "DEFAULT" else charset_name(name, spelling.utf8)
     if cursor.accept("COLLATE"):
         cursor.accept("=")
         name = cursor.take().text
-        return "" if name.upper() == "DEFAULT" else charset_of_collation(name) or ""
+        return "" if name.upper() == "DEFAULT" else charset_of_collation(name, spelling.utf8) or ""
     return None

@@ -222,7 +222,7 @@ def _create(statement: Statement, kind: str) -> list[Effect]:
     keep = cursor.accept("IF", "NOT", "EXISTS")
     if kind in ("DATABASE", "SCHEMA"):
         database = statement.take_name()
-        return [SetDatabaseCharset(database, _charset_option(cursor), keep)]
+        return [SetDatabaseCharset(database, _charset_option(cursor, statement.spelling), keep)]
     if kind in ("INDEX", "UNIQUE INDEX"):
         return _index(statement, unique=kind == "UNIQUE INDEX", if_none=keep)
     statement.confined = kind in ("TABLE", "SEQUENCE")
@@ -247,7 +247,7 @@ def _alter(statement: Statement, kind: str) -> list[Effect]:
             "READ",
         ):
             database = statement.take_name()
-        charset = _charset_option(cursor)
+        charset = _charset_option(cursor, statement.spelling)
         return [SetDatabaseCharset(database, charset)] if charset else []
     if kind == "SEQUENCE":
         return []
@@ -314,10 +314,10 @@ def _index(
     return [AlterTable(name, tuple(steps))] if steps else []
 
 
-def _charset_option(cursor: TokenCursor) -> str | None:
+def _charset_option(cursor: TokenCursor, spelling: ServerSpelling) -> str | None:
     last_charset = None
     while not cursor.ended:
-        charset = accept_charset(cursor)
+        charset = accept_charset(cursor, spelling)
         if charset is None:
             cursor.take()
         else:

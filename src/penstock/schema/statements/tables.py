@@ -34,7 +34,7 @@ from penstock.schema.statements.effects import (
     Step,
     accept_charset,
 )
-from penstock.schema.statements.tokens import Kind, TokenCursor, words_of
+from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor, words_of
 
 _INDEX_WORDS = ("INDEX", "KEY")
 _KEY_KINDS = ("FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "INDEX", "KEY")
@@ -109,7 +109,7 @@ def create_table(statement: Statement, keep: bool) -> Effect:
             if cursor.next.upper != "INNODB":
                 hiding_steps = [_with_short_keys(step) for step in hiding_steps]
             continue
-        option_charset = accept_charset(cursor)
+        option_charset = accept_charset(cursor, statement.spelling)
         if option_charset is None:
             cursor.take()
         elif option_charset:
@@ -176,12 +176,12 @@ def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[St
     if part.accept("ALTER"):
         return _alter_column(part)
     if part.accept("CONVERT"):
-        return _convert(part, database_is_current=name.database == statement.database)
+        return _convert(part, statement, database_is_current=name.database == statement.database)
     if part.accept("WITH"):
         return [SetVersioning(True)] if part.has("VERSIONING") else []
     if part.next.upper in _SHAPELESS:
         return []
-    return _options(part)
+    return _options(part, statement.spelling)
 
 
 def _alter_column(part: TokenCursor) -> list[Step]:
@@ -285,24 +285,24 @@ def _rename_part(part: TokenCursor) -> list[Step]:
     return [RenameColumn(name, _name(part), if_exists)]
 
 
-def _convert(part: TokenCursor, *, database_is_current: bool) -> list[Step]:
+def _convert(part: TokenCursor, statement: Statement, *, database_is_current: bool) -> list[Step]:
     if not part.accept("TO"):
         # MariaDB's CONVERT PARTITION ... TO TABLE and CONVERT TABLE ... TO PARTITION move whole tables.
         raise NotUnderstood
-    charset = accept_charset(part)
+    charset = accept_charset(part, statement.spelling)
     # DEFAULT is the charset of the session's current database, not of the table's.
     if charset is None or not (charset or database_is_current):
         raise NotUnderstood
     return [ConvertCharset(charset or None)]
 
 
-def _options(part: TokenCursor) -> list[Step]:
+def _options(part: TokenCursor, spelling: ServerSpelling) -> list[Step]:
     """Parse table options, each a word with a value. Commas between them are optional."""
     steps: list[Step] = []
     if part.next.upper not in _OPTIONS and part.ahead(1).upper != "=":
         raise NotUnderstood
     while not part.ended:
-        charset = accept_charset(part)
+        charset = accept_charset(part, spelling)
         if charset is None:
             part.take()
         elif charset:
@@ -431,7 +431,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
     charset: str | None = None
     nullable, key, unique, ends_period, visible = not serial, False, False, False, True
     while not part.ended and not _at_placement(part):
-        attribute_charset = accept_charset(part)
+        attribute_charset = accept_charset(part, statement.spelling)
         if attribute_charset is not None:
             charset = charset or attribute_charset or None
         elif any(part.accept(*words) for words in _NOT_NULL):

@@ -12,6 +12,9 @@ from enum import Enum
 
 from penstock.limits import STATEMENT_TOKENS_MAX
 
+# The charset that MySQL, and MariaDB by default, mean by the name utf8.
+UTF8MB3 = "utf8mb3"
+
 
 class Kind(Enum):
     """The possible meaning of a token."""
@@ -41,12 +44,14 @@ class Token:
 class ServerSpelling:
     """The server family, version and SQL mode, which determine a statement's meaning.
 
-    `version` is (major, minor, patch), or () if unknown; then every version comment is included.
+    `version` is (major, minor, patch), or () if unknown; then every version comment is included. `utf8` is
+    the charset of that name. The log does not have it: on MariaDB, `old_mode` determines it.
     """
 
     mariadb: bool = False
     version: tuple[int, ...] = ()
     sql_mode: frozenset[str] = frozenset()
+    utf8: str = UTF8MB3
 
     @classmethod
     def of_server(cls, version: str | None) -> "ServerSpelling":
