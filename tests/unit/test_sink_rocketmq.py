@@ -203,17 +203,21 @@ def test_batch_is_sent_again_only_once_its_first_request_is_answered(
 ) -> None:
     # A request that the server stores after those of the retry, and of later batches, would undo them.
     monkeypatch.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 0.05)
-    sink = sink_of(url=f"rocketmq://{server.address}", queues=1, format="json")
-    sink.prepare(ORDERS, Evolution.EVOLVE)
+    options = {"url": f"rocketmq://{server.address}", "queues": 1, "format": "json"}
+    sink_of(**options).prepare(ORDERS, Evolution.EVOLVE)
     server.stores.clear()
     for _ in range(2):
+        # The engine closes a sink that has failed, and makes another.
+        sink = sink_of(**options)
         writer = sink.open(MARK, 0)
         with pytest.raises(AnswerTimedOut, match="has not answered for"):
             write_all(writer, changes_of(ORDERS, insert(1, id=1)))
         writer.abort()
+        sink.close()
     assert server.requests == 1
     server.stores.set()
     monkeypatch.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 10.0)
+    sink = sink_of(**options)
     for i in (1, 2):
         write_all(sink.open(MARK, 0), changes_of(ORDERS, insert(1, id=i)))
     assert [json.loads(body)["after"]["id"] for body in server.messages[0]] == [1, 1, 2]

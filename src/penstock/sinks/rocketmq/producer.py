@@ -175,6 +175,16 @@ class Producer:
             self._settle(queue, pending)
         self._pending.clear()
 
+    def abort(self) -> bool:
+        """Drop unsent messages; close the connections and return False if no request is under way."""
+        is_under_way = False
+        for pending in self._pending.values():
+            pending.messages.clear()
+            is_under_way |= pending.request is not None
+        if not is_under_way:
+            self.close()
+        return is_under_way
+
     def settle(self) -> None:
         """Wait until no request is under way, whatever its answer. Raises AnswerTimedOut."""
         for (_, queue), pending in self._pending.items():
@@ -247,21 +257,25 @@ class Producer:
 
 
 class AbortedProducers:
-    """Producers of aborted batches, whose requests a broker may still store. Used by several threads.
+    """Producers of aborted batches with requests that a broker may still store. Used by several threads.
 
-    A broker that stored such a request after later changes would undo them.
+    A broker that stored such a request after later changes would undo them. A process has them for each
+    cluster: a batch is sent again by a new sink.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._producers: deque[Producer] = deque()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AbortedProducers, ()
+    @classmethod
+    def of_cluster(cls, url: str) -> "AbortedProducers":
+        """Return those of the cluster at a URL."""
+        return _ABORTED.setdefault(url, cls())
 
     def add(self, producer: Producer) -> None:
-        """Add a producer that sends nothing more."""
-        self._producers.append(producer)
+        """Add a producer, whose unsent messages are dropped."""
+        if producer.abort():
+            self._producers.append(producer)
 
     def settle(self) -> None:
         """Wait until the brokers have answered the requests of all aborted batches. Raises AnswerTimedOut."""
@@ -270,10 +284,8 @@ class AbortedProducers:
                 self._producers[0].settle()
                 self._producers.popleft().close()
 
-    def close(self) -> None:
-        """Close the connections without waiting."""
-        while self._producers:
-            self._producers.popleft().close()
+
+_ABORTED: dict[str, AbortedProducers] = {}
 
 
 def _masters(brokers: Iterable[Mapping[str, Any]]) -> dict[str, str]:

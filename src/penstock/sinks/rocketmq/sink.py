@@ -104,7 +104,6 @@ class RocketmqSink(Sink):
         self._queues: dict[str, list[Queue]] = {}
         # Producers of completed batches, reused for the many small batches at the head of a log.
         self._idle: deque[Producer] = deque()
-        self.aborted = AbortedProducers()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_idle": deque(), "_queues": {}}
@@ -182,7 +181,6 @@ class RocketmqSink(Sink):
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
-        self.aborted.close()
 
     def servers(self) -> Servers:
         """Return the name servers. Raises OptionInvalid."""
@@ -193,7 +191,7 @@ class RocketmqSink(Sink):
 
         Raises AnswerTimedOut, and what `Servers.masters` raises.
         """
-        self.aborted.settle()
+        AbortedProducers.of_cluster(self.settings.url).settle()
         while self._idle:
             producer = self._idle.pop()
             if producer.is_open:
@@ -275,7 +273,7 @@ class _Writer(Writer):
 
     def abort(self) -> None:
         if self._producer is not None:
-            self._sink.aborted.add(self._producer)
+            AbortedProducers.of_cluster(self._settings.url).add(self._producer)
             self._producer = None
 
     def _send(self, topic: str, queue: Queue, tag: str, properties: dict[str, str], body: bytes) -> None:
