@@ -2,6 +2,8 @@
 """The RocketMQ sink on real brokers, whose messages RocketMQ's own consumer reads."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 
 from penstock.changes import Changes
 from penstock.errors import (
+    AnswerTimedOut,
     AuthenticationFailed,
     OptionInvalid,
     PrivilegeMissing,
@@ -156,6 +159,38 @@ def test_batch_completes_once_the_broker_returns(missing_part: MissingPart, vers
         sink.close()
     finally:
         broker.close()
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_sink_rocketmq.py::test_batch_is_sent_again_only_once_its_first_request_is_answered"
+)
+def test_broker_that_hangs_stores_no_batch_after_a_later_one(
+    broker: RocketMQ, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"queues": 1, "format": "json"}
+    write(sink_of(broker, topic, **options), changes_of(ORDERS, insert(1, id=0)))
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 0.5)
+        sink = sink_of(broker, topic, **options)
+        # The connection exists before the broker hangs.
+        write(sink, changes_of(ORDERS, insert(1, id=0)))
+        writer = sink.open(MARK, 0)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(AnswerTimedOut):
+                finish_after(writer, changes_of(ORDERS, insert(2, id=1)))
+            writer.abort()
+            sink.close()
+            with pytest.raises(AnswerTimedOut):
+                finish_after(
+                    sink_of(broker, topic, **options).open(MARK, 0), changes_of(ORDERS, insert(2, id=1))
+                )
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+    for i in (1, 2):
+        write(sink_of(broker, topic, **options), changes_of(ORDERS, insert(2, id=i)))
+    ids = [message.json["after"]["id"] for message in rocketmq_messages(broker, topic)]
+    assert ids == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_rocketmq.py::test_changes_of_a_key_are_in_one_queue_in_order")
