@@ -12,8 +12,8 @@ from pathlib import Path
 from tools.maven import artifacts, cached
 from tools.servers.errors import PartMissing
 
-# The last release of each minor version that managed platforms run.
-RELEASES = {"4.0": "4.0.5", "4.1": "4.1.4"}
+# The last release of each minor version before the installed one.
+RELEASES = {"4.0": "4.0.5", "4.1": "4.1.4", "4.2": "4.2.1"}
 INSTALL_SECONDS_MAX = 1_800.0
 
 # The runtimes of table formats for Spark 4.0: their folder in the cache, and their artifact.
