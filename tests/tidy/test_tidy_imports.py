@@ -165,6 +165,7 @@ HOMES = {
         "src/penstock/settings/",
         "src/penstock/serve/http/as_of.py",
         "src/penstock/serve/http/changes_request.py",
+        "src/penstock/serve/http/definitions.py",
         "src/penstock/serve/http/fleet_control.py",
         "src/penstock/serve/http/history.py",
         "src/penstock/serve/http/json_request.py",

@@ -3,6 +3,7 @@
 
 import ast
 import functools
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,13 @@ def test_every_test_checks_something() -> None:
 def test_no_test_passes_because_a_collection_is_empty() -> None:
     vacuous = [where(path, test) for path, test in all_tests() if checks.checks_only_in_loops(path, test)]
     assert not vacuous, f"wrap the collection in tests.support.suite.nonempty.each: {vacuous}"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    # pytest imports test files by their name alone: of two with the same name, it runs one.
+    names = Counter(path.name for path in files(".py", below="tests") if path.name.startswith("test_"))
+    assert len(names) > 100, "the scan finds hardly any file"
+    assert max(names.values()) == 1, names.most_common(5)
 
 
 def test_no_assertion_always_holds() -> None:

@@ -143,7 +143,7 @@ def test_definition_is_set_after_a_dry_run(log: Log, daemon: ServedLog, browser:
         "table": "shop.t",
         "position": str(end),
     }
-    assert "/definitions/set?" in browser.get("/definitions", daemon=where["daemon"], instance=INSTANCE).text
+    assert "/definitions/set?" in browser.get("/definitions", **where).text
     csrf = browser.get("/definitions/set", **where).field("csrf")
     text = "CREATE TABLE t (id INT PRIMARY KEY, note VARCHAR(9)) CHARACTER SET latin1"
     page = browser.post("/definitions/set", {**where, "create_table": text, "csrf": csrf})

@@ -47,17 +47,17 @@ OPERATIONS = (
         ("daemon",),
         _test_alerts,
         "/alerts",
+        is_harmless=True,
     ),
     Operation(
         "/definitions/set",
         "Set the definition",
         "How is this table read if its definition is set here?",
         "set definition",
-        ("daemon", "instance"),
+        ("daemon", "instance", "table"),
         _define,
         "/definitions",
         (
-            Input("table", "Table", is_needed=True, example="shop.orders"),
             Input("position", "From this position on", is_needed=True, example="mysql-bin.000003:1542"),
             Input(
                 "create_table",
@@ -68,5 +68,6 @@ OPERATIONS = (
             ),
         ),
         ("daemon", "instance", "table"),
+        is_posted=True,
     ),
 )

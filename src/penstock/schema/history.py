@@ -58,11 +58,8 @@ class Doubt:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "since": str(self.since) if self.since else None,
-            "reason": self.reason,
-            "refusal": self.refusal,
-        }
+        since = str(self.since) if self.since else None
+        return {"since": since, "reason": self.reason, "refusal": self.refusal}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
