@@ -69,7 +69,8 @@ class Pauses:
     def measure(self, how: str) -> float:
         """Kill or freeze the member that captures; return the pause in seconds."""
         member = self._members[self._wait_for_copy()]
-        self._wait_for(self._writer.step)
+        # Without an arrival before it, a pause has no beginning.
+        self._wait_for(max(self._writer.step, 1))
         self._arrived_at[:-1] = []
         if how == "kill":
             member.daemon.kill()
