@@ -11,19 +11,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import structlog
 
 from bench.daemon import cpu_seconds_of
+from penstock.coordinate.store import open_store
+from penstock.fleet.status import fleet_status
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 _TRANSACTION_BYTES = 1 << 20
-_LOOK_SECONDS = 1.0
 # Longer than for an event: a large log is copied.
 _COPY_SECONDS_MAX = 400.0
 
@@ -55,11 +56,13 @@ def measure(folder: Path, megabytes: int) -> str:
         enter(copying)
         copied_before = cpu_seconds_of(copying.pid)
 
+        end = str(serving.status()["position"])
+        # The store is asked here, because each question to a daemon costs it milliseconds, which would count.
+        store = enter(closing(open_store(f"sqlite://{folder}/fleet.db")))
+
         def is_in_step() -> bool:
-            # Each question costs the serving daemon milliseconds, which would count.
-            time.sleep(_LOOK_SECONDS)
-            (row,) = serving.get("/v1/fleet")["instances"]
-            return [copy["position"] for copy in row["copies"]] == [str(serving.status()["position"])]
+            (row,) = fleet_status(store)["instances"]
+            return [copy["position"] for copy in row["copies"]] == [end]
 
         wait_until(is_in_step, _COPY_SECONDS_MAX)
         seconds = time.monotonic() - began
