@@ -162,6 +162,19 @@ def test_selection_that_no_member_could_ask_for_is_refused(coordinated: Coordina
     assert coordinated.subscription == before
 
 
+def test_label_changes_nothing_else(coordinated: Coordinated) -> None:
+    before = coordinated.subscription
+    assert coordinated.send("set", labels={"team": "orders"}, dry_run=False).json["labels"] == {
+        "team": "orders"
+    }
+    assert coordinated.send("set", labels={"unit": HOSTILE}).json["labels"] == {
+        "team": "orders",
+        "unit": HOSTILE,
+    }
+    after = coordinated.subscription
+    assert (after.labels, after.revision) == ({"team": "orders"}, before.revision)
+
+
 def test_rows_are_not_chosen_by_a_column_that_is_masked_for_the_account(coordinated: Coordinated) -> None:
     before = coordinated.subscription
     masked: list[dict[str, Any]] = [{"where": "email = 1"}, {"shard_columns": {"shop.users": ["email"]}}]
@@ -212,7 +225,8 @@ IN_THE_CONSOLE: dict[str, tuple[dict[str, Any], str, Callable[[Subscription | No
         lambda known: known is not None and known.shard_count == 4,
     ),
     "set": (
-        {"where": f"note = '{HOSTILE.replace(chr(39), '')}'", "tables": "shop.*", "exclude": "shop.log"},
+        {"where": f"note = '{HOSTILE.replace(chr(39), '')}'", "tables": "shop.*", "exclude": "shop.log"}
+        | {"labels": "team=orders, unit=x", "shard_columns": "shop.orders=customer, id; shop.users=id"},
         "Delivered then: tables: shop.*; exclude: shop.log; where: note =",
         lambda known: known is not None and known.selection.tables == ("shop.*",),
     ),

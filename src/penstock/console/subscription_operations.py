@@ -83,6 +83,8 @@ def _select(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
                 columns=_text(answer["new_shard_columns"]) or say("the primary key"),
             )
         )
+    if fields["labels"]:
+        sentences.append(say("Labels then: {labels}", labels=_text(answer["labels"])))
     if answer["owners"]:
         sentences.append(
             say(
@@ -120,19 +122,29 @@ def _selection(fields: Fields) -> dict[str, Any]:
         body["where"] = fields["where"]
     if fields["shard_columns"]:
         body["shard_columns"] = _shard_columns(fields["shard_columns"])
+    if fields["labels"]:
+        body["labels"] = _pairs(fields["labels"], ",", "team=orders")
     if fields["as_members_ask"]:
         body["as_members_ask"] = True
     return body
 
 
 def _shard_columns(text: str) -> dict[str, list[str]]:
-    columns = {}
-    for part in text.split(";"):
-        table, equals, names = part.partition("=")
+    pairs = _pairs(text, ";", "shop.orders=customer")
+    return {
+        table: [name.strip() for name in names.split(",") if name.strip()] for table, names in pairs.items()
+    }
+
+
+def _pairs(text: str, separator: str, example: str) -> dict[str, str]:
+    """Return the values of name=value pairs. Raises OptionInvalid."""
+    pairs = {}
+    for part in text.split(separator):
+        name, equals, value = part.partition("=")
         if not equals:
-            raise OptionInvalid(f"{part.strip()!r} names no columns", hint="Write shop.orders=customer")
-        columns[table.strip()] = [name.strip() for name in names.split(",") if name.strip()]
-    return columns
+            raise OptionInvalid(f"{part.strip()!r} has no value", hint=f"Write {example}")
+        pairs[name.strip()] = value.strip()
+    return pairs
 
 
 def _text(values: Mapping[str, Any]) -> str:
@@ -188,6 +200,7 @@ OPERATIONS = (
             Input("where", "Condition", example="status = 'paid'"),
             Input("columns", "Columns", example="id, status"),
             Input("shard_columns", "Shard columns", example="shop.orders=customer; shop.items=order_id"),
+            Input("labels", "Labels", example="team=orders, unit=x"),
             Input("as_members_ask", "Drop what was set before", kind="check"),
         ),
     ),

@@ -90,7 +90,7 @@ class ResizeRequest(ChangeRequest):
 
 
 class SetRequest(ChangeRequest):
-    """What a subscription delivers. What is left out stays as it is."""
+    """What a subscription delivers, and its labels. What is left out stays as it is."""
 
     example: ClassVar[str] = '{"where": "status = \'paid\'", "dry_run": true}'
     tables: list[str] | None = Field(None, min_length=1, description="Patterns: shop.orders, shop.*")
@@ -103,6 +103,9 @@ class SetRequest(ChangeRequest):
         max_length=REQUEST_PATTERNS_MAX,
         description="Table pattern to the columns that determine a row's shard",
     )
+    labels: dict[str, str] = Field(
+        default_factory=dict, max_length=REQUEST_PATTERNS_MAX, description="Labels to add or change"
+    )
     as_members_ask: bool = Field(
         default=False, description="Drop what was set before, in place of the others"
     )
@@ -110,7 +113,8 @@ class SetRequest(ChangeRequest):
     def run(self, registry: Subscriptions, before: Subscription) -> Outcome:
         """Change the selection, and the shard columns first."""
         named = self._selection()
-        if self.as_members_ask == (named != AS_MEMBERS_ASK or bool(self.shard_columns)):
+        is_named = named != AS_MEMBERS_ASK or bool(self.shard_columns)
+        if is_named == self.as_members_ask and (self.as_members_ask or not self.labels):
             raise OptionInvalid(
                 "name what to deliver, or as_members_ask", hint=f"For example: {self.example}"
             )
@@ -122,9 +126,12 @@ class SetRequest(ChangeRequest):
             "new": selection.fields(),
             "old_shard_columns": _listed(before.shard_columns),
             "new_shard_columns": _listed(columns),
+            "labels": {**before.labels, **self.labels},
             "owners": _owners(registry, before),
         }
         if not self.dry_run:
+            if self.labels:
+                registry.label(before.instance, before.name, self.labels)
             if columns != before.shard_columns:
                 registry.rekey(before.instance, before.name, self._keyed)
             registry.select(before.instance, before.name, functools.partial(self._selected, named))
