@@ -260,7 +260,7 @@ class AbortedProducers:
     """Producers of aborted batches with requests that a broker may still store. Used by several threads.
 
     A broker that stored such a request after later changes would undo them. A process has them for each
-    cluster: a batch is sent again by a new sink.
+    cluster and template of topics: a batch is sent again by a new sink.
     """
 
     def __init__(self) -> None:
@@ -268,9 +268,9 @@ class AbortedProducers:
         self._producers: deque[Producer] = deque()
 
     @classmethod
-    def of_cluster(cls, url: str) -> "AbortedProducers":
-        """Return those of the cluster at a URL."""
-        return _ABORTED.setdefault(url, cls())
+    def of_topics(cls, url: str, topics: str) -> "AbortedProducers":
+        """Return those of the cluster at a URL for a template of topics."""
+        return _ABORTED.setdefault((url, topics), cls())
 
     def add(self, producer: Producer) -> None:
         """Add a producer, whose unsent messages are dropped."""
@@ -285,7 +285,7 @@ class AbortedProducers:
                 self._producers.popleft().close()
 
 
-_ABORTED: dict[str, AbortedProducers] = {}
+_ABORTED: dict[tuple[str, str], AbortedProducers] = {}
 
 
 def _masters(brokers: Iterable[Mapping[str, Any]]) -> dict[str, str]:

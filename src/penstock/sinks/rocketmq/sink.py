@@ -186,12 +186,17 @@ class RocketmqSink(Sink):
         """Return the name servers. Raises OptionInvalid."""
         return Servers(self.settings, self.password)
 
+    @property
+    def aborted(self) -> AbortedProducers:
+        """The producers of aborted batches, which outlive the sink."""
+        return AbortedProducers.of_topics(self.settings.url, self.settings.topic)
+
     def take_producer(self) -> Producer:
         """Return a producer once no messages of aborted batches are under way.
 
         Raises AnswerTimedOut, and what `Servers.masters` raises.
         """
-        AbortedProducers.of_cluster(self.settings.url).settle()
+        self.aborted.settle()
         while self._idle:
             producer = self._idle.pop()
             if producer.is_open:
@@ -273,7 +278,7 @@ class _Writer(Writer):
 
     def abort(self) -> None:
         if self._producer is not None:
-            AbortedProducers.of_cluster(self._settings.url).add(self._producer)
+            self._sink.aborted.add(self._producer)
             self._producer = None
 
     def _send(self, topic: str, queue: Queue, tag: str, properties: dict[str, str], body: bytes) -> None:
