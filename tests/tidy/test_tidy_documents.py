@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.logstore.records import BLOCK_DTYPE, SEGMENT_DTYPE
 from penstock.sinks.sink import kinds
 from tests.tidy.tree import ROOT, files, name_of, python_symbols, rust_symbols
 from tools.document import PAGES
@@ -65,6 +66,15 @@ def test_generated_page_is_fresh(name: str) -> None:
 def test_page_names_every_sink(page: str) -> None:
     text = (ROOT / page).read_text().lower().replace("文件", "files")
     assert [kind for kind in kinds() if kind not in text] == []
+
+
+def test_page_of_the_log_has_the_fields_of_its_records() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) \| `(\w+)` \|", (ROOT / "docs/formats/log.md").read_text(), re.MULTILINE
+    )
+    records = [(*dtype.fields[name], name) for dtype in (BLOCK_DTYPE, SEGMENT_DTYPE) for name in dtype.names]
+    expected = [(str(offset), str(kind.itemsize), name) for kind, offset, name in records]
+    assert rows == expected
 
 
 def test_every_handwritten_reference_page_is_listed() -> None:

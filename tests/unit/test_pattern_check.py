@@ -49,10 +49,14 @@ def test_mask_for_no_table_stops_the_pipeline(tmp_path: Path) -> None:
     assert raised.value.hint == "Did you mean shop.customers?"
 
 
-def test_patterns_are_not_checked_for_a_source_with_unknown_tables(tmp_path: Path) -> None:
+def test_mask_of_a_source_with_unknown_tables_is_reported_as_unchecked(tmp_path: Path) -> None:
     mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
-    pipeline_settings = settings(tmp_path, "shop.nothere", steps=[{"mask": mask}])
-    assert pattern_findings(pipeline_settings, {}, TABLES) == []
+    steps = [{"filter": {"tables": "shop.nothere", "where": "id > 0"}}, {"mask": mask}]
+    (finding,) = pattern_findings(settings(tmp_path, "shop.nothere", steps=steps), {}, TABLES)
+    assert (finding.subject, finding.fatal) == ("steps[1].mask.tables", False)
+    assert finding.what == "shop.custmers is not checked: the tables of the source here are unknown"
+    of_all = settings(tmp_path, steps=[{"mask": {"columns": {"email": "hash"}}}])
+    assert pattern_findings(of_all, {}, TABLES) == []
 
 
 def test_other_patterns_for_no_table_are_reported(tmp_path: Path) -> None:

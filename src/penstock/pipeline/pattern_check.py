@@ -47,15 +47,16 @@ def pattern_findings(
 
     `server_tables` are the tables on the servers, `tables` the tables that the pipeline knows, both by
     source. The tables of a source without a server are unknown, so steps and `load.where` are checked only if
-    all sources have a server.
+    all sources have a server. A mask that is not checked is reported.
     """
     findings: list[Finding] = []
     for source in settings.sources:
         if source.name in server_tables:
             known = [target.name for target in tables.get(source.name, ())]
             findings += _of_source(source, sorted({*server_tables[source.name], *known}))
-    if any(source.name not in server_tables for source in settings.sources):
-        return findings
+    unknown = [source.name for source in settings.sources if source.name not in server_tables]
+    if unknown:
+        return findings + _unchecked_masks(settings, unknown)
     reaching = [target for source in settings.sources for target in tables.get(source.name, ())]
     names = [target.name for target in reaching]
     findings += _unmatched("load.where", settings.load.where, names)
@@ -69,6 +70,21 @@ def pattern_findings(
         changed = [target_through(chain, target) for target in reaching]
         reaching = [target for target in changed if target is not None]
     return findings
+
+
+def _unchecked_masks(settings: PipelineSettings, unknown: Sequence[str]) -> list[Finding]:
+    """Return a finding for each mask of named tables, whose values a misspelled name would leak."""
+    return [
+        Finding(
+            f"steps[{number}].{step.verb}.tables",
+            f"{', '.join(step.settings.tables)} is not checked: the tables of the source"
+            f" {', '.join(unknown)} are unknown",
+            fatal=False,
+            mend="Compare the names with the source's, or set its server",
+        )
+        for number, step in enumerate(settings.steps)
+        if step.verb == MASK and isinstance(step.settings, StepSection) and step.settings.tables
+    ]
 
 
 def _of_source(source: PipelineSource, names: Sequence[TableName]) -> list[Finding]:

@@ -73,7 +73,7 @@ __all__ = [
 
 _STATE_FILE = "penstock-pipelines.db"
 _HINT_FILE = "Name the file of a pipeline that is there, such as: penstock run shop.yaml"
-_HINT = "docs/reference/pipelines.md tells what may stand in it, penstock run --json-schema tells editors"
+_HINT = "docs/reference/pipelines.md lists the settings; penstock run --json-schema prints their JSON Schema"
 
 
 @dataclass(frozen=True)
