@@ -50,3 +50,11 @@ def test_summary_counts_batches_of_each_sink_once_and_names_rejected_rows() -> N
         "  db1 at b.000001:9\n"
         "  2 rows skipped or put aside: penstock pipelines dead-letters p.yaml"
     )
+
+
+def test_dry_run_refuses_shards_of_a_pipeline_that_cannot_be_divided(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(f"{{name: shop, source: {{path: {SAMPLE}}}, load: none, sink: stdout, shards: 2}}")
+    refused = CliRunner().invoke(make_app(), ["run", str(file), "--local", "--dry-run"])
+    assert refused.exit_code == 2
+    assert "cannot have shards: a stdout sink writes all rows to one output" in refused.stderr

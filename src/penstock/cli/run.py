@@ -286,8 +286,11 @@ def _print_line(progress: Mapping[str, Any]) -> None:
 
 
 def _print_plan(settings: "PipelineSettings", *, as_json: bool) -> None:
+    from penstock.engine.beginning import refuse_undividable
     from penstock.pipeline.preview import preview
 
+    if settings.shards > 1:
+        refuse_undividable(settings)
     plans = [preview(sink_settings) for sink_settings in settings.each_sink()]
     if as_json:
         for plan in plans:
