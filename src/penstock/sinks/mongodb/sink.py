@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MongoDB: one collection per table and one document per row, with the primary key as `_id`."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -267,7 +268,9 @@ def translate_errors(location: str | None = None) -> Iterator[None]:
     try:
         yield
     except (errors.ConnectionFailure, errors.WaitQueueTimeoutError) as problem:
-        raise ConnectionLost(f"MongoDB does not answer: {problem}", position=location) from problem
+        # The driver adds its timeouts and all that it knows of each server.
+        why = re.sub(r" \(configured timeouts: [^)]*\)|, Timeout: .*", "", str(problem), flags=re.DOTALL)
+        raise ConnectionLost(f"MongoDB does not answer: {why}", position=location) from problem
     except errors.OperationFailure as problem:
         raise refusal(problem.code or 0, str(problem), location) from problem
     except errors.PyMongoError as problem:
