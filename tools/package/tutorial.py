@@ -95,7 +95,8 @@ class Program:
 
     def _refuse(self, what: str) -> NoReturn:
         end(self._process, STOP_SECONDS_MAX)
-        raise PackageInvalid(f"a program of docs/start.md {what}\n{self.output.read_text()[-4000:]}")
+        printed = self.output.read_text(errors="replace")
+        raise PackageInvalid(f"a program of docs/start.md {what}\n{printed[-4000:]}")
 
 
 class Terminal:
@@ -129,4 +130,4 @@ class Terminal:
 
     def printed(self) -> str:
         """Return everything that was printed."""
-        return self._output.read_text()
+        return self._output.read_text(errors="replace")
