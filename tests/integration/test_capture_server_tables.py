@@ -83,11 +83,16 @@ def test_history_of_a_position_follows_the_log_from_there(
     assert known == {"old", "still"}
     for number, statement in enumerate(statements, start=1):
         history.apply(statement, database, Position(0, start.file, start.offset + number))
-    young = history.definition_for(database, "young", here())
-    assert [column.name for column in young.columns] == ["a", "b", "c"]
-    assert [column.name for column in history.definition_for(database, "late", here()).columns] == ["z"]
+    columns = {}
+    for table in ("young", "late"):
+        assert not history.needs_reread(TableName(database, table))
+        schema = history.schema(database, table)
+        assert schema is not None
+        columns[table] = [column.name for column in schema.columns]
+    assert columns == {"young": ["a", "b", "c"], "late": ["z"]}
+    assert history.schema(database, "lost") is None
     with pytest.raises(SchemaUnknown):
-        history.definition_for(database, "lost", start)
+        history.reread(TableName(database, "lost"), start)
 
 
 def test_question_needs_no_log_between_an_earlier_question_and_its_position(

@@ -186,9 +186,7 @@ def test_readers_wait_for_visible_and_durable_bytes(folder: Path) -> None:
         assert seen == sorted(set(seen))
         assert seen[-1].epoch == 1
         visible = log.head()
-        durable = None
-        while durable is None or durable < visible:
-            durable = log.wait_durable(durable, WAIT_SECONDS_MAX)
+        wait_until(lambda: log.durable == visible)
         assert log.wait_visible(visible, 0.01) == visible
 
 
@@ -417,7 +415,7 @@ def test_after_a_failed_sync_nothing_more_is_durable() -> None:
     with pytest.raises(DiskFailed, match="Reopen the log"):
         Captured(log).run()
     with pytest.raises(DiskFailed):
-        log.wait_durable(log.durable, 0.1)
+        log.full_because()
     log.close()
     # The operating system believes that the bytes are on the disk; the reopened log verifies that.
     again = open_log(disk)

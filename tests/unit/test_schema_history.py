@@ -114,7 +114,7 @@ def test_contradictory_statement_puts_the_table_in_doubt(statement: str) -> None
     assert TableName("shop", "t") in moved
     assert history.needs_reread(TableName("shop", "t"))
     with pytest.raises(SchemaUnknown):
-        history.definition_for("shop", "t", at(600))
+        history.reread(TableName("shop", "t"), at(600))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,10 @@ def test_doubt_is_settled_by_reading_the_table_again() -> None:
     history = SchemaHistory(DEFAULTS, reread)
     history.apply("CREATE TABLE t (a INT)", "shop", at(100))
     history.apply("ALTER TABLE t ADD COLUMN b MONEY", "shop", at(200))
-    assert len(history.definition_for("shop", "t", at(300)).columns) == 2
-    assert len(history.definition_for("shop", "t", at(400)).columns) == 2
+    assert history.needs_reread(TableName("shop", "t"))
+    assert len(history.reread(TableName("shop", "t"), at(300)).columns) == 2
+    assert not history.needs_reread(TableName("shop", "t"))
+    assert columns(history, "t", at(400)) == ["a int", "b money"]
     assert asked == ["shop.t"]
     assert columns(history, "t", at(150)) == ["a int"]
 
@@ -195,7 +197,7 @@ def test_doubt_moves_with_a_renamed_table_and_ends_with_a_dropped_one() -> None:
 
 def test_missing_table_is_refused_by_name() -> None:
     with pytest.raises(SchemaUnknown, match=r"shop\.nowhere") as unknown:
-        SchemaHistory(DEFAULTS).definition_for("shop", "nowhere", at(7))
+        SchemaHistory(DEFAULTS).reread(TableName("shop", "nowhere"), at(7))
     assert unknown.value.position == "bin.000001:7"
 
 

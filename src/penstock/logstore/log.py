@@ -173,25 +173,15 @@ class Log(LogReader, Closing):
 
         None for `after` waits for the first transaction. A timeout or a close may return an earlier end.
         """
-        return self._wait(lambda: self._visible, after, timeout)
 
-    def wait_durable(self, after: Position | None, timeout: float | None = None) -> Position | None:
-        """Wait like `wait_visible` for durable transactions. Raises the error of a failed background sync."""
-        reached = self._wait(lambda: self._durable, after, timeout)
-        self._check()
-        return reached
-
-    def _wait(
-        self, reached: Callable[[], Position | None], after: Position | None, timeout: float | None
-    ) -> Position | None:
         def passed() -> bool:
-            now = reached()
-            behind = now is not None and (after is None or now > after)
-            return behind or self._closed.is_set() or self._failure is not None
+            visible = self._visible
+            advanced = visible is not None and (after is None or visible > after)
+            return advanced or self._closed.is_set() or self._failure is not None
 
         with self._changed:
             self._changed.wait_for(passed, timeout)
-            return reached()
+            return self._visible
 
     def full_because(self) -> str | None:
         """Return why capture should stop receiving, None while there is space.

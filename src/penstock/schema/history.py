@@ -238,15 +238,6 @@ class SchemaHistory:
         """Return every table whose newest definition is in doubt."""
         return dict(self._doubts)
 
-    def definition_for(self, database: str, table: str, position: Position) -> TableSchema:
-        """Return the schema for decoding a table's next rows; read it again if it is in doubt.
-
-        Rows arrive in order, so `position` is at or after every statement applied. Raises SchemaUnknown.
-        """
-        name = TableName(database, table)
-        schema = None if self.needs_reread(name) else self.schema(database, table, position)
-        return schema or self.reread(name, position)
-
     def reread(self, name: TableName, position: Position) -> TableSchema:
         """Ask the server for the definition, and use it from `position` on. Raises SchemaUnknown."""
         if self._reread is None:

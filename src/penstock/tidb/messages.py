@@ -59,11 +59,6 @@ PULL_BINLOGS = "/binlog.Pump/PullBinlogs"
 NOTIFY = "/binlog.Cistern/Notify"
 
 
-def write_binlog_request(cluster_id: int, payload: bytes) -> bytes:
-    """Return a WriteBinlogReq."""
-    return encode((1, cluster_id), (2, payload))
-
-
 def read_write_binlog_request(request: bytes | Chunk) -> tuple[int, memoryview]:
     """Return the cluster id and the payload of a WriteBinlogReq, without a copy. Raises EventMalformed."""
     cluster_id, start, end = tidb_write_request(request)

@@ -8,12 +8,12 @@ from typing import Any, Self
 
 import grpc
 
+from penstock.protobuf import encode
 from penstock.tidb.messages import (
     PULL_BINLOGS,
     WRITE_BINLOG,
     pull_binlogs_request,
     read_pull_binlogs_response,
-    write_binlog_request,
 )
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
@@ -59,7 +59,7 @@ class PumpClient:
 
     def request(self, payload: bytes) -> bytes:
         """Return a WriteBinlogReq."""
-        return write_binlog_request(self._cluster_id, payload)
+        return encode((1, self._cluster_id), (2, payload))
 
     def pull(self, after_ts: int = 0, **options: Any) -> Iterator[bytes]:
         """Yield binlogs after a commit timestamp, without an end."""
