@@ -52,7 +52,7 @@ from tests.support.capture.captured_log import (
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import FOLDER, SETTINGS, Captured, check_log
 from tests.support.suite.fixture_types import FreshDatabase
-from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
@@ -156,7 +156,7 @@ def test_idle_log_reports_a_failed_background_sync() -> None:
 
     def fail(captured: Captured, number: int) -> None:
         disk.failing_syncs = True
-        log.wait_durable(log.visible, 0.05)
+        wait_until(lambda: log.durable == log.visible or log.full_because())
 
     with pytest.raises(DiskFailed):
         Captured(log, each=fail).run()
