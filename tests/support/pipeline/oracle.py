@@ -108,8 +108,14 @@ def postgres_rows(address: str, table: str) -> list[Row]:
     """Return the rows of a PostgreSQL table; its name is quoted SQL, the address libpq's."""
     import psycopg
     from psycopg.rows import dict_row
+    from psycopg.types.json import set_json_loads
 
     with psycopg.connect(address, row_factory=dict_row) as connection:
+        # psycopg returns None for SQL NULL and for the JSON document `null`. Mark the document.
+        set_json_loads(
+            lambda text: document if (document := json.loads(text)) is not None else ("json", None),
+            connection,
+        )
         connection.execute("SET TIME ZONE 'UTC'")
         return [dict(row) for row in connection.execute(f"SELECT * FROM {table}").fetchall()]
 
