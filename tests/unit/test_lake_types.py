@@ -2,6 +2,8 @@
 import pyarrow
 import pytest
 
+from penstock.errors import ValueMalformed
+from penstock.sinks.lake.rows import read_rows
 from penstock.sinks.lake.types import is_widened
 
 INT8, INT32, INT64 = pyarrow.int8(), pyarrow.int32(), pyarrow.int64()
@@ -65,3 +67,9 @@ def test_type_change_that_alters_or_refuses_a_stored_value_is_not_a_widening(
     stored: pyarrow.DataType, wanted: pyarrow.DataType
 ) -> None:
     assert not is_widened(stored, wanted)
+
+
+def test_stored_text_that_is_declared_as_time_is_refused_by_name() -> None:
+    stored = pyarrow.table({"c": ["10:00:00"]})
+    with pytest.raises(ValueMalformed, match="column c of the target holds string"):
+        read_rows(stored, pyarrow.schema([("c", pyarrow.duration("us"))]))

@@ -52,14 +52,28 @@ def stored_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
 
 
 def read_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return stored rows in the types that a target declares, with only its columns."""
+    """Return stored rows in the types that a target declares, with only its columns.
+
+    Raises ValueMalformed if the type of a stored column cannot be read as the declared type.
+    """
     columns = [
-        cast(rows.column(field.name), field.type)
+        _read_column(rows.column(field.name), field)
         if field.name in rows.schema.names
         else pyarrow.nulls(rows.num_rows, field.type)
         for field in schema
     ]
     return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def _read_column(column: pyarrow.ChunkedArray, field: pyarrow.Field) -> pyarrow.ChunkedArray:
+    try:
+        return cast(column, field.type)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as problem:
+        raise ValueMalformed(
+            f"column {field.name} of the target holds {column.type}, which cannot be read as {field.type}: "
+            f"{problem}",
+            hint="Drop the target's table, and load it again",
+        ) from problem
 
 
 def check_keys(target: Target, rows: pyarrow.Table) -> None:
