@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections of every listener are counted from the start and closed if their peer reads nothing."""
 
+import http.client as http_client
 import socket
 import ssl
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -12,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from penstock.logstore.disk import FileRange, LocalDisk, LocalReadFile
 from penstock.logstore.log import Log
 from penstock.serve import accepting, connections, listener, ports
 from penstock.serve.canal import protocol as canal
 from penstock.serve.http import log as http
 from tests.support.canal.client import CanalClient
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
+from tests.support.logstore.source import SETTINGS, TIME_S, Captured
+from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import certificate
 
@@ -43,21 +48,38 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class LargeSegment:
-    """A segment larger than any buffer, which records when it is closed."""
+    """A segment larger than any buffer, in memory or a file of this size, which records when it is closed."""
 
-    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, stored: Path | None = None) -> None:
         self.closed = threading.Event()
         self.pieces = 0
+        self._stored = stored
         monkeypatch.setattr(http, "_readable_end", lambda *_: 4 + UNREAD_BYTES)
-        monkeypatch.setattr(log, "read", self._read)
+        monkeypatch.setattr(log, "pieces", self._read)
 
-    def _read(self, *_: Any) -> Iterator[memoryview]:
+    def _read(self, *_: Any) -> Iterator[memoryview | FileRange]:
+        file = None if self._stored is None else LocalReadFile(self._stored)
         try:
-            for _ in range(UNREAD_BYTES >> 20):
+            for start in range(0, UNREAD_BYTES, 1 << 20):
                 self.pieces += 1
-                yield memoryview(bytes(1 << 20))
+                yield (
+                    memoryview(bytes(1 << 20)) if file is None else FileRange(file, start, start + (1 << 20))
+                )
         finally:
+            if file is not None:
+                file.close()
             self.closed.set()
+
+
+@pytest.fixture(params=["memory", "file"])
+def large_segment(
+    request: pytest.FixtureRequest, log: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> LargeSegment:
+    stored = tmp_path / "segment" if request.param == "file" else None
+    if stored is not None:
+        with stored.open("wb") as file:
+            file.truncate(UNREAD_BYTES)
+    return LargeSegment(log, monkeypatch, stored)
 
 
 def connect(daemon: ServedLog, name: str = "http", source: str = "127.0.0.2") -> socket.socket:
@@ -85,9 +107,9 @@ def handshakes(daemon: ServedLog) -> int:
 
 
 def test_response_that_is_not_read_ends_and_frees_its_segment(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    log: Log, monkeypatch: pytest.MonkeyPatch, large_segment: LargeSegment
 ) -> None:
-    segment = LargeSegment(log, monkeypatch)
+    segment = large_segment
     monkeypatch.setattr(connections, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
     with serving(log) as daemon, closing(connect(daemon)) as peer:
         ask_for_bytes(peer)
@@ -96,14 +118,67 @@ def test_response_that_is_not_read_ends_and_frees_its_segment(
         wait_until(lambda: open_connections(daemon) == 0)
 
 
-def test_disconnecting_reader_frees_its_segment(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = LargeSegment(log, monkeypatch)
+def test_disconnecting_reader_frees_its_segment(log: Log, large_segment: LargeSegment) -> None:
+    segment = large_segment
     with serving(log) as daemon:
         with closing(connect(daemon)) as peer:
             ask_for_bytes(peer)
             assert peer.recv(1)
         assert segment.closed.wait(WAIT_SECONDS_MAX)
         assert segment.pieces < UNREAD_BYTES >> 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files are sent by the system on Linux only")
+def test_segment_that_ends_early_closes_the_connection(
+    log: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = 5 << 20
+    (tmp_path / "segment").write_bytes(bytes(whole + 7))
+    segment = LargeSegment(log, monkeypatch, tmp_path / "segment")
+    with serving(log) as daemon, closing(connect(daemon)) as peer:
+        ask_for_bytes(peer)
+        received = b""
+        with suppress(ConnectionResetError):
+            while piece := peer.recv(1 << 20):
+                received += piece
+        assert f"content-length: {UNREAD_BYTES}".encode() in received.lower()
+        assert len(received.partition(b"\r\n\r\n")[2]) <= whole + 7
+        assert segment.closed.wait(WAIT_SECONDS_MAX)
+        wait_until(lambda: open_connections(daemon) == 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files are sent by the system on Linux only")
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_segments_on_disk_are_sent_from_their_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
+) -> None:
+    loaded: list[int] = []
+    load = FileRange.load
+
+    def counted_load(part: FileRange) -> None:
+        loaded.append(len(part))
+        load(part)
+
+    monkeypatch.setattr(FileRange, "load", counted_load)
+    # The segments of the tests are small.
+    monkeypatch.setattr(http, "_SENT_BYTES_MIN", 1)
+    with Log.open(tmp_path / "log", SETTINGS, LocalDisk(), clock=lambda: TIME_S) as log:
+        Captured(log).run()
+        log.memory = None
+        with (
+            serving(log) as daemon,
+            # One connection, because a body of a wrong length would spoil the next response.
+            closing(http_client.HTTPConnection("127.0.0.1", daemon.port())) as connection,
+        ):
+            for extent in each(log.extents()):
+                query = f"epoch={extent.epoch}&file={extent.file}&start={extent.start}&stop={extent.end}"
+                connection.request(method, f"/v1/instances/{INSTANCE}/bytes?{query}")
+                expected = b"".join(log.read(extent.epoch, extent.file, extent.start, extent.end))
+                response = connection.getresponse()
+                assert response.read() == (expected if method == "GET" else b"")
+                assert response.headers["Content-Length"] == str(len(expected))
+            stored_bytes = sum(extent.end - extent.start for extent in log.extents())
+    assert sum(loaded) == (stored_bytes if method == "GET" else 0)
 
 
 def test_canal_session_with_unread_responses_is_closed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

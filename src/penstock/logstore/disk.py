@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
@@ -381,12 +382,54 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
     return []
 
 
+@dataclass(frozen=True)
+class FileRange:
+    """The bytes of [start, stop) of an open local file, which the system can send without a copy in memory.
+
+    Has the methods of a file that `asyncio` needs to send it. Valid while the file is open.
+    """
+
+    file: "LocalReadFile"
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Return its size in bytes."""
+        return self.stop - self.start
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self.file.descriptor
+
+    def read(self) -> bytes:
+        """Return the bytes, fewer at the end of the file. Raises DiskFailed."""
+        return self.file.read(self.start, self.stop)
+
+    def load(self) -> None:
+        """Wait until the bytes are in the page cache, so that sending them does not wait for the disk.
+
+        Raises DiskFailed.
+        """
+        with _refusals("reading", self.file.path), open(os.devnull, "wb", buffering=0) as nowhere:
+            start = self.start
+            # Linux passes the pages to the device without copying them.
+            while start < self.stop and (
+                loaded := os.sendfile(nowhere.fileno(), self.fileno(), start, self.stop - start)
+            ):
+                start += loaded
+
+
 class LocalReadFile(_LocalFile):
     """A local file open for reading. `pread` needs no lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the open file."""
+        return self._file
 
     @property
     def size(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.commit_versions import next_epoch
 from penstock.errors import (
@@ -23,7 +23,7 @@ from penstock.errors import (
     SourceMissing,
 )
 from penstock.gtid_sets import LoggedSet, union
-from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.disk import Disk, FileRange, LocalDisk
 from penstock.logstore.epochs import EpochFile, EpochRecord, stored_segments
 from penstock.logstore.extent import LogExtent
 from penstock.logstore.gtids import gtid_set_before
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from penstock.logstore.tier import Tier
 
 _files_versions = itertools.count(1)
+
+_Piece = TypeVar("_Piece")
 
 
 class LogReader:
@@ -198,7 +200,22 @@ class LogReader:
         PositionInvalid after `visible`, LogDamaged and ChecksumMismatch for an unreadable segment. Only
         decoding proves the bytes of the events.
         """
-        position = Position(epoch, file, start)
+        return self._pieces(Position(epoch, file, start), stop, SegmentReader.read)
+
+    def pieces(self, epoch: int, file: str, start: int, stop: int) -> Iterator[memoryview | FileRange]:
+        """Yield the bytes like `read`; those of plain local segments as ranges of files, not read yet.
+
+        A range is valid until the next piece is asked for.
+        """
+        return self._pieces(Position(epoch, file, start), stop, SegmentReader.pieces)
+
+    def _pieces(
+        self,
+        position: Position,
+        stop: int,
+        pieces_of: Callable[[SegmentReader, int, int], Iterator[memoryview | _Piece]],
+    ) -> Iterator[memoryview | _Piece]:
+        epoch, file = position.epoch, position.file
         self._check_visible(replace(position, offset=stop))
         while position.offset < stop:
             views = self.memory.read(epoch, file, position.offset, stop) if self.memory is not None else None
@@ -213,7 +230,7 @@ class LogReader:
                     raise PositionInvalid(
                         f"the log's file of that number is {reader.head.file}", position=str(position)
                     )
-                yield from reader.read(position.offset, end)
+                yield from pieces_of(reader, position.offset, end)
             position = replace(position, offset=end)
 
     def head_bytes(self, epoch: int, file: str) -> bytes:

@@ -16,7 +16,7 @@ from penstock._native import read_segment_head
 from penstock.closing import Closing
 from penstock.errors import FileTruncated, LogDamaged, StreamError
 from penstock.limits import READ_BYTES
-from penstock.logstore.disk import Buffer, Disk
+from penstock.logstore.disk import Buffer, Disk, FileRange, LocalReadFile
 from penstock.logstore.layout import StoredSegment
 from penstock.logstore.records import (
     BLOCKS_MAGIC,
@@ -165,6 +165,15 @@ class SegmentReader(Closing):
         """Yield the bytes of [start, stop) of the source file in pieces of READ_BYTES. Raises LogDamaged."""
         for begin in range(start, stop, READ_BYTES):
             yield memoryview(self.read_bytes(begin, min(begin + READ_BYTES, stop)))
+
+    def pieces(self, start: int, stop: int) -> Iterator[memoryview | FileRange]:
+        """Yield the bytes like `read`; those of a plain local file as ranges of it, not read yet."""
+        if not isinstance(self._stored, LocalReadFile) or not self.head.base <= start <= stop <= self.end:
+            yield from self.read(start, stop)
+            return
+        shift = len(self.head.raw) - self.head.base
+        for begin in range(start + shift, stop + shift, READ_BYTES):
+            yield FileRange(self._stored, begin, min(begin + READ_BYTES, stop + shift))
 
     def close(self) -> None:
         """Close the file."""

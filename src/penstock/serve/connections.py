@@ -6,17 +6,21 @@ A peer that is silent or sends one byte at a time holds a descriptor for a while
 
 import asyncio
 import socket
+import sys
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import h11
 import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.errors import DiskFailed
 from penstock.limits import REQUEST_SECONDS_MAX, SEND_SECONDS_MAX
+from penstock.logstore.disk import FileRange, refuse
 from penstock.serve.accepting import Address, Admission, ListeningSocket
 from penstock.settings.daemon import LISTENERS, Listening
 from penstock.telemetry.counters import Counter, Histogram
@@ -42,6 +46,8 @@ class Connection:
         self._close = close
         self._when_lost: list[Callable[[], None]] = []
         self.lost = False
+        # Sends a range of a file as the next bytes of a response; None if the connection is encrypted.
+        self.send_file: Callable[[FileRange], Awaitable[None]] | None = None
         # Set while another request is pipelined behind the one being answered.
         self.asked_again = asyncio.Event()
 
@@ -194,6 +200,8 @@ class BoundedHttp(H11Protocol):
         super().connection_made(transport)
         self.client = self.forwarded_for or self.client
         self._connection = self._connections.admit(self._listener, transport, self.client)
+        if sys.platform == "linux" and transport.get_extra_info("sslcontext") is None:
+            self._connection.send_file = self._send_file
         # Each request's request.state is copied from this dictionary.
         self.app_state: dict[str, Any] = {**self.app_state, "connection": self._connection}
         self._heads = None if self._make_heads is None else self._make_heads()
@@ -242,6 +250,36 @@ class BoundedHttp(H11Protocol):
         super().resume_writing()
         self._read_again()
 
+    async def _send_file(self, content: FileRange) -> None:
+        """Send the range from the page cache. Raises DiskFailed if the file cannot be read or has ended."""
+        if self.transport.is_closing():
+            return
+        self.conn.send_with_data_passthrough(h11.Data(data=content))  # type: ignore[arg-type]
+        sent = -1
+        try:
+            async with asyncio.timeout(SEND_SECONDS_MAX):
+                sent = await self.loop.sendfile(
+                    self.transport,
+                    content,  # type: ignore[arg-type]
+                    content.start,
+                    len(content),
+                    fallback=False,
+                )
+        except TimeoutError:
+            self._give_up_sending()
+        except ConnectionError:
+            # The client has closed the connection.
+            pass
+        except OSError as problem:
+            refuse(problem, "reading", content.file.path)
+        else:
+            if sent < len(content):
+                raise DiskFailed(f"{content.file.path} ended at {content.start + sent} while it was read")
+        finally:
+            if sent < len(content):
+                # The client waits for the rest of the range, which would be taken from another response.
+                self.transport.abort()
+
     def _read_again(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
@@ -274,6 +312,24 @@ class BoundedHttp(H11Protocol):
         self._late = None
         self._connections.tell("a request does not arrive", self._listener, self._peer)
         self.transport.abort()
+
+
+def sending_files(app: ASGIApp) -> ASGIApp:
+    """Return an application whose bodies may be ranges of files, where `Connection.send_file` is given."""
+
+    async def with_files(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_message(message: Message) -> None:
+            body = message.get("body")
+            if isinstance(body, FileRange):
+                await scope["state"]["connection"].send_file(body)
+                if message.get("more_body"):
+                    return
+                message = {**message, "body": b""}
+            await send(message)
+
+        await app(scope, receive, send_message)
+
+    return with_files
 
 
 def bounded_http(

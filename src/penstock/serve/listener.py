@@ -37,7 +37,7 @@ from penstock.serve.accepting import Address, ListeningSocket
 from penstock.serve.access import Access
 from penstock.serve.canal.listener import CanalListener, open_cursor_store
 from penstock.serve.canal.protocol import CanalServer
-from penstock.serve.connections import BoundedHttp, Connections, Traffic, bounded_http
+from penstock.serve.connections import BoundedHttp, Connections, Traffic, bounded_http, sending_files
 from penstock.serve.guard import Guard, Measured
 from penstock.serve.http import (
     as_of,
@@ -112,7 +112,7 @@ class HttpListener(uvicorn.Server):
         self._listening = [] if port is None else [port]
         super().__init__(
             uvicorn.Config(
-                app,
+                sending_files(app),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -19,6 +19,7 @@ from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
+from penstock.logstore.disk import Buffer, FileRange
 from penstock.logstore.extent import LogExtent
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.memory_log import MemoryLog
@@ -39,6 +40,8 @@ SERVER_HEADER = "Penstock-Server"
 _SENT_BYTES_MIN = 64 * 1024
 
 _PREFIX = "/v1/instances"
+
+_Piece = memoryview | FileRange
 
 
 def routes(served: Served) -> list[Route]:
@@ -230,7 +233,11 @@ async def _bytes(served: Served, request: Request) -> Response:
     log, query = whole_log_of(served, request), Query(request)
     epoch, file = query.number("epoch", 0), query.text("file")
     start, stop = query.number("start"), query.number("stop", None)
-    end, reading, first = await run_in(served.threads.reading, _open_range, log, epoch, file, start, stop)
+    # Only a response to GET has a body.
+    sends_files = request.state.connection.send_file is not None and request.method == "GET"
+    end, reading, first = await run_in(
+        served.threads.reading, _open_range, log, epoch, file, start, stop, sends_files
+    )
     headers = {"Content-Length": str(end - start), STOP_HEADER: str(end)}
     server_key = next((known.server_key for known in log.epochs.epochs if known.epoch == epoch), "")
     headers[SERVER_HEADER] = server_key
@@ -240,19 +247,21 @@ async def _bytes(served: Served, request: Request) -> Response:
 class _Reading:
     """A read of the log that may continue in any thread, one at a time, and be closed by another."""
 
-    def __init__(self, pieces: Iterator[memoryview]) -> None:
+    def __init__(self, pieces: Iterator[_Piece]) -> None:
         self._pieces = pieces
         self._lock = threading.Lock()
 
-    def next(self) -> memoryview | None:
+    def next(self) -> _Piece | None:
         """Return the next bytes, None at the end. Small pieces are joined: each costs a turn of a thread."""
         with self._lock:
             piece = next(self._pieces, None)
             if piece is None or len(piece) >= _SENT_BYTES_MIN:
+                if isinstance(piece, FileRange):
+                    piece.load()
                 return piece
-            joined = bytearray(piece)
+            joined = bytearray(_content_of(piece))
             while len(joined) < _SENT_BYTES_MIN and (piece := next(self._pieces, None)) is not None:
-                joined += piece
+                joined += _content_of(piece)
             return memoryview(joined)
 
     def close(self) -> None:
@@ -268,7 +277,7 @@ class _BytesAnswer(StreamedAnswer):
 
     def __init__(
         self,
-        first: memoryview | None,
+        first: _Piece | None,
         length: int,
         reading: _Reading,
         threads: Executor,
@@ -297,12 +306,17 @@ class _BytesAnswer(StreamedAnswer):
             self._threads.submit(self._reading.close)
 
 
+def _content_of(piece: _Piece) -> Buffer:
+    return piece.read() if isinstance(piece, FileRange) else piece
+
+
 def _open_range(
-    log: ServedLog, epoch: int, file: str, start: int, stop: int | None
-) -> tuple[int, "_Reading", memoryview | None]:
+    log: ServedLog, epoch: int, file: str, start: int, stop: int | None, sends_files: bool
+) -> tuple[int, "_Reading", _Piece | None]:
     """Return where the readable bytes end, the read of them, and the first piece."""
     end = _readable_end(log, epoch, file, start, stop)
-    reading = _Reading(log.read(epoch, file, start, end) if end > start else iter(()))
+    read = log.pieces if sends_files else log.read
+    reading = _Reading(read(epoch, file, start, end) if end > start else iter(()))
     return end, reading, reading.next()
 
 
