@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import make_app
+from tests.support.binlog.decoding import run_logged
 from tests.support.suite.fixture_types import LendServer, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import REPLICATION_PASSWORD, Server
@@ -284,3 +285,17 @@ def test_verb_imports_no_other_verb() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['penstock.cli.app', 'penstock.cli.status']"
+
+
+def test_passwords_in_statements_are_hidden(mysql_server: Server, mariadb_server: Server) -> None:
+    for server in (mysql_server, mariadb_server):
+        file = run_logged(
+            server, "CREATE USER hidden@localhost IDENTIFIED BY 'hunter2'", "DROP USER hidden@localhost"
+        )
+        for view in ("--events", "--transactions"):
+            for words in ((), ("--json",)):
+                shown = penstock("inspect", file, view, *words).out
+                assert "IDENTIFIED" in shown
+                assert "'***'" in shown
+                # MySQL logs the hash, which begins with $A$.
+                assert not {text for text in ("hunter2", "$A$", "'*") if text in shown.replace("'***'", "")}

@@ -34,6 +34,10 @@ class View(StrEnum):
     ROWS = "rows"
 
 
+# The columns with statements, which may have passwords.
+_STATEMENTS = {View.EVENTS: "text", View.TRANSACTIONS: "statement"}
+
+
 def run(
     sources: Annotated[
         list[str],
@@ -157,6 +161,13 @@ def _closed_together(batches: "Iterator[Batch]") -> "Iterator[list[Batch]]":
 
 def _rows_of(batch: "Batch", patterns: TablePatterns, view: View) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = _of_tables(batch.to_arrow(), patterns, view).to_pylist()
+    column = _STATEMENTS.get(view)
+    if column is not None:
+        from penstock.schema.statements.secrets import without_secrets
+
+        for row in rows:
+            if row[column]:
+                row[column] = without_secrets(row[column])
     return rows
 
 

@@ -32,6 +32,7 @@ from penstock.logstore.reader import LogReader
 from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
 from penstock.model import Position, TableName, TablePatterns
 from penstock.schema.proof import columns_of
+from penstock.schema.statements.secrets import without_secrets
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source
@@ -529,7 +530,7 @@ def part_to_json(part: HistoryPart) -> dict[str, Any]:
             return {
                 "kind": "statement",
                 "position": str(part.position),
-                "text": part.text,
+                "text": without_secrets(part.text),
                 "empties": part.empties,
             }
         case Unreadable():

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import PositionInvalid, SourceMissing
 from penstock.logstore.reader import LogReader
 from penstock.model import Position, TablePatterns
+from penstock.schema.statements.secrets import without_secrets
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import LoggedStatement, Selection, read_in_order
 from penstock.source.row_history import RowChange, TableStatement, changes_of_rows
@@ -24,7 +25,7 @@ class FoundTransaction:
     """A transaction: from `start` up to `end`. `time_us` is the commit time in microseconds UTC since 1970.
 
     `tables` are the names of the tables with logged rows, `statement` the text of a transaction that is one
-    statement, such as a definition.
+    statement, such as a definition, without passwords.
     """
 
     start: Position
@@ -148,5 +149,5 @@ def _transaction_of(row: dict[str, Any], epoch: int) -> FoundTransaction:
         row["commit_version"],
         row["rows"],
         row["tables"],
-        row["statement"],
+        without_secrets(row["statement"]) if row["statement"] else None,
     )

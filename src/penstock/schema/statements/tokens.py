@@ -175,6 +175,23 @@ def read_tokens(text: str, spelling: ServerSpelling, *, without_literals: bool =
         raise TextUnreadable(text)
 
 
+def tokens_in_place(text: str) -> Iterator[tuple[Token, int, int]]:
+    """Yield each token with its start and end in the text, in characters. Raises TextUnreadable.
+
+    The text of all version comments is included, for any server.
+    """
+    spelling, end = ServerSpelling(), 0
+    while end < len(text):
+        if skipped := _SKIPPED.match(text, end) or _VERSIONED.match(text, end):
+            end = skipped.end()
+        elif text.startswith("*/", end):
+            end += 2
+        else:
+            start = end
+            token, end = _token_at(text, start, spelling)
+            yield token, start, end
+
+
 def _token_at(text: str, start: int, spelling: ServerSpelling) -> tuple[Token, int]:
     if word := _WORD.match(text, start):
         return Token(Kind.WORD, word.group(), word.group().upper()), word.end()
