@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,18 @@ def test_precheck_names_what_stops_the_instance(topics: Topics, topic: str) -> N
         "watermarks": "warning",
     }
     assert "content-compatible" in (findings["messages"].statement or "")
+
+
+def test_precheck_waits_for_the_first_messages_of_every_partition(
+    topics: Topics, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.send(topic, 0, row(110, "INSERT", 1))
+    topics.send(topic, 1, row(111, "INSERT", 2))
+    with closing(open_reader(topics.source(topic), TicdcSettings())) as reader:
+        consume, answers = reader._consume, count()
+        # As of a broker that answers late for one partition: every other reading finds nothing.
+        monkeypatch.setattr(reader, "_consume", lambda: consume() if next(answers) % 2 else [])
+        assert len(list(reader.first_contents())) == 2
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ _WATERMARK_SECONDS = 60.0
 _CLOCKS_DIFFER_MS = 10_000
 _PARTITIONS_CHECKED_SECONDS = 10.0
 _MESSAGES_AT_ONCE = 1000
-_BATCHES_CHECKED_MAX = 10
+_MESSAGES_CHECKED_MAX = 10_000
+_SILENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 # Above these bytes only the partitions that hold up the others are read, and above the second nothing is.
 _HELD_BYTES = 64 * MIB
@@ -177,13 +178,26 @@ class KafkaReader:
         return {partition: offset for partition, offset in offsets.items() if partition not in self._added}
 
     def first_contents(self) -> Iterator[bytes]:
-        """Yield the first messages of every partition, some thousands in all. Raises the errors of Kafka."""
-        self._assign({partition: self._bounds(partition)[0] for partition in self.partitions()})
-        for _ in range(_BATCHES_CHECKED_MAX):
+        """Yield the first messages of every partition, some thousands in all. Raises the errors of Kafka.
+
+        Partitions answer at different times, so reading ends at the last message of each, or after a silence.
+        """
+        bounds = {partition: self._bounds(partition) for partition in self.partitions()}
+        self._assign({partition: low for partition, (low, _) in bounds.items()})
+        unread = {partition for partition, (low, high) in bounds.items() if low < high}
+        count, read_at = 0, time.monotonic()
+        while unread and count < _MESSAGES_CHECKED_MAX:
             messages = self._consume()
-            if not messages:
+            for message in messages:
+                partition = message.topic(), message.partition()
+                if message.offset() + 1 >= bounds[partition][1]:
+                    unread.discard(partition)
+                yield message.value() or b""
+            if messages:
+                count, read_at = count + len(messages), time.monotonic()
+            elif time.monotonic() - read_at > _SILENCE_SECONDS:
+                # The end of a partition may be a transaction's marker, which is not delivered.
                 return
-            yield from (message.value() or b"" for message in messages)
 
     def close(self) -> None:
         """Disconnect."""
