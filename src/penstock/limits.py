@@ -117,6 +117,8 @@ HOLD_FREE_BYTES_DEFAULT = 1024 * MIB
 HOLD_AGE_SECONDS_DEFAULT = 7 * 24 * 3600
 # A consumer's hold follows its checkpoint with at most this delay.
 CONSUMER_HOLD_PAUSE_SECONDS = 10.0
+# A named consumer reports its checkpoint with each request, so a response to it ends after this time.
+CONSUMER_RESPONSE_SECONDS = 30.0
 # A pipeline reports its position to the daemon this often, after a batch.
 PIPELINE_HOLD_PAUSE_SECONDS = 60.0
 

@@ -21,6 +21,7 @@ from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
 from penstock.pipeline.settings import load_pipeline
 from penstock.serve import consumers as consumers_module
+from penstock.serve.http import changes as changes_module
 from penstock.settings.daemon import LogSettings
 from penstock.source.offsets import Offset
 from tests.support.canal.client import CanalClient
@@ -121,6 +122,18 @@ def test_hold_survives_a_restart_until_every_shard_has_reported_its_position(log
         assert holds(daemon) == {"cache": first}
         consume(daemon, "cache/b", second, [1])
         assert holds(daemon) == {"cache": second}
+
+
+def test_response_to_a_named_consumer_ends_in_time_so_that_its_next_request_reports_its_checkpoint(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes_module, "CONSUMER_RESPONSE_SECONDS", 0.0)
+    path = f"/v1/instances/{INSTANCE}/changes"
+    asked = {"start": "earliest", "wait_seconds": WAIT_SECONDS_MAX / 4, "credit_bytes": 1 << 30}
+    assert b'"why":"time"' in daemon.ask("POST", path, {**asked, "subscriber": "cache/host-1"}).body
+    # Nothing is sent in this response, so it lasts as long as was asked for.
+    waiting = {**asked, "start": "latest", "wait_seconds": 0.1, "subscriber": "cache/host-1"}
+    assert b'"why":"wait"' in daemon.ask("POST", path, waiting).body
 
 
 def test_subscriber_without_a_name_or_a_checkpoint_holds_nothing(daemon: ServedLog) -> None:

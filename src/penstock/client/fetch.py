@@ -108,7 +108,7 @@ class PositionFrame:
 
 @dataclass(frozen=True)
 class EndFrame:
-    """The regular end of a response; `why` is credit, wait, until or closing."""
+    """The regular end of a response; `why` is credit, time, wait, until or closing."""
 
     why: str
 

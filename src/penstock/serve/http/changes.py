@@ -2,13 +2,16 @@
 """Changes over HTTP: a subscriber's request, streamed as frames of Arrow or JSON, decoded once for all
 followers.
 
-A response ends by itself: once its credit is used up, or after a while without changes. The next request
-continues from the last position frame, at this or another daemon.
+A response ends by itself: once its credit is used up, after a while without changes, or, to a named consumer,
+after `CONSUMER_RESPONSE_SECONDS`. The next request continues from the last position frame, at this or another
+daemon, and reports the checkpoint from which on the consumer holds the log.
 """
 
 import asyncio
 import functools
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -22,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from penstock.errors import AccessDenied, OptionInvalid, PenstockError
+from penstock.limits import CONSUMER_RESPONSE_SECONDS
 from penstock.model import Position, TableName, TablePatterns
 from penstock.predicate import Predicate
 from penstock.serve.access import Account, account_of
@@ -252,10 +256,15 @@ class ChangesAnswer(StreamedAnswer):
     async def _send_pieces(self, send: Send, subscriber: Subscriber) -> str:
         changes_request, cursor = self._request, self._cursor
         credit = changes_request.credit_bytes
+        ends_at = time.monotonic() + CONSUMER_RESPONSE_SECONDS if changes_request.subscriber else math.inf
         piece, self._first = self._first, None
+        may_end = False
         while True:
             if piece is None:
-                piece = await cursor.next(changes_request.wait_seconds)
+                seconds = changes_request.wait_seconds
+                if may_end:
+                    seconds = max(0.0, min(seconds, ends_at - time.monotonic()))
+                piece = await cursor.next(seconds)
             if piece is None:
                 if cursor.ended:
                     return "until"
@@ -269,6 +278,8 @@ class ChangesAnswer(StreamedAnswer):
             may_end, piece = piece.is_whole, None
             if credit <= 0 and may_end:
                 return "credit"
+            if time.monotonic() >= ends_at and may_end:
+                return "time"
 
     async def _send_piece(self, send: Send, piece: Piece) -> tuple[int, int]:
         """Send a piece's batches and its position; return the number of bytes and rows sent."""
