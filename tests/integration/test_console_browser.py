@@ -20,12 +20,12 @@ from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.source.daemon_address import DaemonAddress
-from tests.support.daemon.chromium import Chromium
 from tests.support.daemon.console import console_of, recorded_events
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
 from tests.support.daemon.served_log import captured_log, serving
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.chromium import Chromium
 from tools.servers import PartMissing, Server
 from tools.servers.packages import program_on_host
 from tools.servers.ports import free_port

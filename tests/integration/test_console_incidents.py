@@ -8,10 +8,10 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.integration.test_console_browser import browser, is_listening, save_pictures  # noqa: F401
-from tests.support.daemon.chromium import Chromium
 from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.fixture_types import StartServer
 from tests.support.suite.patience import wait_until
+from tools.chromium import Chromium
 from tools.servers import Server
 from tools.servers.ports import free_port
 

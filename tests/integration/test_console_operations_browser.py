@@ -25,11 +25,11 @@ from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from tests.integration.test_console_browser import browser, is_listening, save_pictures  # noqa: F401
 from tests.integration.test_instance_changes import ENVIRONMENT, section_of
-from tests.support.daemon.chromium import Chromium
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.chromium import Chromium
 from tools.servers import Server
 from tools.servers.ports import free_port
 

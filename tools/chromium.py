@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.suite.patience import WAIT_SECONDS_MAX
-
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -29,6 +27,8 @@ _FLAGS = (
     "--remote-debugging-pipe",
 )
 _PAUSE_SECONDS = 0.05
+# A loaded machine may take this long for a page.
+_WAIT_SECONDS_MAX = 120.0
 
 
 class Chromium:
@@ -73,7 +73,7 @@ class Chromium:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
-        self._process.wait(WAIT_SECONDS_MAX)
+        self._process.wait(_WAIT_SECONDS_MAX)
         os.close(self._writing)
         os.close(self._reading)
 
@@ -91,7 +91,7 @@ class Chromium:
         """Wait after the block until the page that it opens is loaded."""
         pages = self._pages
         yield
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        deadline = time.monotonic() + _WAIT_SECONDS_MAX
         while self._pages == pages or not self._is_loaded:
             assert time.monotonic() < deadline, "the page is not loaded"
             self._receive(_PAUSE_SECONDS)
@@ -104,7 +104,7 @@ class Chromium:
 
     def wait_until(self, script: str) -> None:
         """Wait until an expression is true in the page."""
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        deadline = time.monotonic() + _WAIT_SECONDS_MAX
         while not self.run(script):
             assert time.monotonic() < deadline, f"not so: {script}\n{self.text}"
             self._receive(_PAUSE_SECONDS)
@@ -129,9 +129,16 @@ class Chromium:
         """The page as a reader sees it."""
         return str(self.run("document.body.innerText"))
 
-    def save_picture(self, path: Path) -> None:
-        """Write a picture of the page."""
-        picture = self._call("Page.captureScreenshot", format="png")["data"]
+    def save_picture(self, path: Path, height_max: int | None = None) -> None:
+        """Write a picture of the window, or of the whole page up to a height in pixels."""
+        parameters: dict[str, Any] = {"format": "png"}
+        if height_max is not None:
+            width, height = self.run(
+                "[window.innerWidth, document.querySelector('main').getBoundingClientRect().bottom]"
+            )
+            clip = {"x": 0, "y": 0, "width": width, "height": min(height, height_max), "scale": 1}
+            parameters |= {"clip": clip, "captureBeyondViewport": True}
+        picture = self._call("Page.captureScreenshot", **parameters)["data"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(picture))
 
@@ -144,7 +151,7 @@ class Chromium:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._writing, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        deadline = time.monotonic() + _WAIT_SECONDS_MAX
         while True:
             assert time.monotonic() < deadline, f"no answer to {method}"
             for answer in self._receive(_PAUSE_SECONDS):
