@@ -230,6 +230,23 @@ def test_each_definition_is_listed_once_with_its_statement(altered: ServedLog) -
     assert ask(altered, "definitions", token="a-token", table="fuzzed.never").json["versions"] == []
 
 
+def test_definitions_show_no_passwords_of_connections(altered: ServedLog) -> None:
+    schemas = SchemaLog(altered.log.folder, SchemaHistory.from_json, altered.log.disk)
+    table = "CREATE TABLE far (id INT PRIMARY KEY)"
+    schemas.apply(f"{table} ENGINE=FEDERATED CONNECTION='mysql://u:hunter2@h/d/t'", "fuzzed", at(500))
+    schemas.apply("ALTER TABLE far ENGINE=SPIDER COMMENT='password \"hunter2\"'", "fuzzed", at(600))
+    schemas.close()
+    answer = ask(altered, "definitions", token="a-token", table="fuzzed.far")
+    assert [version["statement"] for version in answer.json["versions"]] == [
+        f"{table} ENGINE=FEDERATED CONNECTION='***'"
+    ]
+    with console_of(altered) as browser:
+        browser.post("/login", {"token": "a-token"})
+        page = browser.get("/definitions", table="fuzzed.far")
+    assert "CONNECTION='***'" in page.words
+    assert "hunter2" not in page.text
+
+
 def test_account_sees_the_definitions_of_its_tables_alone(altered: ServedLog) -> None:
     assert ask(altered, "definitions", token="a-token").json["tables"] == ["fuzzed.`<b>x`", "fuzzed.u"]
     assert ask(altered, "definitions", token="guest-token").json["tables"] == ["fuzzed.u"]

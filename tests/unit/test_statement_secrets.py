@@ -46,6 +46,19 @@ from penstock.schema.statements.secrets import without_secrets
             "CREATE TABLE t (a INT) ENGINE=FEDERATED CONNECTION='mysql://u:p@h/d/t'",
             "CREATE TABLE t (a INT) ENGINE=FEDERATED CONNECTION='***'",
         ),
+        (
+            'CREATE TABLE t (a INT) ENGINE=SPIDER COMMENT=\'user "u", password "p"\'',
+            "CREATE TABLE t (a INT) ENGINE=SPIDER COMMENT='***'",
+        ),
+        (
+            "CREATE TABLE t (a INT) PARTITION BY HASH (a) (PARTITION p COMMENT = \"Password 'p'\" ENGINE=SPIDER)",
+            "CREATE TABLE t (a INT) PARTITION BY HASH (a) (PARTITION p COMMENT = '***' ENGINE=SPIDER)",
+        ),
+        (
+            "ALTER TABLE t ENGINE=CONNECT OPTION_LIST='Host=h,Password=p', CONNECTION = 'mysql://u:p@h'",
+            "ALTER TABLE t ENGINE=CONNECT OPTION_LIST='***', CONNECTION = '***'",
+        ),
+        ('CREATE TABLE t (a INT) REMOTE_PASSWORD="p"', "CREATE TABLE t (a INT) REMOTE_PASSWORD='***'"),
         ("UPDATE u SET h = PASSWORD('p'), n = 'name'", "UPDATE u SET h = PASSWORD('***'), n = 'name'"),
         ("CREATE USER a IDENTIFIED BY 'open", "(a statement that may hold a password, and cannot be read)"),
     ],
@@ -60,6 +73,8 @@ def test_password_is_hidden(statement: str, shown: str) -> None:
         "CREATE TABLE people (password VARCHAR(9) DEFAULT 'x', connection VARCHAR(9) DEFAULT 'y')",
         "INSERT INTO t (password) VALUES ('p')",
         "CREATE TABLE t (a VARCHAR(9) COMMENT 'it''s')",
+        "CREATE TABLE t (a VARCHAR(9) COMMENT 'hash of the password')",
+        "UPDATE t SET password = 'p'",
         "",
     ],
 )

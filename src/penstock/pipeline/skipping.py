@@ -11,6 +11,7 @@ from penstock.limits import OFFSET_MAX
 from penstock.model import Position
 from penstock.pipeline.settings import PipelineSource
 from penstock.pipeline.verify.log_reader import options_at, position_of
+from penstock.schema.statements.secrets import without_secrets
 from penstock.source.reading import read_range
 from penstock.source.source import Source, open_source
 
@@ -66,5 +67,5 @@ def _describe_transaction(opened: Source, offset: Mapping[str, Any], row: Mappin
         offset_at(row["end_offset"]),
         row["gtid"] or "",
         row["tables"],
-        row["statement"] or "",
+        without_secrets(row["statement"] or ""),
     )

@@ -25,6 +25,7 @@ from penstock.schema.rewind import (
     touches,
 )
 from penstock.schema.server_defaults import ServerDefaults
+from penstock.schema.statements.secrets import without_secrets
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.schema.table_definition import TableDefinition
 
@@ -145,7 +146,7 @@ def _definition_at(
         blocking = problem.statement
         raise SchemaUnknown(
             f"the columns of {name} are unknown, because they were changed at {blocking.position}:"
-            f" {blocking.text[:200]}",
+            f" {without_secrets(blocking.text)[:200]}",
             position=str(position),
             hint=_HINT,
         ) from problem

@@ -8,6 +8,7 @@ import structlog
 from penstock.errors import StatementLogged
 from penstock.model import Position, TablePatterns
 from penstock.schema.statements.row_changes import RowChange, change_of, tables_of
+from penstock.schema.statements.secrets import without_secrets
 from penstock.schema.statements.tokens import ServerSpelling
 
 _TEXT_SHOWN_MAX = 200
@@ -42,7 +43,7 @@ def refuse_change(
         f"at {end}" if end else f"`penstock inspect FILE --start {statement.position}` shows where it ends"
     )
     raise StatementLogged(
-        f"{problem}: {statement.text[:_TEXT_SHOWN_MAX]}",
+        f"{problem}: {without_secrets(statement.text)[:_TEXT_SHOWN_MAX]}",
         position=str(position),
         hint=_HINT.format(position=statement.position, end=end_text),
     )
@@ -53,7 +54,7 @@ def warn_of_unlogged_rows(
 ) -> None:
     """Log a warning if a definition added or removed rows of selected tables without logging them."""
     statement_tables = tables_of(statement.text, statement.database, spelling)
-    context = {"position": str(position), "statement": statement.text[:_TEXT_SHOWN_MAX]}
+    context = {"position": str(position), "statement": without_secrets(statement.text)[:_TEXT_SHOWN_MAX]}
     for warning, tables in (
         ("a table was emptied without its rows in the log", statement_tables.emptied),
         (

@@ -20,6 +20,7 @@ from penstock.logstore.reader import LogReader
 from penstock.model import Position, ServerAddress
 from penstock.mysql.connection import MARIADB, Connection, ServerIdentity, connect
 from penstock.mysql.start import Beginning, begin_after
+from penstock.schema.statements.secrets import without_secrets
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from penstock.source.walk import TransactionWalk
@@ -146,7 +147,7 @@ def _lost_after(
                     lost = lost.union(GtidSet.parse(gtid))
                     tables.update(name for name in names.split(",") if name)
                     if statement:
-                        statements.append(statement)
+                        statements.append(without_secrets(statement))
     finally:
         source.close()
     return LoggedSet(str(lost)), tuple(sorted(tables)), tuple(statements)

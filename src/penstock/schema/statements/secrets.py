@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hides the passwords in statements that people read.
 
-Servers log statements about accounts: MySQL with hashes, MariaDB also as they were written. The log, and what
-sinks receive, stay as they are.
+Servers log statements about accounts: MySQL with hashes, MariaDB also as they were written. Tables of other
+servers, such as those of FEDERATED, SPIDER and CONNECT, name the password of their connection. The log, and
+what sinks receive, stay as they are.
 """
 
 import re
@@ -12,11 +13,14 @@ from penstock.schema.statements.tokens import Kind, TextUnreadable, Token, token
 HIDDEN = "'***'"
 _UNREADABLE = "(a statement that may hold a password, and cannot be read)"
 
-_MAY_HOLD_SECRET = re.compile(r"identified|password|connection", re.IGNORECASE)
+_MAY_HOLD_SECRET = re.compile(r"identified|passw|connection", re.IGNORECASE)
 _LITERALS = (Kind.STRING, Kind.DOUBLE)
 # Statements whose options may be passwords: CREATE USER, SET PASSWORD, CREATE SERVER, CHANGE MASTER.
 _VERBS = words_of("CREATE ALTER SET CHANGE")
 _OBJECTS = words_of("USER PASSWORD SERVER MASTER REPLICATION")
+# Options of tables that may name a password among other values: SPIDER's comments, CONNECT's list.
+_TEXT_OPTIONS = words_of("COMMENT OPTION_LIST")
+_NAMED_PASSWORD = re.compile(r"passw(or)?d[\s=:\"']", re.IGNORECASE)
 # CREATE OR REPLACE SERVER
 _OPENING_TOKENS = 4
 _REPLACING = words_of("OR REPLACE")
@@ -45,6 +49,7 @@ def without_secrets(text: str) -> str:
 def _secrets(tokens: list[Token], spans: list[list[int]]) -> list[list[int]]:
     opening = [token.upper for token in tokens[:_OPENING_TOKENS] if token.upper not in _REPLACING]
     has_passwords = len(opening) > 1 and opening[0] in _VERBS and opening[1] in _OBJECTS
+    of_table = opening[:1] in (["CREATE"], ["ALTER"])
     after_password, secrets = False, []
     for index, token in enumerate(tokens):
         before = [other.upper for other in tokens[max(index - 2, 0) : index]]
@@ -56,7 +61,12 @@ def _secrets(tokens: list[Token], spans: list[list[int]]) -> list[list[int]]:
             following = tokens[index + 1].upper if index + 1 < len(tokens) else ""
             is_name = "@" in (following, *before[-1:])
             is_argument = before[-1:] == ["("] and before[0] in _PASSWORD_FUNCTIONS
-            is_connection = "CONNECTION" in before[-1:] or before == ["CONNECTION", "="]
-            if (after_password and not is_name) or is_argument or is_connection:
+            option = before[0] if before[1:] == ["="] else "".join(before[-1:])
+            is_option = (
+                option == "CONNECTION"
+                or (of_table and "PASSWORD" in option)
+                or (option in _TEXT_OPTIONS and _NAMED_PASSWORD.search(token.text) is not None)
+            )
+            if (after_password and not is_name) or is_argument or is_option:
                 secrets.append(spans[index])
     return secrets
