@@ -170,6 +170,15 @@ def test_every_json_format_is_one_object_per_line(shop: Shop, form: str, path: l
     assert ids == [1, 2, 3]
 
 
+@pytest.mark.parametrize("form", ["maxwell", "canal-flat"])
+def test_statements_show_no_passwords_of_connections(shop: Shop, form: str) -> None:
+    shop.sql('CREATE TABLE far (`sql` TEXT) COMMENT=\'user "é", password "hunter2"\'')
+    shop.sql("INSERT INTO far VALUES ('SET PASSWORD = \"hunter3\"')")
+    created, inserted = shop.objects(form)
+    assert created["sql"] == "CREATE TABLE far (`sql` TEXT) COMMENT='***'"
+    assert "hunter3" in json.dumps(inserted), "values are not statements"
+
+
 # --- What is left out -----------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock tail`: follow changes in the terminal, or as JSON lines for another program."""
 
+import json
 import os
+import re
 import socket
 import sys
 import time
@@ -40,6 +42,9 @@ _SILENCE_SECONDS = 40.0
 _BATCH_ROWS = 4096
 
 _LATEST = "latest"
+
+# The field of a message about a statement. Quotes in a value are escaped.
+_STATEMENT = re.compile(rb'"sql":"[^"]')
 
 
 class Format(StrEnum):
@@ -201,6 +206,7 @@ class _Shown:
         from penstock.cli.shared.change_lines import ChangeWriter
 
         self._remaining = count
+        self._has_statements = form in (Format.MAXWELL, Format.CANAL_FLAT)
         self._lines = ChangeWriter(sys.stdout) if form is Format.TABLE else None
 
     def show(self, batches: "list[BatchFrame]") -> bool:
@@ -227,17 +233,34 @@ class _Shown:
 
     def _show_json(self, batches: "list[BatchFrame]") -> None:
         for batch in batches:
-            content = batch.content
+            content: bytes | memoryview = batch.content
             if self._remaining is not None:
                 lines = list(_lines(bytes(content)))[: self._remaining]
                 self._remaining -= len(lines)
-                content = memoryview(b"".join(lines))
+                content = b"".join(lines)
+            if self._has_statements and _STATEMENT.search(content):
+                content = b"".join(map(_hide_secrets, _lines(bytes(content))))
             sys.stdout.buffer.write(content)
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
     # A JSON line ends with its only line break.
     return iter(content.splitlines(keepends=True))
+
+
+def _hide_secrets(line: bytes) -> bytes:
+    """Return a message with '***' for the passwords of its statement. Messages of rows have no statement."""
+    from penstock.schema.statements.secrets import without_secrets
+
+    if not _STATEMENT.search(line):
+        return line
+    message = json.loads(line)
+    # A column may have the same name.
+    statement = message.get("sql") or ""
+    shown = without_secrets(statement)
+    if shown == statement:
+        return line
+    return json.dumps(message | {"sql": shown}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 # --- What was given -------------------------------------------------------------------------
