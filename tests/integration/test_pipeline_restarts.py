@@ -29,7 +29,7 @@ from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.sinks.mysql.sink import MysqlSink
 from penstock.source.reading import LoggedStatement
 from tests.support.pipeline.engines import engine  # noqa: F401
-from tests.support.pipeline.oracle import parquet_rows
+from tests.support.pipeline.oracle import delta_rows, parquet_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
@@ -423,3 +423,34 @@ def test_dropped_target_is_recreated_for_its_resnapshot(driver: Driver, tmp_path
     progress = driver.loading.planned(replace(progress, loads={driver.key: done}), driver.tables)
     assert not progress.loads[driver.key].finished
     assert (folder / "_delta_log").exists()
+
+
+def test_interrupted_load_without_a_key_is_found_though_another_target_got_no_rows(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE x (kind CHAR(1), n INT); INSERT INTO x VALUES ('a', 1), ('b', 2);"
+        " CREATE TABLE y (kind CHAR(1), n INT); INSERT INTO y VALUES ('a', 3), ('a', 4)",
+        database=database,
+    )
+    sink = {"delta": {"path": str(tmp_path / "lake"), "mode": "feed"}}
+    steps = [{"route": {"to": f"{database}.all_{{kind}}"}}]
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, steps=steps)
+    record_batch = PipelineRun._record
+    interrupted: list[BatchRecord] = []
+
+    def fail_once(run: PipelineRun, state: Any, checkpoint: Any, record: BatchRecord, *more: Any) -> Any:
+        if not interrupted and [work.table.table for work in record.chunks] == ["y"]:
+            interrupted.append(record)
+            raise AssertionError("killed before the record")
+        return record_batch(run, state, checkpoint, record, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PipelineRun, "_record", fail_once)
+        with pytest.raises(AssertionError, match="killed before the record"):
+            run_to_end(LocalDriver(2), settings)
+        assert interrupted
+        run_to_end(LocalDriver(2), settings)
+    rows = {kind: delta_rows(str(tmp_path / "lake" / database / f"all_{kind}")) for kind in "ab"}
+    assert {kind: sorted(row["n"] for row in rows[kind]) for kind in rows} == {"a": [1, 3, 4], "b": [2]}

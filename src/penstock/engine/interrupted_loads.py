@@ -6,15 +6,16 @@ feed would get every row twice, so the sink is asked whether it has the batch.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.changes import Target
 from penstock.engine.tables import PipelineTables
 from penstock.errors import OptionInvalid
 from penstock.pipeline.record import BatchRecord, ChunkWork
-from penstock.pipeline.state import split_key, table_key
+from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.pipeline.step import Step
 from penstock.pipeline.verify.merges import targets_of_table
-from penstock.sinks.sink import BatchMark, Sink
+from penstock.sinks.sink import BatchMark, Receipt, Sink
 from penstock.source.offsets import Offset
 
 
@@ -39,7 +40,12 @@ def committed_floors(
         if table is None:
             continue
         names = {target.name for target in targets_of_table(steps, table, tables.targets)}
-        targets = [tables.targets[name] for name in sorted(names & tables.targets.keys())]
+        targets = [
+            tables.targets[name]
+            for name in sorted(names & tables.targets.keys())
+            # Other targets got no rows, so they have no number of the batch.
+            if record.written is None or str(name) in record.written
+        ]
         version = sink.settle_load(mark, targets)
         if version is None or version < _lowest_version(chunk, begin):
             # The load was empty: the newest row in the target is a change from before it.
@@ -47,6 +53,15 @@ def committed_floors(
         _refuse_shared(tables, key, targets)
         floors[key] = version + 1
     return floors or None
+
+
+def record_written(state: PipelineState, record: BatchRecord, receipts: Sequence[Receipt]) -> BatchRecord:
+    """Record which targets an exact load wrote, before the sink commits it. Raises LeaseLost."""
+    if record.is_exact:
+        names = {name for receipt in receipts for name, rows in receipt.tables.items() if rows}
+        record = replace(record, written=tuple(sorted(names)))
+        state.begin(record)
+    return record
 
 
 def _lowest_version(chunk: ChunkWork, begin: Offset) -> int:

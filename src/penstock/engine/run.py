@@ -22,7 +22,7 @@ from penstock.engine.beginning import (
     refuse_paused,
 )
 from penstock.engine.driver import Driver
-from penstock.engine.interrupted_loads import committed_floors
+from penstock.engine.interrupted_loads import committed_floors, record_written
 from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.pacing import Pacing
@@ -406,6 +406,7 @@ class PipelineRun:
         self._tables.columns.note(outcome.receipts)
         checkpoint = self._retried(partial(self._loading.begin_again, checkpoint, learned.again), state)
         mark = mark_of(self._settings, self._tables, checkpoint, record)
+        record = self._retried(partial(record_written, state, record, outcome.receipts), state)
         # Ask the source before committing, so that it cannot fail between the commit and its record.
         read = self._read_to(checkpoint, record, state)
 

@@ -97,7 +97,8 @@ class BatchRecord:
     advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished` are
     the resnapshot requests that end with it. Rows of the targets in `divided` are assigned to parts by their
     key, rows of other targets stay together. The list is recorded, so a retry divides the same way even if
-    other keys are known by then.
+    other keys are known by then. `written` are the targets of an exact load that got rows, recorded
+    before the sink commits it; None until then.
     """
 
     number: int
@@ -109,6 +110,7 @@ class BatchRecord:
     loads: Mapping[str, int] = field(default_factory=dict)
     finished: tuple[str, ...] = ()
     divided: tuple[str, ...] = ()
+    written: tuple[str, ...] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -140,6 +142,7 @@ class BatchRecord:
             "loads": dict(self.loads),
             "finished": list(self.finished),
             "divided": list(self.divided),
+            **({} if self.written is None else {"written": list(self.written)}),
         }
 
     @classmethod
@@ -159,4 +162,5 @@ class BatchRecord:
                 value["loads"],
                 tuple(value["finished"]),
                 tuple(value["divided"]),
+                tuple(value["written"]) if "written" in value else None,
             )

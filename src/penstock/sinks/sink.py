@@ -286,6 +286,7 @@ class Sink(ABC):
         """Settle a batch of a feed that was interrupted and cannot be replayed, such as a load of a table
         without a key.
 
+        `targets` are those that got rows of the batch; if that is not known, those that may have got some.
         Return the highest `_commit_version` in the targets if they have the batch. Otherwise remove what they
         have of it and return None. A sink that stores no batch numbers returns None, so its feed may get the
         rows of such a load again: at least once.
