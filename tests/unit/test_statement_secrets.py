@@ -51,8 +51,8 @@ from penstock.schema.statements.secrets import without_secrets
             "CREATE TABLE t (a INT) ENGINE=SPIDER COMMENT='***'",
         ),
         (
-            "CREATE TABLE t (a INT) PARTITION BY KEY (a) (PARTITION p COMMENT = \"password'p'\" ENGINE=SPIDER)",
-            "CREATE TABLE t (a INT) PARTITION BY KEY (a) (PARTITION p COMMENT = '***' ENGINE=SPIDER)",
+            "CREATE TABLE t (a INT) PARTITION BY KEY () (PARTITION p COMMENT=\"password'p'\" ENGINE=SPIDER)",
+            "CREATE TABLE t (a INT) PARTITION BY KEY () (PARTITION p COMMENT='***' ENGINE=SPIDER)",
         ),
         (
             "ALTER TABLE t ENGINE=CONNECT OPTION_LIST='Host=h,Password=p', CONNECTION = 'mysql://u:p@h'",
