@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -109,3 +110,29 @@ def test_pipeline_is_shown_paused_resumed_and_reset(
     assert refused.exit_code == 2, "without --yes nothing is forgotten"
     penstock("pipelines", "reset", str(pipeline), "--yes")
     assert shown()["state"] == "never ran"
+
+
+@pytest.mark.parametrize("load", ["none", {"mode": "none"}])
+def test_reset_without_a_load_announces_none(tmp_path: Path, load: Any) -> None:
+    file = tmp_path / "shop.yaml"
+    values = {"source": {"path": str(tmp_path / "*.binlog"), "name": "shop"}, "sink": "stdout", "load": load}
+    file.write_text(json.dumps(values), encoding="utf-8")
+    for words in ((), ("--yes",)):
+        result = CliRunner().invoke(make_app(), ["pipelines", "reset", str(file), *words])
+        assert "without a load" in result.output
+        assert "full load" not in result.output
+    file.write_text(json.dumps({**values, "load": "full"}), encoding="utf-8")
+    assert "with a full load" in CliRunner().invoke(make_app(), ["pipelines", "reset", str(file)]).output
+
+
+def test_dry_run_does_not_count_the_tables_of_files(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    values = {
+        "source": {"path": str(tmp_path / "*.binlog"), "name": "shop"},
+        "sink": "stdout",
+        "load": "none",
+    }
+    file.write_text(json.dumps(values), encoding="utf-8")
+    assert "shop: its tables are known once it is read" in penstock("run", str(file), "--dry-run")
+    (source,) = json.loads(penstock("run", str(file), "--dry-run", "--json"))["sources"]
+    assert source["tables"] is None

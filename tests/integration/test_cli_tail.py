@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.app import make_app
+from penstock.source.daemon_address import DaemonAddress
 from tests.support.capture.captured_log import head_of
+from tests.support.daemon.console import console_of
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
@@ -177,6 +179,17 @@ def test_statements_show_no_passwords_of_connections(shop: Shop, form: str) -> N
     created, inserted = shop.objects(form)
     assert created["sql"] == "CREATE TABLE far (`sql` TEXT) COMMENT='***'"
     assert "hunter3" in json.dumps(inserted), "values are not statements"
+
+
+def test_page_of_a_transaction_shows_no_passwords(shop: Shop) -> None:
+    user = f"{shop.database}_hidden@localhost"
+    shop.sql(f"CREATE USER {user} IDENTIFIED BY 'hunter2'; DROP USER {user}")
+    shop.here()
+    with console_of(DaemonAddress.parse(f"penstock://127.0.0.1:{shop.daemon.port}/shop")) as browser:
+        page = browser.get("/transaction", place=shop.begin)
+    assert "IDENTIFIED" in page.words
+    assert "'***'" in page.words
+    assert not {text for text in ("hunter2", "$A$") if text in page.text}
 
 
 # --- What is left out -----------------------------------------------------------------------

@@ -332,7 +332,7 @@ def test_show_lists_the_shards_and_reset_forgets_all(tmp_path: Path, log: Growin
     assert {status["batches"] for status in shown["shards"].values()} == {1}
     assert shown["sources_keep"].keys() == {"shop"}
     assert "shop/1-of-2" in invoke("pipelines", "list", file)
-    assert "shop begins with a full load" in invoke("pipelines", "reset", file, "--yes")
+    assert "shop begins without a load" in invoke("pipelines", "reset", file, "--yes")
     shown = json.loads(invoke("pipelines", "show", file, "--json"))
     assert {status["state"] for status in shown["shards"].values()} == {"never ran"}
     file = str(write_sharded(tmp_path, 3))

@@ -151,7 +151,8 @@ def reset(
     """Reset a pipeline's state, or rewind the pipeline to an earlier position. Stop the pipeline first.
 
     Without a position, the next run loads every table again into the existing target. The load deletes rows
-    that only the target has, if the target can be read back. With a position, nothing is deleted: the changes
+    that only the target has, if the target can be read back. With `load: none`, the next run begins at the
+    start of its sources instead. With a position, nothing is deleted: the changes
     from there on are applied again, and only tables without a key are read again. In both cases a feed
     receives the changes twice.
     """
@@ -178,8 +179,9 @@ def reset(
     location = place_of_state(file)
     name = f"{location.name}/{sink}" if sink else location.name
     if dry_run or not yes:
+        beginning = "with a full load" if location.loads else "without a load, at the start of its sources"
         raise OptionInvalid(
-            f"the state of {name} would be forgotten, and its next run begin with a full load",
+            f"the state of {name} would be forgotten, and its next run begin {beginning}",
             hint=f"penstock pipelines reset {file} --yes; to read single tables again: penstock resnapshot",
         )
     with closing(PipelineState.open(location.state, location.name)) as state:
@@ -187,6 +189,9 @@ def reset(
     typer.echo(
         f"{name} begins with a full load: rows that only the target has are deleted,"
         " a feed receives every row again"
+        if location.loads
+        else f"{name} begins without a load, at the `start` of its sources (default: latest for a server,"
+        " earliest for files): the target gets no changes from before it"
     )
 
 

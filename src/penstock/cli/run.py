@@ -303,7 +303,9 @@ def _print_plan(settings: "PipelineSettings", *, as_json: bool) -> None:
 
 def _print_plan_of_sink(plan: Mapping[str, Any]) -> None:
     for source in plan["sources"]:
-        typer.echo(f"source      {source['name']}: {counted(len(source['tables']), 'table')}")
+        tables = source["tables"]
+        size = "its tables are known once it is read" if tables is None else counted(len(tables), "table")
+        typer.echo(f"source      {source['name']}: {size}")
     name = f"{plan['sink_name']}: " if plan["sink_name"] else ""
     typer.echo(f"sink        {name}{plan['sink']} ({plan['delivery']})")
     for finding in plan["findings"]:

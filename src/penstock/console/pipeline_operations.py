@@ -29,6 +29,7 @@ def _reset(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
         say(
             "The next run loads every table again into the existing target. Rows that only the target has are"
             " deleted, if the target can be read back; a feed receives every row again."
+            " With `load: none` it loads nothing, and begins at the start of its sources."
         ),
     ]
 
@@ -200,7 +201,7 @@ OPERATIONS = (
         "/pipelines/reset",
         "reset pipeline",
         "Reset the pipeline",
-        "What happens if this pipeline begins again with a full load?",
+        "What happens if this pipeline begins again?",
         _reset,
         (_SINK,),
     ),

@@ -18,6 +18,8 @@ from penstock.sinks.mysql.check import encryption_findings
 def preview(settings: PipelineSettings) -> dict[str, Any]:
     """Return what is read, prepared and written, as plain JSON values.
 
+    The tables of a source without a server are None: they are not known before the log is read.
+
     Queries servers and sink but changes nothing. Raises what the source, the steps and the sink raise if they
     cannot be used.
     """
@@ -30,7 +32,8 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
             [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
         )
         known[source.name] = source_targets
-        sources.append({"name": source.name, "tables": [str(target.name) for target in source_targets]})
+        names = None if source.server is None else [str(target.name) for target in source_targets]
+        sources.append({"name": source.name, "tables": names})
         for target in source_targets:
             prepared = target_through(steps, target)
             if prepared is None:

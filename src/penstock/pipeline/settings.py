@@ -267,14 +267,18 @@ def load_pipeline(path: str | Path, environment: Mapping[str, str] | None = None
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Where a pipeline keeps its state: the store's URL, and the pipeline's name there."""
+    """Where a pipeline keeps its state: the store's URL, and the pipeline's name there.
+
+    `loads` says whether the pipeline begins with a full load.
+    """
 
     name: str
     state: str
+    loads: bool = True
 
 
 def place_of_state(path: str | Path, document: Document | None = None) -> StatePlace:
-    """Read from a pipeline file, or its `document`, where its state is, and nothing else.
+    """Read from a pipeline file, or its `document`, where its state is, and whether it begins with a load.
 
     An operator may not have the secrets that the runner has. Raises OptionInvalid.
     """
@@ -345,7 +349,11 @@ class _Reading:
                 self._add_problem((name,), "it must be a text")
         if self._problems:
             raise self._refused()
-        return StatePlace(str(fields["name"] or self._name_of_file()), self._state_url(fields["state"]))
+        load = whole.get("load")
+        mode = load.get("mode") if isinstance(load, dict) else load
+        return StatePlace(
+            str(fields["name"] or self._name_of_file()), self._state_url(fields["state"]), mode != "none"
+        )
 
     def _refused(self) -> PenstockError:
         if self._shown:
