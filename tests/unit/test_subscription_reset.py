@@ -165,7 +165,8 @@ def test_page_shows_the_effect_before_the_reset(coordinated: Coordinated) -> Non
         form = browser.get("/subscriptions/reset", **address)
         assert "<form" in form.text
         wrong = browser.get("/subscriptions/reset", **address, kind="position", value=HOSTILE)
-        assert (wrong.status, "notice bad" in wrong.text, HOSTILE in wrong.text) == (200, True, False)
+        assert (wrong.status, HOSTILE in wrong.text) == (200, False)
+        assert f"{HOSTILE!r} is not a position" in wrong.problem
         page = browser.get("/subscriptions/reset", **address, kind="earliest")
         assert "begin again there: h1:42" in page.words
         assert coordinated.positions() == [None, None]

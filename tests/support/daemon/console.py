@@ -42,6 +42,12 @@ class Page:
         parser.feed(self.text)
         return re.sub(r"\s+", " ", " ".join(parser.pieces))
 
+    @property
+    def problem(self) -> str:
+        """The text of the problems that the page shows. The hidden notice of a stale page is none."""
+        found = re.findall(r'<p class="notice bad" role="alert">(.*?)</p>', self.text, re.DOTALL)
+        return " ".join(Page(self.status, {}, text).words for text in found)
+
     def field(self, name: str) -> str:
         """Return the value of a hidden field of a form."""
         match = re.search(rf'name="{name}" value="([^"]*)"', self.text)
