@@ -88,11 +88,9 @@ def _draw(browser: Chromium, console: str, daemon: str) -> None:
     picture("log", "log", **instance)
     picture("definitions", "definitions", **instance, table=orders)
     picture("history", "history", table=orders, key="3")
-    browser.click("article a")
-    browser.save_picture(IMAGES / "transaction.png", _PICTURE_HEIGHT_MAX)
     picture("subscriptions", "subscriptions")
     picture("overview-zh", "", lang="zh")
-    picture("pipelines", "pipelines", lang="en")
+    browser.open(f"{console}/pipelines?lang=en")
     browser.click("td a:not(.button)")
     browser.save_picture(IMAGES / "pipeline.png", _PICTURE_HEIGHT_MAX)
 

@@ -17,9 +17,9 @@ from penstock.model import Position
 from penstock.pipeline.settings import (
     EARLIEST,
     PipelineSettings,
-    json_schema,
     load_pipeline,
 )
+from penstock.pipeline.settings_schema import json_schema
 from penstock.pipeline.step import verbs
 from penstock.sinks.sink import Evolution, kinds
 from penstock.source.bounds import Bound

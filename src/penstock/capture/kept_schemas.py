@@ -15,6 +15,7 @@ from penstock.model import Position, StatementSession, TableName, TableSchema
 from penstock.mysql.connection import Connection
 from penstock.schema.history import SchemaHistory
 from penstock.schema.reader import read_defaults
+from penstock.schema.statements.secrets import without_secrets
 from penstock.schema.table_definition import TableDefinition
 
 
@@ -85,6 +86,11 @@ class DefinitionVersion:
     since: Position | None
     schema: TableSchema | None
     statement: str | None
+
+    @property
+    def shown_statement(self) -> str | None:
+        """The statement as people may read it, without passwords."""
+        return None if self.statement is None else without_secrets(self.statement)
 
 
 def defined_tables(log: LogReader) -> list[TableName]:

@@ -80,7 +80,8 @@ def run(
 ) -> None:
     """Load a pipeline's tables, then apply their changes to its sink until SIGTERM."""
     from penstock.engine.beginning import refuse_paused
-    from penstock.pipeline.settings import json_schema, load_pipeline
+    from penstock.pipeline.settings import load_pipeline
+    from penstock.pipeline.settings_schema import json_schema
 
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))

@@ -25,7 +25,6 @@ from penstock.capture.kept_schemas import (
 )
 from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position, TableName, TableSchema
-from penstock.schema.statements.secrets import without_secrets
 from penstock.serve.access import account_of
 from penstock.serve.http.audit import record_action
 from penstock.serve.http.json_request import ChangeRequest
@@ -119,7 +118,7 @@ def _shown(version: DefinitionVersion, *, sees_statements: bool) -> dict[str, An
     return {
         "since": None if version.since is None else str(version.since),
         "dropped": schema is None,
-        "statement": without_secrets(version.statement) if sees_statements and version.statement else None,
+        "statement": version.shown_statement if sees_statements else None,
         "columns": [] if schema is None else _columns(schema),
         "primary_key": [] if schema is None else list(schema.primary_key),
     }
