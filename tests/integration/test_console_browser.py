@@ -358,7 +358,8 @@ def _restore_a_deleted_row(browser: Chromium, console: str, shop: Shop) -> None:
 def _see_whether_changes_arrive(browser: Chromium, console: str, shop: Shop) -> None:
     """A user says that nothing arrives: does it?"""
     browser.begin_to_open(f"{console}/tail?{urlencode({'follow': '1', 'tables': shop.table})}")
-    browser.wait_until("document.querySelector('form.search') !== null")
+    # A change before the page's first position would never be shown.
+    browser.wait_until("document.getElementById('begin') !== null")
     shop.server.sql(f"UPDATE {shop.table} SET note = 'arrived' WHERE id = 2")
     browser.wait_until("document.body.innerText.includes('arrived')")
     save_pictures(browser, "tail")

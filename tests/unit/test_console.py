@@ -273,6 +273,7 @@ def test_tail_shows_each_change_once_from_its_first_moment(
 
     ticks = itertools.count(step=2.0)
     calm = parts(lambda: next(ticks))
+    assert calm[0] == {"kind": "begin", "position": earliest}
     rows = [part for part in calm if part["kind"] == "row"]
     assert calm[-1] == {"kind": "end", "why": "time"}
     expected = history_of_table(daemon, "fuzzed.t")
@@ -330,6 +331,8 @@ def history_of_table(daemon: ServedLog, table: str) -> list[tuple[str, Any, Any]
 
 def test_tail_page_streams_until_its_end(daemon: ServedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [
+        {"kind": "begin", "position": HOSTILE},
+        {"kind": "begin", "position": None},
         {"kind": "idle"},
         {
             "kind": "row",
@@ -346,6 +349,8 @@ def test_tail_page_streams_until_its_end(daemon: ServedLog, monkeypatch: pytest.
     with console_of(daemon) as browser:
         page = browser.get("/tail", follow="1")
         assert "Follow" in browser.get("/tail").words
+    assert f"Changes after {HOSTILE} appear here" in page.words
+    assert "The log is empty" in page.words
     assert "7 changes are not shown" in page.words
     assert HOSTILE in page.words
     assert "<script>alert" not in page.text

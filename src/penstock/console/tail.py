@@ -28,15 +28,17 @@ def tail_changes(
     wanted: dict[str, Any],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes after this moment as parts of the kinds row, skipped, idle and end.
+    """Yield the changes after this moment as parts of the kinds begin, row, skipped, idle and end.
 
-    `wanted` has the fields tables, where and changes of the daemon's `changes` call. A skipped part counts
-    rows that were left out since the part before it. An idle part says that nothing has arrived for a while.
-    Raises the daemon's errors.
+    The begin part has the position after which every change is yielded, None if the log is empty. `wanted`
+    has the fields tables, where and changes of the daemon's `changes` call. A skipped part counts rows that
+    were left out since the part before it. An idle part says that nothing has arrived for a while. Raises the
+    daemon's errors.
     """
     # The place is fixed first: with "latest" each time, changes between two responses would be missing.
     head = fleet.ask_instance(url, instance, "head")["position"]
     start: dict[str, Any] | str = "earliest" if head is None else {"position": head}
+    yield {"kind": "begin", "position": head}
     began = second_began = clock()
     shown = shown_this_second = skipped = 0
     while clock() - began < _SECONDS_MAX:
