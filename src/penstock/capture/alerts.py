@@ -9,6 +9,7 @@ from penstock.capture.status import CaptureStatus, State
 from penstock.errors import PenstockError
 from penstock.logstore.memory_log import MemoryLog
 from penstock.settings.alerts import AlertSettings
+from penstock.sizes import size_text
 from penstock.telemetry.alerts import Alert
 
 # A capture that is behind by less may have been measured between two packets.
@@ -63,8 +64,8 @@ def _kept(capture: Capture, status: CaptureStatus, settings: AlertSettings) -> I
         yield Alert(
             "purge near",
             capture.name,
-            f"{status.server} keeps only {server.before_bytes} bytes before {status.position}, and the log is"
-            f" {status.lag_seconds:.0f} s behind",
+            f"{status.server} keeps only {size_text(server.before_bytes)} before {status.position}, and the"
+            f" log is {status.lag_seconds:.0f} s behind",
             "Raise binlog_expire_logs_seconds on the server",
         )
 
@@ -77,7 +78,9 @@ def _log(capture: Capture, settings: AlertSettings) -> Iterator[Alert]:
         # The state says why.
         return
     if settings.disk is not None and free_bytes < settings.disk and not isinstance(log, MemoryLog):
-        yield Alert("disk", capture.name, f"{free_bytes} bytes are free below {log.folder}", "Free space")
+        yield Alert(
+            "disk", capture.name, f"{size_text(free_bytes)} are free below {log.folder}", "Free space"
+        )
     if log.broken_holds:
         readers = ", ".join(broken.hold.name for broken in log.broken_holds)
         yield Alert("hold broken", capture.name, f"readers may lose their position: {readers}", _HINT_STATUS)

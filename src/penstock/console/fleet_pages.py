@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of a fleet: its members and workers, its jobs, and the output of a job."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -30,7 +31,7 @@ def show_fleet(visit: Visit) -> Response:
         fleets=_distinct_fleets(fleets) or _workers_alone(jobs),
         jobs=[job for job in _distinct_jobs(jobs) if find in job["name"] or find == job["state"]],
         find=find,
-        rows_max=_ROWS_MAX,
+        rows_max=sys.maxsize if visit.is_export else _ROWS_MAX,
         instances=_distinct_instances(stored),
         stores=[url for url, answer in stored.values.items() if answer["coordination"]],
         problems={

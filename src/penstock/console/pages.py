@@ -64,7 +64,7 @@ def overview(visit: Visit) -> Response:
     return visit.render(
         "overview.html",
         instances=instances,
-        pipelines=rows[:_PIPELINES_SHOWN_MAX],
+        pipelines=rows if visit.is_export else rows[:_PIPELINES_SHOWN_MAX],
         pipeline_count=len(rows),
         alerts=sum(len(answer["alerts"]) for answer in alerts.values.values()),
         daemons=len(visit.fleet.urls),
@@ -169,7 +169,7 @@ def pipelines(visit: Visit) -> Response:
     selected = [row for row in rows if any(find in text for text in (row.name, row.sink, row.state))]
     return visit.render(
         "pipelines.html",
-        pipelines=selected[:_PIPELINES_PAGE_MAX],
+        pipelines=selected if visit.is_export else selected[:_PIPELINES_PAGE_MAX],
         count=len(selected),
         find=find,
         problems=problems,

@@ -13,12 +13,12 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from penstock.console.words import LANGUAGES, translate
 from penstock.errors import DependencyMissing
+from penstock.sizes import size_text
 from penstock.source.row_history import shown_text
 
 if TYPE_CHECKING:
     import jinja2
 
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # A page has thousands of links with few different values.
 _quoted = functools.lru_cache(8192)(quote_plus)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -39,7 +39,9 @@ class Renderer:
     def stream(self, template: str, language: str, values: Mapping[str, Any]) -> Response:
         """Return a page whose values are iterators that are read while it is sent."""
         # Without a buffer: the next value may be long in coming.
-        pieces = self._environment.get_template(template).generate(self._all(language, values))
+        pieces = self._environment.get_template(template).generate(
+            self._all(language, {**values, "is_stream": True})
+        )
         return StreamingResponse(pieces, media_type="text/html; charset=utf-8")
 
     def _all(self, language: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,6 +51,7 @@ class Renderer:
             "language": language,
             "languages": LANGUAGES,
             "now": time.time(),
+            "is_stream": False,
             **values,
         }
 
@@ -81,7 +84,7 @@ def _environment() -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "size": size_text,
+        "size": known_size_text,
         "span": span_text,
         "iso": iso_text,
         "utc": utc_text,
@@ -95,14 +98,9 @@ def _environment() -> "jinja2.Environment":
     return environment
 
 
-def size_text(size: float | None) -> str:
+def known_size_text(size: float | None) -> str:
     """Return a number of bytes for people; a dash if it is unknown."""
-    if size is None:
-        return "–"
-    unit = 0
-    while abs(size) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
+    return "–" if size is None else size_text(size)
 
 
 def span_text(seconds: float | None) -> str:
@@ -111,7 +109,7 @@ def span_text(seconds: float | None) -> str:
         return "–"
     for unit, letter in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if seconds >= unit:
-            return f"{seconds / unit:.1f} {letter}"
+            return f"{seconds / unit:,.{1 if seconds < 100 * unit else 0}f} {letter}"
     return f"{seconds:.1f} s"
 
 

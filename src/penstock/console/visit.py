@@ -10,6 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from penstock.console.comparisons import Comparisons
 from penstock.console.fleet import Fleet
+from penstock.console.lists import export_lists
 from penstock.console.pipeline_files import PipelineFiles
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
@@ -77,6 +78,11 @@ class Visit:
         """Return a parameter of the request, "" if it is missing."""
         return self.request.query_params.get(name, "").strip()
 
+    @property
+    def is_export(self) -> bool:
+        """Whether the request asks for the lists of a page as a file, which has all of their rows."""
+        return self.request.method == "GET" and "export" in self.request.query_params
+
     def pipeline_query(self) -> tuple[int, str, str]:
         """Return the state store, the name and the sink of the pipeline that the request names."""
         store = self.query("store")
@@ -125,8 +131,12 @@ class Visit:
         return type(problem)(HIDDEN_TEXT, position=problem.position)
 
     def render(self, template: str, *, code: int = 200, **values: Any) -> Response:
-        """Return a page with an HTTP status."""
-        return self.renderer.response(template, self.language, code, self._all(values))
+        """Return a page with an HTTP status, or the file of its lists that the request asks for."""
+        page = self.renderer.response(template, self.language, code, self._all(values))
+        if not (self.is_export and code == 200):
+            return page
+        path = self.request.url.path.removeprefix(self.base_path)
+        return export_lists(path, bytes(page.body).decode(), self.query("export"), self.query("list"))
 
     def stream(self, template: str, **values: Any) -> Response:
         """Return a page that is sent while its values are being read."""
@@ -144,5 +154,7 @@ class Visit:
             "sees_pipelines": self.sees_pipelines,
             "path": self.request.url.path.removeprefix(self.base_path),
             "query": str(self.request.url.query),
+            # A form's answer has no address of its own.
+            "is_get": self.request.method == "GET",
             **values,
         }

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.durations import duration_text
+from penstock.sizes import size_text
 
 # Longer cells are truncated in aligned lines. JSON has the whole value.
 _CELL_CHARACTERS_MAX = 200
-
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,7 @@ def time_text(moment: datetime | date) -> str:
 
 def bytes_text(count: float | None) -> str:
     """Return a number of bytes with a suitable unit, `-` if unknown."""
-    if count is None:
-        return "-"
-    power = 0
-    while count >= 1024 and power < len(_BYTE_UNITS) - 1:
-        count, power = count / 1024, power + 1
-    return f"{count:.0f} {_BYTE_UNITS[power]}" if power == 0 else f"{count:.1f} {_BYTE_UNITS[power]}"
+    return "-" if count is None else size_text(count)
 
 
 def counted(number: int, noun: str) -> str:
