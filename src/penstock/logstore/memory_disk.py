@@ -233,6 +233,11 @@ class MemoryLock:
         self._disk = disk
         self._path = path
 
+    @property
+    def in_place(self) -> bool:
+        """True: files in memory are not removed by others."""
+        return True
+
     def close(self) -> None:
         """Release the lock."""
         self._disk._unlock(self._path)
