@@ -5,18 +5,12 @@ import hashlib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from penstock.console import pages
 from tests.support.suite.nonempty import each
 
 CONSOLE = Path(pages.__file__).parent
 TEMPLATES = sorted((CONSOLE / "templates").glob("*.html"))
-HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
-ACCOUNTS: list[dict[str, Any]] = [
-    {"name": "boss", "token": "boss-token", "admin": True},
-    {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u"]},
-]
 
 
 def test_colors_of_both_themes_are_readable() -> None:
