@@ -79,18 +79,13 @@ def kept_schemas(log: LogReader) -> SchemaLog[SchemaHistory]:
 class DefinitionVersion:
     """A definition of a table that holds from `since` on: None if that is from before the log.
 
-    `schema` is None where the table was dropped. `statement` is the statement that made the definition, None
-    if it was read from the server.
+    `schema` is None where the table was dropped. `statement` is the statement that made the definition
+    without passwords, None if it was read from the server.
     """
 
     since: Position | None
     schema: TableSchema | None
     statement: str | None
-
-    @property
-    def shown_statement(self) -> str | None:
-        """The statement as people may read it, without passwords."""
-        return None if self.statement is None else without_secrets(self.statement)
 
 
 def defined_tables(log: LogReader) -> list[TableName]:
@@ -109,7 +104,8 @@ def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersi
             if versions and (since is None or (newest is not None and since <= newest)):
                 continue
             statement = None if since is None else statements.get(since)
-            versions.append(DefinitionVersion(since, schema, statement))
+            shown = None if statement is None else without_secrets(statement)
+            versions.append(DefinitionVersion(since, schema, shown))
     return versions
 
 

@@ -37,6 +37,7 @@ from penstock.pipeline.settings_sections import (
     PipelineSection,
     SinkTablesSection,
     SourceSection,
+    StatePlace,
     validate_name,
 )
 from penstock.pipeline.shards import Shard, ShardTables
@@ -263,18 +264,6 @@ def load_pipeline(path: str | Path, environment: Mapping[str, str] | None = None
     path = Path(path)
     document = read_yaml(path, os.environ if environment is None else environment, _HINT_FILE)
     return _Reading(document, str(path), path.absolute()).settings()
-
-
-@dataclass(frozen=True)
-class StatePlace:
-    """Where a pipeline keeps its state: the store's URL, and the pipeline's name there.
-
-    `loads` says whether the pipeline begins with a full load.
-    """
-
-    name: str
-    state: str
-    loads: bool = True
 
 
 def place_of_state(path: str | Path, document: Document | None = None) -> StatePlace:

@@ -2,6 +2,7 @@
 """The sections of a pipeline file as they are written; `penstock.pipeline.settings` resolves them."""
 
 import re
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -189,6 +190,18 @@ class SourceSection(Section):
 
     def _password(self) -> Secret | None:
         return one_secret(self.password, self.password_file, self.password_env, "password")
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """Where a pipeline keeps its state: the store's URL, and the pipeline's name there.
+
+    `loads` says whether the pipeline begins with a full load.
+    """
+
+    name: str
+    state: str
+    loads: bool = True
 
 
 def _load_mode(value: Any) -> Any:

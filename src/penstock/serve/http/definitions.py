@@ -118,7 +118,7 @@ def _shown(version: DefinitionVersion, *, sees_statements: bool) -> dict[str, An
     return {
         "since": None if version.since is None else str(version.since),
         "dropped": schema is None,
-        "statement": version.shown_statement if sees_statements else None,
+        "statement": version.statement if sees_statements else None,
         "columns": [] if schema is None else _columns(schema),
         "primary_key": [] if schema is None else list(schema.primary_key),
     }
