@@ -130,6 +130,25 @@ def test_bytes_may_be_cut_anywhere() -> None:
         assert search(content, "4711", pieces=pieces) == expected, pieces
 
 
+def test_events_that_are_too_long_to_buffer_are_candidates_by_their_table() -> None:
+    long = bytes(17 << 20)
+    parts = [
+        insert(1, NOTES, 4711, long),
+        insert(2, ACCOUNTS, 4711, b""),
+        insert(3, ACCOUNTS, 9, long),
+        insert(4, ACCOUNTS, 9, b""),
+    ]
+    content, starts = transactions(parts)
+    # Whole, an event is searched at any length.
+    assert search(content, "4711") == [(starts[1], starts[2])]
+    # The start of an event of the table may be cut, too.
+    row = content.index(bytes(100), starts[2]) - starts[0]
+    for first in (range(row - 80, row, 7), [row + 99]):
+        pieces = [*first, *range(row + 100, len(content) - starts[0], 4 << 20)]
+        assert search(content, "4711", pieces=pieces) == [(starts[1], starts[3])]
+    assert search(content[: starts[1] - 1], "4711", pieces=[1 << 20]) == [(starts[0], (1 << 64) - 1)]
+
+
 @pytest.mark.parametrize(
     ("values", "columns"),
     [

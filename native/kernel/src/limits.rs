@@ -37,6 +37,10 @@ pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 /// Buffered events of prepared XA transactions in one decoder. Events beyond this are read again at commit.
 pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 
+/// An event that a search buffers whole if it arrives in pieces. Longer ones, which have a single row or statement,
+/// are candidates without being searched.
+pub const SEARCHED_EVENT_BYTES_MAX: usize = 16 << 20;
+
 /// The bytes before each message of gRPC: whether it is compressed, and its length.
 pub const GRPC_PREFIX_BYTES: usize = 5;
 
@@ -48,4 +52,5 @@ pub const GRPC_WINDOW_BYTES: u32 = 4 << 20;
 pub const GRPC_HEADERS_BYTES_MAX: u32 = 16 << 10;
 
 const _: () = assert!(EVENT_BYTES_MAX < u32::MAX as usize, "an event's length is a 32-bit field");
+const _: () = assert!(SEARCHED_EVENT_BYTES_MAX < EVENT_BYTES_MAX);
 const _: () = assert!(EVENT_HEADER_BYTES + CHECKSUM_BYTES < EVENT_BYTES_MAX);

@@ -2,7 +2,7 @@
 //!
 //! Every event is verified. Of rows events only those of the table are looked into, for the bytes of the key. What the
 //! bytes cannot rule out is a candidate: statements, XA transactions, keys of other types, and everything after an event
-//! that cannot be read. The decoder then reads the candidates, and reports their errors.
+//! that cannot be read. Of an event that is too long to be buffered, only the table is known. The decoder then reads the candidates, and reports their errors.
 
 use std::sync::Arc;
 
@@ -19,7 +19,10 @@ use crate::event::query::{Query, Verb};
 use crate::event::table_map::{table_id, table_names, TableMap};
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{checked_body, declared_size, event_size, span_at};
-use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES};
+use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES, SEARCHED_EVENT_BYTES_MAX};
+
+/// The start of an event with its header and the id of its table.
+const EVENT_START_BYTES: usize = EVENT_HEADER_BYTES + 6;
 
 /// Above this count the ids of the table are dropped. The server announces the table again before its next rows.
 const TABLE_IDS_MAX: usize = 64;
@@ -50,6 +53,8 @@ pub struct RowSearch {
     gap_bytes: u64,
     offset: u64,
     partial_event: Vec<u8>,
+    /// The bytes to pass over, of an event that is too long.
+    left_bytes: usize,
     transaction_start: u64,
     /// Where the ignorable events start that directly precede this place: they describe the next transaction.
     ignorable_start: Option<u64>,
@@ -76,6 +81,7 @@ impl RowSearch {
             gap_bytes,
             offset,
             partial_event: Vec::new(),
+            left_bytes: 0,
             transaction_start: offset,
             ignorable_start: None,
             is_candidate: false,
@@ -96,7 +102,7 @@ impl RowSearch {
 
     /// Returns the candidates at the end of the range, as ascending pairs of start and end.
     pub fn finish(&mut self) -> Vec<(u64, u64)> {
-        let is_incomplete = self.is_unreadable || !self.partial_event.is_empty();
+        let is_incomplete = self.is_unreadable || !self.partial_event.is_empty() || self.left_bytes > 0;
         self.is_candidate |= is_incomplete;
         self.end_transaction(if is_incomplete { u64::MAX } else { self.offset });
         std::mem::take(&mut self.candidates)
@@ -108,8 +114,13 @@ impl RowSearch {
     }
 
     fn feed_events(&mut self, mut bytes: &[u8]) -> Result<()> {
+        bytes = self.pass_over(bytes);
         while !self.partial_event.is_empty() {
-            let wanted = declared_size(&self.partial_event)?.unwrap_or(EVENT_HEADER_BYTES);
+            let size = declared_size(&self.partial_event)?;
+            let wanted = match size {
+                Some(size) if size > SEARCHED_EVENT_BYTES_MAX => EVENT_START_BYTES,
+                size => size.unwrap_or(EVENT_HEADER_BYTES),
+            };
             let missing = wanted.saturating_sub(self.partial_event.len());
             let Some((more, rest)) = bytes.split_at_checked(missing) else {
                 self.partial_event.extend_from_slice(bytes);
@@ -117,7 +128,11 @@ impl RowSearch {
             };
             self.partial_event.extend_from_slice(more);
             bytes = rest;
-            if event_size(&self.partial_event)?.is_some() {
+            if let Some(size) = size.filter(|size| *size > SEARCHED_EVENT_BYTES_MAX) {
+                let start = std::mem::take(&mut self.partial_event);
+                self.process_start(&start, size)?;
+                bytes = self.pass_over(bytes);
+            } else if event_size(&self.partial_event)?.is_some() {
                 let event = std::mem::take(&mut self.partial_event);
                 self.process(&event)?;
             }
@@ -127,7 +142,38 @@ impl RowSearch {
             self.process(event)?;
             bytes = rest;
         }
-        self.partial_event.extend_from_slice(bytes);
+        match declared_size(bytes)? {
+            Some(size) if size > SEARCHED_EVENT_BYTES_MAX && bytes.len() >= EVENT_START_BYTES => {
+                self.process_start(bytes, size)
+            }
+            _ => {
+                self.partial_event.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Passes over the rest of an event that is too long.
+    fn pass_over<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        let (passed, rest) = bytes.split_at(self.left_bytes.min(bytes.len()));
+        self.left_bytes -= passed.len();
+        rest
+    }
+
+    /// Processes the start of an event that is too long to be buffered, and notes how much of it is left.
+    fn process_start(&mut self, start: &[u8], size: usize) -> Result<()> {
+        let header = Header::read(&mut Cursor::new(start))?;
+        self.offset = span_at(self.offset, &header, false)?.end;
+        self.left_bytes = size - start.len();
+        self.ignorable_start = None;
+        let is_rows = header.kind().is_some_and(|kind| kind.change().is_some());
+        if !is_rows {
+            self.note_statement();
+            return Ok(());
+        }
+        let body = start.get(EVENT_HEADER_BYTES..).unwrap_or_default();
+        let id = table_id(body, self.format.table_id_bytes_rows)?;
+        self.is_candidate |= self.tables.iter().any(|(table, _)| *table == id);
         Ok(())
     }
 
