@@ -124,6 +124,15 @@ class Chromium:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._call("Emulation.setEmulatedMedia", features=features)
 
+    @contextmanager
+    def narrow(self, width: int) -> Iterator[None]:
+        """Give the window another width inside the block."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        yield
+        self._call("Emulation.clearDeviceMetricsOverride")
+
     @property
     def text(self) -> str:
         """The page as a reader sees it."""

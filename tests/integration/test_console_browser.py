@@ -154,6 +154,9 @@ def save_pictures(browser: Chromium, name: str) -> None:
     for scheme in ("dark", "light"):
         browser.prefer(scheme)
         browser.save_picture(PICTURES / f"{name}-{scheme}.png")
+    with browser.narrow(400):
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), f"{name}, narrow"
+        browser.save_picture(PICTURES / f"{name}-narrow.png")
 
 
 def _read_overview(browser: Chromium, console: str) -> None:
