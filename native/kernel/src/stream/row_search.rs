@@ -2,7 +2,8 @@
 //!
 //! Every event is verified. Of rows events only those of the table are looked into, for the bytes of the key. What the
 //! bytes cannot rule out is a candidate: statements, XA transactions, keys of other types, and everything after an event
-//! that cannot be read. Of an event that is too long to be buffered, only the table is known. The decoder then reads the candidates, and reports their errors.
+//! that cannot be read. Of an event that is too long to be buffered only the table is looked at. The decoder then reads
+//! the candidates, and reports their errors.
 
 use std::sync::Arc;
 
