@@ -490,15 +490,17 @@ def test_console_that_nobody_can_log_in_to_is_refused() -> None:
 
 def test_session_ends_when_idle_and_after_a_day() -> None:
     now = 0.0
-    kept = Sessions(lambda: now)
+    kept = Sessions(1800, lambda: now)
     identity = kept.begin("boss", Secret("t"))
     for _ in range(24):
         now += 1700
-        assert kept.get(identity) is not None
-    now += 1700 * 2
-    assert kept.get(identity) is None
+        assert kept.get(identity, is_use=True) is not None
+    now += 1700
+    assert kept.get(identity, is_use=False) is not None
+    now += 101
+    assert kept.get(identity, is_use=True) is None, "a page that refreshes itself does not use its session"
     identity = kept.begin("boss", Secret("t"))
-    while kept.get(identity) is not None:
+    while kept.get(identity, is_use=True) is not None:
         now += 1700
     assert now < 1700 * 60, "a session ends, however busy it is"
 
@@ -506,7 +508,7 @@ def test_session_ends_when_idle_and_after_a_day() -> None:
 def test_logins_of_one_address_are_throttled_after_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_FAILURES_MAX", 2)
     now = 0.0
-    kept = Sessions(lambda: now)
+    kept = Sessions(1800, lambda: now)
     kept.count_failure("192.0.2.1")
     kept.prove_may_try("192.0.2.1")
     kept.count_failure("192.0.2.1")

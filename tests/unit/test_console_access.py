@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from penstock.console import pages
 from penstock.console.actions import ACTIONS
 from penstock.console.fleet import Answers, Fleet
+from penstock.console.sessions import Session, Sessions
 from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError
 from penstock.source.daemon_address import DaemonAddress
 from tests.support.daemon.console import console_of
@@ -153,6 +154,25 @@ def test_login_names_the_daemon_that_refuses_its_token(daemons: Daemons) -> None
         assert (refused.status, f"{SECOND_URL} refuses the token" in refused.words) == (401, True)
         daemons.answers[SECOND_URL] = DOWN
         assert browser.post("/login", {"token": "boss-token"}).status == 303
+
+
+def test_refreshes_of_an_open_page_do_not_keep_its_session(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemons.answers, daemons.accepted = {FIRST_URL: ADMIN}, {FIRST_URL: "boss-token"}
+    uses: list[bool] = []
+    find = Sessions.get
+
+    def get(sessions: Sessions, identity: str, *, is_use: bool) -> Session | None:
+        uses.append(is_use)
+        return find(sessions, identity, is_use=is_use)
+
+    monkeypatch.setattr(Sessions, "get", get)
+    with console_of(FIRST) as browser:
+        browser.post("/login", {"token": "boss-token"})
+        assert browser.get("/pipelines", {"HX-Request": "true"}).status == 200
+        assert browser.get("/pipelines").status == 200
+    assert uses == [False, True]
 
 
 def test_refresh_without_a_session_is_refused_and_does_not_lead_to_the_login(daemons: Daemons) -> None:

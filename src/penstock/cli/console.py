@@ -97,5 +97,6 @@ def _settings(section: "ConsoleSection", config: Path | None) -> "ConsoleSetting
         base_path=section.base_path,
         hosts=section.hosts,
         pipeline_files=files,
+        idle_seconds=section.idle,
         command=(sys.executable, "-m", "penstock.cli.shared.child", str(os.getpid())),
     )

@@ -33,6 +33,7 @@ from penstock.model import Secret, is_loopback
 from penstock.serve.guard import names_this_machine
 from penstock.serve.masking import Masking
 from penstock.serve.problems import status_of
+from penstock.settings.console import IDLE_SECONDS_DEFAULT
 from penstock.source.daemon_address import DaemonAddress
 
 _log = structlog.get_logger(__name__)
@@ -61,8 +62,9 @@ class ConsoleSettings:
 
     `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for what
     no state store has: dead letters, and the settings to compare by. `base_path` is the path behind a reverse
-    proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`.
-    `command` is the command line, as a process that ends with the console; without, it compares nothing.
+    proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`. A
+    session that nobody uses ends after `idle_seconds`. `command` is the command line, as a process that ends
+    with the console; without, it compares nothing.
     """
 
     daemons: tuple[DaemonAddress, ...]
@@ -73,6 +75,7 @@ class ConsoleSettings:
     hosts: tuple[str, ...] = ()
     pipeline_files: tuple[Path, ...] = ()
     command: tuple[str, ...] = ()
+    idle_seconds: float = IDLE_SECONDS_DEFAULT
 
     @property
     def is_private(self) -> bool:
@@ -90,7 +93,7 @@ class Console:
         self._comparisons = Comparisons(settings.command)
         self._renderer = Renderer(settings.base_path)
         self._entrance = Entrance(settings.daemons)
-        self.sessions = Sessions()
+        self.sessions = Sessions(settings.idle_seconds)
         self.streams = Streams()
         routes = [
             *(
@@ -115,7 +118,9 @@ class Console:
     def _visit(self, request: Request) -> Visit:
         """Return a visit with the rights of its user. Raises AuthenticationFailed without a login."""
         identity = request.cookies.get(COOKIE, "")
-        session = self.sessions.get(identity) if identity else None
+        # An open page refreshes itself, also when nobody sits in front of it.
+        is_use = "hx-request" not in request.headers
+        session = self.sessions.get(identity, is_use=is_use) if identity else None
         if session is None:
             # Check the login before asking a daemon: nobody without one may keep threads and daemons busy.
             if not self._settings.is_private:

@@ -49,7 +49,7 @@ def export_lists(page: str, html: str, file_format: str, number: str) -> Respons
     else:
         chosen, out = lists[int(number) - 1], io.StringIO()
         csv.writer(out).writerows(
-            [[_csv_cell(cell) for cell in row] for row in (chosen.columns, *chosen.rows)]
+            [[csv_cell(cell) for cell in row] for row in (chosen.columns, *chosen.rows)]
         )
         content = out.getvalue()
     name = f"{page.strip('/').replace('/', '-') or 'overview'}.{file_format}"
@@ -68,7 +68,8 @@ def read_lists(html: str) -> list[PageList]:
     return parser.lists
 
 
-def _csv_cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
+    """Return a value as a cell that spreadsheets do not take for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 

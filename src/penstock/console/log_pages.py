@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from penstock.console.change_files import export_changes
 from penstock.console.changed_cells import changed_cells
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
@@ -90,6 +91,12 @@ def inspect_transaction(visit: Visit) -> Response:
         except PenstockError as refusal:
             # Show the form again, so that the user can correct the position.
             problem = refusal
+    if visit.is_export and answer:
+        parts = [_part_of(answer["transaction"], change) for change in answer["changes"]]
+        if answer["more"]:
+            more = f"the transaction has more than {rows_max} rows"
+            parts.append({"kind": "problem", "detail": more, "hint": "Export it with a higher limit"})
+        return export_changes("transaction", [*answer["statements"], *parts], visit.query("export"))
     return visit.render(
         "transaction.html",
         choices=choices,
@@ -102,6 +109,11 @@ def inspect_transaction(visit: Visit) -> Response:
         answer=answer,
         changes=[{**part, "cells": changed_cells(part)} for part in answer["changes"]] if answer else [],
     )
+
+
+def _part_of(transaction: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a change with what it has from its transaction."""
+    return {name: transaction[name] for name in ("gtid", "time_us", "server_id", "thread_id")} | {**change}
 
 
 @dataclass(frozen=True)

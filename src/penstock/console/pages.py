@@ -19,6 +19,7 @@ from penstock.console import (
     server_pages,
     subscription_pages,
 )
+from penstock.console.change_files import export_changes
 from penstock.console.changed_cells import changed_cells
 from penstock.console.charts import Chart, draw_chart
 from penstock.console.log_pages import full_in
@@ -248,7 +249,7 @@ def tail(visit: Visit) -> Response:
 
 
 def _with_cells(part: dict[str, Any]) -> dict[str, Any]:
-    return {**part, "cells": changed_cells(part)} if part["kind"] == "row" else part
+    return {**part, "cells": changed_cells(part)} if part["kind"] in ("row", "change") else part
 
 
 def history(visit: Visit) -> Response:
@@ -262,9 +263,10 @@ def history(visit: Visit) -> Response:
         "columns": visit.query("columns").split(),
         "limit": int(limit) if limit.isdecimal() and int(limit) else _CHANGES_DEFAULT,
     }
-    changes = (
-        visit.streams.limited(partial(_parts, visit, url, name, row)) if table and key and url else iter(())
-    )
+    is_asked = bool(table and key and url)
+    changes = visit.streams.limited(partial(_parts, visit, url, name, row)) if is_asked else iter(())
+    if visit.is_export and is_asked:
+        return export_changes("history", changes, visit.query("export"))
     return visit.stream(
         "history.html",
         choices=choices,
@@ -274,9 +276,9 @@ def history(visit: Visit) -> Response:
         key=key,
         columns=visit.query("columns"),
         limit=row["limit"],
-        is_asked=bool(table and key and url),
+        is_asked=is_asked,
         problems=problems,
-        changes=changes,
+        changes=map(_with_cells, changes),
     )
 
 
@@ -287,7 +289,7 @@ def _parts(visit: Visit, url: str, name: str, row: dict[str, Any]) -> Iterator[d
         if part["kind"] == "readers":
             readers = len(part["readers"])
         elif part["kind"] == "change":
-            yield {**part, "cells": changed_cells(part), "readers": readers}
+            yield {**part, "readers": readers}
         elif part["kind"] != "progress":
             yield part
 

@@ -18,7 +18,6 @@ from penstock.model import Secret
 
 COOKIE = "penstock_console"
 
-_IDLE_SECONDS_MAX = 1800.0
 _SECONDS_MAX = 12 * 3600.0
 _SESSIONS_MAX = 1000
 # Failed logins from one address, so that tokens cannot be tried out and nobody else is locked out.
@@ -39,9 +38,13 @@ class Session:
 
 
 class Sessions:
-    """The sessions of a console. Thread-safe; `clock` is monotonic seconds."""
+    """The sessions of a console. Thread-safe; `clock` is monotonic seconds.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    They end after `idle_seconds` without use.
+    """
+
+    def __init__(self, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._idle_seconds = idle_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -60,16 +63,20 @@ class Sessions:
         """Return whether a form comes from a page of this console in this browser."""
         return hmac.compare_digest(self.forgery_token(identity).encode(), token.encode())
 
-    def get(self, identity: str) -> Session | None:
-        """Return the session of a browser, None if it has not logged in or was idle for too long."""
+    def get(self, identity: str, *, is_use: bool) -> Session | None:
+        """Return the session of a browser, None if it has not logged in or was idle for too long.
+
+        A request that a page makes by itself is no use of the session.
+        """
         with self._lock:
             session, now = self._sessions.get(identity), self._clock()
             if session is None:
                 return None
-            if now - session.used > _IDLE_SECONDS_MAX or now - session.began > _SECONDS_MAX:
+            if now - session.used > self._idle_seconds or now - session.began > _SECONDS_MAX:
                 del self._sessions[identity]
                 return None
-            session.used = now
+            if is_use:
+                session.used = now
             return session
 
     def prove_may_try(self, client: str) -> None:

@@ -7,8 +7,10 @@ console: {listen: 127.0.0.1:7080, pipelines: [orders.yaml]}
 from pydantic import Field, field_validator
 
 from penstock.settings.listen import LOOPBACK_DEFAULT, HostPort
-from penstock.settings.values import Section
+from penstock.settings.values import Seconds, Section
 
+# A browser that was left open must not stay an administrator.
+IDLE_SECONDS_DEFAULT = 1800.0
 CONSOLE_LISTEN_DEFAULT = f"{LOOPBACK_DEFAULT}:7080"
 
 
@@ -29,6 +31,12 @@ class ConsoleSection(Section):
     base_path: str = Field(default="", description="the path behind a reverse proxy, such as /penstock")
     hosts: tuple[str, ...] = Field(
         default=(), description="names under which browsers reach the console through a reverse proxy"
+    )
+
+    idle: Seconds = Field(
+        default=IDLE_SECONDS_DEFAULT,
+        gt=0,
+        description="end a session without a click for this long; the refreshes of an open page do not count",
     )
 
     @field_validator("base_path")
