@@ -2,6 +2,7 @@
 """The PostgreSQL sink beyond the common SQL tests (tests/conformance/test_sinks_sql.py)."""
 
 import itertools
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.changes import Target
 from penstock.errors import ConnectionLost, PrivilegeMissing
+from penstock.sinks.postgres.writer import PostgresWriter
 from penstock.sinks.sink import BatchMark, Evolution, make_sink, settings_of
 from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
 from tests.support.pipeline.logged_changes import write_batch
@@ -138,6 +140,67 @@ def test_writer_recovers_from_a_lost_connection_if_it_kept_its_rows(
     writer.abort()
     write_batch(sink, [changes_of(visits, insert(1, page="front"))], 1)
     assert backend.stored(visits) == [("front",)]
+
+
+def test_copied_rows_equal_merged_rows(
+    backend: PostgresBackend, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(schema)
+    targets = [
+        target_of(
+            {"id": "int", "seat": "int", "label": "varchar(20)"}, name=f"{schema}.{name}", unique=[["seat"]]
+        )
+        for name in ("copied", "merged")
+    ]
+    sinks = [backend.sink(), backend.sink()]
+    for sink, target in zip(sinks, targets, strict=True):
+        sink.prepare(target, Evolution.EVOLVE)
+    copy, copied, refused = PostgresWriter._copy_new, 0, 0
+
+    def counted(writer: PostgresWriter, table: str, rows: Any, columns: Any) -> Any:
+        nonlocal copied, refused
+        left = copy(writer, table, rows, columns)
+        copied, refused = copied + rows.num_rows - left.num_rows, refused + left.num_rows
+        return left
+
+    def merged(_writer: PostgresWriter, _table: str, rows: Any, _columns: Any) -> Any:
+        return rows
+
+    for number in range(1, 25):
+        rows = chance.sample(range(60), 12)
+        seats = chance.sample(range(100), 12)
+        # An insert of a key that the target has is a load ahead of the log, or a retry.
+        changes = [
+            insert(number, row, id=row, seat=seat, label=f"{number}")
+            if chance.random() < 0.7
+            else update(number, {"id": row}, {"id": row, "seat": seat, "label": f"{number} again"}, row)
+            for row, seat in zip(rows, seats, strict=True)
+        ]
+        for sink, target, copy_new in zip(sinks, targets, (counted, merged), strict=True):
+            monkeypatch.setattr(PostgresWriter, "_copy_new", copy_new)
+            write_batch(sink, [changes_of(target, *changes)], number)
+    stored = [backend.stored(target) for target in targets]
+    assert stored[0] == stored[1] != []
+    assert copied > 0
+    assert refused > 0
+
+
+def test_account_under_row_level_security_writes_new_rows(backend: PostgresBackend, schema: str) -> None:
+    seats = target_of({"id": "int", "label": "varchar(20)"}, name=f"{schema}.seats")
+    positions = f"{schema}.positions"
+    backend.sink(positions=positions).prepare(seats, Evolution.EVOLVE)
+    account = f"usher_{schema}"
+    backend.sql(
+        f"CREATE ROLE {account} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {account};"
+        f" GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {account};"
+        f" ALTER TABLE {seats.name} ENABLE ROW LEVEL SECURITY;"
+        f" CREATE POLICY own ON {seats.name} USING (true) WITH CHECK (true)"
+    )
+    url = urlsplit(backend.server.url)
+    own_url = url._replace(netloc=f"{account}@{url.netloc.rpartition('@')[2]}").geturl()
+    sink = backend.sink(url=own_url, positions=positions)
+    write_batch(sink, [changes_of(seats, insert(1, id=1, label="front"))], 1)
+    assert backend.stored(seats) == [(1, "front")]
 
 
 def test_values_that_postgresql_cannot_hold_are_null_and_counted(

@@ -33,6 +33,10 @@ _HINT_COLUMNS = "Compare the target's columns: penstock run --dry-run FILE print
 _HINT_GRANT = "Grant the sink's account CREATE on the database, and all rights on the target's tables"
 _HINT_VALUE = "The target's column takes other values than the source's: change it, or map it by a step"
 
+# SQLSTATE of a row whose unique value another row has, and of a table with row-level security, into which the
+# account may insert but not copy.
+DUPLICATE = "23505"
+COPY_REFUSED = "0A000"
 # SQLSTATE codes and classes (PostgreSQL's "Error Codes"). The longest match applies.
 _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
     "08": (ConnectionLost, None),
@@ -164,3 +168,9 @@ def translate_error(problem: "psycopg.Error", where: str) -> PenstockError:
             kind, hint = _CLASSES[code[:length]]
             return kind(f"{where}: {text} (SQLSTATE {code})", hint=hint)
     return ServerUnsupported(f"{where}: {text} (SQLSTATE {code})")
+
+
+def sqlstate_of(error: PenstockError) -> str:
+    """Return the server's SQLSTATE for an error of a session, empty if there is none."""
+    problem = error.__cause__
+    return (problem.sqlstate or "") if isinstance(problem, psycopg.Error) else ""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes one part of a batch to PostgreSQL, in one transaction with the batch's number.
 
-Rows are copied to a temporary table and merged from there by one statement. As in a MySQL target, the rows at
-the end of a batch do not share unique values, so any row in conflict is outdated and deleted.
+Rows that are new in the source are copied into their table. Other rows are copied to a temporary table and
+merged from there by one statement. As in a MySQL target, the rows at the end of a batch do not share unique
+values, so any row in conflict is outdated and deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,18 @@ import pyarrow.compute as pc
 
 from penstock import _native
 from penstock.changes import Target
-from penstock.errors import ConnectionLost, PenstockError, ServerBusy, TransientError
+from penstock.errors import (
+    ConnectionLost,
+    PenstockError,
+    ServerBusy,
+    ServerUnsupported,
+    TransientError,
+    ValueMalformed,
+)
 from penstock.model import TableName
 from penstock.retry import Backoff, Retry
 from penstock.sinks.images import LastImages, puts
-from penstock.sinks.postgres.connection import Session
+from penstock.sinks.postgres.connection import COPY_REFUSED, DUPLICATE, Session, sqlstate_of
 from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt
 from penstock.sinks.sql.rows import in_one_batch, runs, split_rows
@@ -29,6 +37,7 @@ _BACKOFF = Backoff(first=0.05)
 # From this many staged rows on, ANALYZE tells the planner their number.
 _ROWS_ANALYZED = 1000
 _STAGE = "pg_temp.penstock_stage"
+_SAVEPOINT = "penstock_copy"
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class PostgresWriter(SqlWriter):
         self._replay_log: list[Callable[[], None]] | None = []
         self._replay_bytes = 0
         self._claimed = False
+        # Whether rows that are new in the source cannot be copied into their table.
+        self._copy_failed = False
         self._layouts: dict[TableName, Layout] = {}
 
     def empty(self, target: Target, version: int) -> None:
@@ -185,8 +196,46 @@ class PostgresWriter(SqlWriter):
         if deleted.num_rows:
             with_stage = self._stage(table, deleted, key)
             self._session.run(f"DELETE FROM {table} t USING {with_stage} s WHERE {_same(key)}")
+        single = key in layout.keys.values()
+        if single and not self._copy_failed:
+            is_new = pc.equal(written.column("_change_type"), "insert")
+            self._merge_written(target, key, written.filter(pc.invert(is_new)), columns, layout)
+            written = self._copy_new(table, written.filter(is_new), columns)
+        self._merge_written(target, key, written, columns, layout)
+
+    def _copy_new(self, table: str, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.RecordBatch:
+        """Copy rows that are new in the source into their table, and return those that it does not accept.
+
+        Copying costs the target much less than merging. Rows only exist already after a retry, if a full load
+        was ahead of the log, or if the same batch deletes and inserts a key.
+        """
+        copied = 0
+        for share in split_rows(rows):
+            self._session.run(f"SAVEPOINT {_SAVEPOINT}")
+            try:
+                self._copy(table, share, columns)
+            except (ValueMalformed, ServerUnsupported) as problem:
+                if sqlstate_of(problem) not in (DUPLICATE, COPY_REFUSED):
+                    raise
+                self._session.run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                self._copy_failed = True
+                break
+            self._session.run(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            copied += share.num_rows
+        return rows.slice(copied)
+
+    def _merge_written(
+        self,
+        target: Target,
+        key: tuple[str, ...],
+        written: pyarrow.RecordBatch,
+        columns: list[str],
+        layout: Layout,
+    ) -> None:
+        """Write rows, replacing all rows that share a unique value with them."""
         if not written.num_rows:
             return
+        table = table_sql(target.name)
         stage = self._stage(table, written, columns)
         single = key in layout.keys.values()
         for unique_key in layout.keys.values():
