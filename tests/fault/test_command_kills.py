@@ -3,9 +3,11 @@
 
 import json
 import signal
+import sqlite3
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -168,9 +170,36 @@ class DuckdbTarget(Target):
         return list(stored.to_pylist())
 
 
+class SqliteTarget(Target):
+    """Tables in a file."""
+
+    KIND = "sqlite"
+    IN_JSON = False
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / "target.sqlite"
+
+    def settings(self) -> dict[str, Any]:
+        return {"path": str(self.path)}
+
+    def rows(self, database: str, table: str) -> list[Row]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(f'SELECT * FROM "{database}.{table}"')]
+
+
 TARGETS = {
     target.KIND: target
-    for target in (DuckdbTarget, OpenSearchTarget, RabbitTarget, RedisClusterTarget, RocketTarget)
+    for target in (
+        DuckdbTarget,
+        OpenSearchTarget,
+        RabbitTarget,
+        RedisClusterTarget,
+        RocketTarget,
+        SqliteTarget,
+    )
 }
 
 

@@ -15,7 +15,7 @@ PACKAGES = """
 clickhouse_connect confluent_kafka deltalake duckdb elastic_transport pika psycopg pyiceberg pymongo
 pyspark redis
 """.split()
-WITHOUT_PACKAGE = ("drainer", "files", "http", "mysql", "rocketmq", "stdout")
+WITHOUT_PACKAGE = ("drainer", "files", "http", "mysql", "rocketmq", "sqlite", "stdout")
 # The settings that a sink requires.
 SETTINGS = {kind: {"path": "/nowhere/target"} for kind in ("delta", "duckdb", "iceberg")} | {
     "kafka": {"servers": "127.0.0.1:9", "format": "json"},

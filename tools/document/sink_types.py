@@ -22,7 +22,8 @@ _MYSQL = Dialect(mariadb=False, version=(9, 0))
 
 _HEAD = (
     "The column type that a pipeline creates in each kind of target. `files` is Parquet, listed with Arrow\n"
-    "names; `duckdb` has the same types under its own names; `mysql` is MySQL 9. The conformance suite\n"
+    "names; `duckdb` has the same types under its own names; `sqlite` lists its types in\n"
+    "[its guide](../guides/sinks/sqlite.md); `mysql` is MySQL 9. The conformance suite\n"
     "writes every type and reads it back. `redis`, `kafka`, `rabbitmq`, `rocketmq`, `http` and `stdout`\n"
     "write text, as [messages](../formats/messages.md) show it. A value that the target's column cannot\n"
     "hold is written as null and counted."

@@ -9,9 +9,11 @@ process; a test that kills or configures the server starts its own.
 import itertools
 import json
 import shutil
+import sqlite3
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -516,6 +518,26 @@ class DuckdbBackend(_FolderBackend):
         with duckdb.connect(sink.settings.path, read_only=True) as database:
             rows = database.sql(f"SELECT * FROM {_in_database(target)}").to_arrow_table()
         return list(rows.to_pylist())
+
+
+class SqliteBackend(_FolderBackend):
+    """A database file of SQLite."""
+
+    NAME = "sqlite"
+    FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
+
+    def sink(self, **settings: Any) -> Sink:
+        # Batches of different tests have the same numbers.
+        return super().sink(**{"path": str(self.folder / f"{next(_places)}.sqlite")} | settings)
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        with closing(sqlite3.connect(sink.settings.path)) as connection, connection:
+            connection.execute(f'DROP TABLE "{target.name}"')
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        with closing(sqlite3.connect(sink.settings.path)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(f'SELECT * FROM "{target.name}"')]
 
 
 def _in_database(target: Target) -> str:

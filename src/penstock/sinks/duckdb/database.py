@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DuckDB database file: its tables, and the numbers of batches, which a table of its own has.
+"""A DuckDB database file and its tables.
 
 Names are always qualified with the name of the database: a schema may have the same name.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import pyarrow
 
-from penstock.changes import Target
 from penstock.errors import DiskFailed, OptionInvalid, ServerBusy, ValueMalformed
 from penstock.model import TableName
-from penstock.sinks.lake.table import StoredTable
 from penstock.sinks.sink import HINT_GONE, extra_missing
+from penstock.sinks.sql.database_file import DatabaseFile, DatabaseFileTable, quoted
 
-POSITIONS = TableName("penstock", "positions")
 _ROWS_AT_ONCE = 65_536
 # In the message about a file that another program has open. Other messages of this kind are about the file.
 _LOCKED = "Could not set lock on file"
-# Stands for the whole part in the table of numbers.
-_PART = ""
 # DuckDB's messages for files that a retry would not open either.
 _UNUSABLE = (
     "not a valid DuckDB database file",
@@ -39,11 +35,6 @@ def library() -> Any:
     except ImportError as problem:
         raise extra_missing("duckdb", "duckdb") from problem
     return duckdb
-
-
-def quoted(name: str) -> str:
-    """Return an identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 @contextmanager
@@ -77,8 +68,8 @@ def _connect(path: str) -> Any:
         raise DiskFailed(f"{path}: {problem}", hint="Check path of the duckdb sink") from problem
 
 
-class Database:
-    """An open file. Raises Penstock errors."""
+class Database(DatabaseFile):
+    """An open file."""
 
     def __init__(self, path: str) -> None:
         """Open a file. Raises ServerBusy if another program has it open, DiskFailed if it cannot be used."""
@@ -89,7 +80,6 @@ class Database:
             [(self._name,)] = self.run("SELECT current_database()")
 
     def close(self) -> None:
-        """Close the file. What was not committed is undone."""
         self._connection.close()
 
     def run(self, sql: str, values: Sequence[Any] = (), rows: pyarrow.Table | None = None) -> list[Any]:
@@ -106,14 +96,9 @@ class Database:
         return self._connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE)
 
     def name_of(self, table: TableName) -> str:
-        """Return the qualified name of a table."""
         return ".".join(map(quoted, (self._name, table.database, table.table)))
 
     def columns_of(self, table: TableName, spellings: Sequence[str] = ()) -> pyarrow.Schema | None:
-        """Return the columns of a table, None if it does not exist.
-
-        A column that differs from one of `spellings` only in case has that name.
-        """
         matches = self.run(
             "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND lower(schema_name) = lower(?)"
             " AND lower(table_name) = lower(?)",
@@ -127,78 +112,24 @@ class Database:
             [field.with_name(spelled.get(field.name.lower(), field.name)) for field in schema]
         )
 
-    def create_schema(self, name: str) -> None:
-        """Create a schema unless it exists."""
-        self.run(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._name)}.{quoted(name)}")
+    def delete(self, table: TableName, keys: pyarrow.Table) -> None:
+        # A zero date in a key is null.
+        columns = map(quoted, keys.schema.names)
+        same = " AND ".join(f"t.{column} IS NOT DISTINCT FROM s.{column}" for column in columns)
+        self.run(f"DELETE FROM {self.name_of(table)} AS t USING incoming AS s WHERE {same}", rows=keys)
 
-    # --- Numbers ------------------------------------------------------------------------------
+    def insert(self, table: TableName, rows: pyarrow.Table) -> None:
+        names = ", ".join(map(quoted, rows.schema.names))
+        self.run(f"INSERT INTO {self.name_of(table)} ({names}) SELECT {names} FROM incoming", rows=rows)
 
-    def number_of_part(self, application: str, part: int) -> int | None:
-        """Return the number of the last batch of which the file has a part."""
-        return self._number(f"application = ? AND part = ? AND target = '{_PART}'", (application, part))
-
-    def number_of_table(self, application: str, table: TableName) -> int | None:
-        """Return the number of the last batch that a table has."""
-        return self._number("application = ? AND target = ?", (application, str(table)))
-
-    def _number(self, condition: str, values: Sequence[Any]) -> int | None:
-        if self.columns_of(POSITIONS) is None:
-            return None
-        query = f"SELECT max(number) FROM {self.name_of(POSITIONS)} WHERE {condition}"
-        with translate_errors(f"{self.path}: {POSITIONS}"):
-            number: int | None = self.run(query, values)[0][0]
-        return number
-
-    def store_numbers(self, numbers: Mapping[str, int], part: int, tables: Sequence[TableName]) -> None:
-        """Store numbers by application, for a part and for the tables that it wrote."""
-        positions = self.name_of(POSITIONS)
-        if self.columns_of(POSITIONS) is None:
-            self.create_schema(POSITIONS.database)
-            self.run(
-                f"CREATE TABLE {positions} (application VARCHAR, part INTEGER, target VARCHAR, number BIGINT)"
-            )
-        for application, number in numbers.items():
-            for target in (_PART, *map(str, tables)):
-                row = (application, part, target)
-                self.run(f"DELETE FROM {positions} WHERE application = ? AND part = ? AND target = ?", row)
-                self.run(f"INSERT INTO {positions} VALUES (?, ?, ?, ?)", (*row, number))
+    def create_table(self, table: TableName, schema: pyarrow.Schema) -> None:
+        self.run(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._name)}.{quoted(table.database)}")
+        create = f"CREATE TABLE IF NOT EXISTS {self.name_of(table)} AS SELECT * FROM incoming"
+        self.run(create, rows=schema.empty_table())
 
 
-class DuckdbTable(StoredTable):
-    """A table. The file is closed after each call."""
-
-    def __init__(self, path: str, name: TableName, schema: pyarrow.Schema) -> None:
-        self._path = path
-        self._name = name
-        self.schema = schema
-
-    @classmethod
-    def open(cls, database: Database, target: Target) -> Self | None:
-        """Return a target's table, None if it does not exist. Closes the file."""
-        try:
-            schema = database.columns_of(target.name, target.column_names)
-        finally:
-            database.close()
-        return None if schema is None else cls(database.path, target.name, schema)
-
-    @classmethod
-    def create(cls, database: Database, target: Target, schema: pyarrow.Schema) -> Self:
-        """Create a target's table unless it exists. Closes the file."""
-        try:
-            database.create_schema(target.name.database)
-            name = database.name_of(target.name)
-            database.run(
-                f"CREATE TABLE IF NOT EXISTS {name} AS SELECT * FROM incoming", rows=schema.empty_table()
-            )
-            stored = database.columns_of(target.name, target.column_names)
-        finally:
-            database.close()
-        assert stored is not None, "it has just been created"
-        return cls(database.path, target.name, stored)
-
-    def number(self, application: str) -> int | None:
-        with self._opened() as database:
-            return database.number_of_table(application, self._name)
+class DuckdbTable(DatabaseFileTable):
+    """A table of the file."""
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
         with self._opened() as database:
@@ -206,7 +137,7 @@ class DuckdbTable(StoredTable):
 
     def widen(self, schema: pyarrow.Schema) -> None:
         with self._opened() as database:
-            name = database.name_of(self._name)
+            name = database.name_of(self.name)
             for field in schema:
                 if field.name in self.schema.names and self.schema.field(field.name).type != field.type:
                     kind = _type_of(database, field)
@@ -218,21 +149,12 @@ class DuckdbTable(StoredTable):
         # DuckDB answers with the table's own spelling.
         names = ", ".join(f"{name} AS {name}" for name in known)
         with self._opened() as database:
-            yield from database.batches(f"SELECT {names} FROM {database.name_of(self._name)}")
+            yield from database.batches(f"SELECT {names} FROM {database.name_of(self.name)}")
 
     def _add_columns(self, database: Database, columns: Sequence[pyarrow.Field]) -> None:
-        name = database.name_of(self._name)
+        name = database.name_of(self.name)
         for field in columns:
             database.run(f"ALTER TABLE {name} ADD COLUMN {quoted(field.name)} {_type_of(database, field)}")
-
-    @contextmanager
-    def _opened(self) -> Iterator[Database]:
-        database = Database(self._path)
-        try:
-            with translate_errors(f"{self._path}: {self._name}"):
-                yield database
-        finally:
-            database.close()
 
 
 def _type_of(database: Database, field: pyarrow.Field) -> str:
