@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import random
 import signal
 import subprocess
 import threading
@@ -19,7 +20,7 @@ from penstock.engine.run import PipelineRun
 from penstock.errors import ConnectionLost, StepFailed
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.dead_letter import dead_letters
-from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
+from penstock.pipeline.settings import PipelineSettings, load_pipeline, pipeline_of_values
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import PENSTOCK, DaemonProcess
 from tests.support.suite.fixture_types import FreshDatabase
@@ -182,6 +183,44 @@ def test_run_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
     assert running.failure is None
     rows = sum(batch["rows"] for batch in running.batches)
     assert len(running.batches) < rows, "what has arrived is written together"
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_batch_recording.py::test_batches_of_a_sink_that_can_rewind_are_recorded_together"
+)
+def test_killed_run_writes_its_unrecorded_batches_again(shop: Shop) -> None:
+    file = shop.folder / "pipeline.yaml"
+    file.write_text(yaml.safe_dump(shop.value))
+    done, chosen = threading.Event(), random.Random(7)
+
+    def write() -> None:
+        with shop.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            while not done.is_set():
+                row = chosen.randint(1, 40)
+                if chosen.random() < 0.3:
+                    cursor.execute(f"DELETE FROM {shop.table} WHERE id = {row}")
+                else:
+                    cursor.execute(
+                        f"REPLACE INTO {shop.table} VALUES ({row}, 'a', {chosen.randint(1, 9999)})"
+                    )
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        words = [*PENSTOCK, "run", "--local", str(file), "--json"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killed:
+            assert killed.stdout is not None
+            batches = (json.loads(line) for line in killed.stdout if line.startswith("{"))
+            for _ in itertools.takewhile(lambda report: report.get("batch", 0) < 50, batches):
+                pass
+            killed.kill()
+    finally:
+        done.set()
+        writer.join()
+    rows = shop.server.sql(f"SELECT id, total FROM {shop.table}")
+    wanted = {int(row): float(total) for row, total in rows}
+    with Running(load_pipeline(file), standby=True):
+        shop.wait_for(lambda cached: {row: float(value["total"]) for row, value in cached.items()} == wanted)
 
 
 def test_run_continues_where_it_stopped_and_follows_new_columns(shop: Shop) -> None:

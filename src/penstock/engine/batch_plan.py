@@ -66,6 +66,15 @@ def task_plan(
     )
 
 
+def planned_again(logs: Mapping[str, SourceLog], record: BatchRecord) -> BatchRecord:
+    """Return a batch with the same changes, at their positions in the logs that answer now."""
+    ranges: list[RangeWork] = []
+    for name in record.begin:
+        begin, end = Offset.from_json(record.begin[name]), Offset.from_json(record.end[name])
+        ranges += logs[name].works(begin, end)
+    return replace(record, ranges=tuple(ranges))
+
+
 def parts_for(ranges: Sequence[RangeWork], chunks: Sequence[ChunkWork], cores: int) -> int:
     """Return how many tasks write a batch: a single one if it would take longer to spread its rows."""
     stretches = [(work.byte_range.start, work.byte_range.stop) for work in ranges]

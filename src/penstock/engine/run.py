@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from penstock.engine.batch_plan import floors_of, mark_of, parts_for, task_plan
+from penstock.engine.batch_plan import floors_of, mark_of, parts_for, planned_again, task_plan
 from penstock.engine.beginning import (
     at_their_servers,
     check_sink,
@@ -27,6 +27,7 @@ from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.pacing import Pacing
 from penstock.engine.progress import Progress
+from penstock.engine.recording import Recording
 from penstock.engine.servers import SourceServers, watched
 from penstock.engine.set_aside import ASIDE_SECONDS, SourcesAside, ask_source, failed_sources, named
 from penstock.engine.shared_ends import SharedEnds
@@ -47,7 +48,7 @@ from penstock.errors import (
     TransientError,
 )
 from penstock.pipeline.cascades import CascadeWatch
-from penstock.pipeline.record import BatchRecord, RangeWork
+from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
 from penstock.pipeline.verify.narrowing import narrow_rereads
@@ -245,6 +246,7 @@ class PipelineRun:
 
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
         """Run batches until the end of the run. Return None to take back a source that was set aside."""
+        self._recording = Recording(state, self._sink)
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._stretches.open(self._logs, self._loading, state.shards)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
@@ -281,6 +283,7 @@ class PipelineRun:
                 if self._until_caught_up and self._stretches.is_caught_up(checkpoint):
                     break
                 self._note_progress()
+                self._recording.settle(checkpoint)
                 self._progress.idle(checkpoint, state)
                 pacing.wait_for_changes(self._logs.values())
                 continue
@@ -288,6 +291,7 @@ class PipelineRun:
             # A run with a fixed end gains nothing by waiting for more changes.
             if not self._loading.is_loading(checkpoint) and not self._until_caught_up:
                 pacing.wait_after_batch(started, self._progress.rows_of_batch)
+        self._recording.settle(checkpoint)
         self._progress.settle(state)
         return checkpoint
 
@@ -372,7 +376,7 @@ class PipelineRun:
         self._progress.begin_batch(record)
         if not written:
             self._unwritten = record.number
-            self._retried(partial(state.begin, record), state)
+            self._retried(partial(self._recording.begin, record, checkpoint), state)
         learned, started = Learned(), time.monotonic()
 
         def attempt() -> Outcome:
@@ -381,12 +385,12 @@ class PipelineRun:
                 return self._rounds(state, checkpoint, record, learned)
             except (ServerChanged, PositionInvalid):
                 # The log of the server that answers now has the same transactions at other positions.
-                record = self._planned_again(record)
+                record = planned_again(self._logs, record)
                 if self._has_ranges_by_part():
                     # Parts already written covered other ranges: a duplicate is better than a loss.
                     checkpoint = state.write(replace(checkpoint, number=record.number))
                     record = replace(record, number=record.number + 1)
-                state.begin(record)
+                self._recording.begin(record, checkpoint)
                 learned.statements.clear()
                 self._tables.undone()
                 return self._rounds(state, checkpoint, record, learned)
@@ -411,15 +415,16 @@ class PipelineRun:
         read = self._read_to(checkpoint, record, state)
 
         def commit() -> None:
-            state.confirm()
-            self._sink.commit(mark, outcome.receipts)
+            if type(self._sink).commit is not Sink.commit:
+                state.confirm()
+                self._sink.commit(mark, outcome.receipts)
 
         ran = time.monotonic()
         self._retried(commit, state)
         committed = time.monotonic()
         floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
-        checkpoint = self._record(state, checkpoint, record, floors, read)
-        for name in self._logs.keys() & checkpoint.offsets.keys():
+        checkpoint, is_recorded = self._record(state, checkpoint, record, floors, read, outcome)
+        for name in self._logs.keys() & checkpoint.offsets.keys() if is_recorded else ():
             self._logs[name].hold(Offset.from_json(checkpoint.offsets[name]))
         self._loading.done(checkpoint, record)
         self._aside.worked(record.sources)
@@ -435,15 +440,16 @@ class PipelineRun:
         record: BatchRecord,
         floors: Mapping[str, int],
         read: Mapping[str, int],
-    ) -> Checkpoint:
-        """Record a batch that the sink has committed."""
+        outcome: Outcome | None = None,
+    ) -> tuple[Checkpoint, bool]:
+        """Record a batch that the sink has committed; see `Recording.end`."""
         self._tables.done()
         checkpoint = replace(checkpoint.after(record), stopped=dict(self._tables.stopped))
         loads = {key: replace(checkpoint.loads[key], floor=floor) for key, floor in floors.items()}
         checkpoint = replace(checkpoint, loads={**checkpoint.loads, **loads}).with_read_versions(read)
-        recorded: Checkpoint = self._retried(partial(state.write, checkpoint), state)
+        is_recorded = self._retried(partial(self._recording.end, record, checkpoint, outcome), state)
         self._begun = None
-        return recorded
+        return checkpoint, is_recorded
 
     def _settle(self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord) -> Checkpoint:
         """Record an interrupted exact load that a feed has already, or abandon its batch number."""
@@ -454,7 +460,8 @@ class PipelineRun:
         if floors is None:
             return self._given_up(state, checkpoint, record, None)
         _log.info("a load that was committed is recorded", batch=record.number)
-        checkpoint = self._record(state, checkpoint, record, floors, self._read_to(checkpoint, record, state))
+        read = self._read_to(checkpoint, record, state)
+        checkpoint, _ = self._record(state, checkpoint, record, floors, read)
         self._loading.done(checkpoint, record)
         return checkpoint
 
@@ -557,13 +564,6 @@ class PipelineRun:
         if failure.source and (isinstance(failure.error, TransientError) or not failure.table):
             self._blamed = failure.error, failure.source
         return failure.error
-
-    def _planned_again(self, record: BatchRecord) -> BatchRecord:
-        ranges: list[RangeWork] = []
-        for name in record.begin:
-            begin, end = Offset.from_json(record.begin[name]), Offset.from_json(record.end[name])
-            ranges += self._logs[name].works(begin, end)
-        return replace(record, ranges=tuple(ranges))
 
     def _new_retries(self, seconds_max: float = math.inf) -> Retry:
         return Retry(

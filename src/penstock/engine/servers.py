@@ -95,8 +95,11 @@ def watched(sources: Sequence[PipelineSource], report: Callable[[PenstockError],
 
     Tasks retry by themselves, and report the reason only when they give up.
     """
-    ended = threading.Event()
     addresses = {source.server for source in sources if source.server is not None}
+    if not addresses:
+        yield
+        return
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(_WATCH_SECONDS):

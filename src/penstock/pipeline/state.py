@@ -15,6 +15,7 @@
 
 A batch is recorded before it runs. After the sink has committed it, a single write of the checkpoint marks it
 done. A runner that dies at any moment therefore leaves either a batch to run again or a batch that is done.
+`penstock.engine.recording` says which batches need no record.
 
 Any process can call `request_resnapshot`, whether or not the pipeline runs. Before its next batch, the runner
 cuts the table into chunks and mixes them into the following batches as `ChunkWork` with the request's number.

@@ -221,6 +221,9 @@ class Sink(ABC):
     makes_files: bool = False
     # Whether the sink keeps the connections of its writers, and nothing else, for writers of later batches.
     keeps_connections: bool = False
+    # Whether changes may be written again from any earlier position, in other batches, with the same result.
+    # Then no batch is recorded before it runs, and its end may be recorded together with later ones.
+    can_rewind: bool = False
     # Whether stored values have their column's type. Otherwise a value may have the column's previous type
     # until the table has been read again.
     keeps_types: bool = True

@@ -82,6 +82,7 @@ class RedisSink(Sink):
         self.password: Secret | None = settings.secret()
         listed = settings.write == "list"
         self.delivery = Delivery.AT_LEAST_ONCE if listed else Delivery.IDEMPOTENT
+        self.can_rewind = not listed
         # With a key template, an update may move a row to another key, so every image matters.
         self.keeps_state = self.shares_columns = settings.key is None and not listed
         self.load_spread = Spread.RANGES if self.keeps_state else None

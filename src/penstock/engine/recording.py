@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a run records the batches that it begins and completes.
+
+A batch is recorded before it runs, so that a replay covers the same changes under the same number, and again
+when it is done. A sink that `can_rewind` needs neither: a replay may begin at any earlier position. Its small
+batches at the head of a log take less time than two durable writes, so their ends are recorded together. The
+records of loads and of rejected rows are never delayed.
+"""
+
+import time
+
+from penstock.engine.job import Outcome
+from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.state import Checkpoint, PipelineState
+from penstock.sinks.sink import Sink
+
+# How much of the target's latest changes a replay after a crash may write again.
+_UNRECORDED_SECONDS_MAX = 0.1
+
+
+class Recording:
+    """Records the batches of one attempt of a run. Its methods raise LeaseLost and CoordinationLost."""
+
+    def __init__(self, state: PipelineState, sink: Sink) -> None:
+        self._state = state
+        self._can_rewind = sink.can_rewind
+        self._recorded_at = 0.0
+        # Whether batches are done that the state does not have yet.
+        self._is_behind = False
+
+    def begin(self, record: BatchRecord, checkpoint: Checkpoint) -> None:
+        """Record a batch before it runs, if its replay must be the same batch."""
+        if self._can_rewind and not record.chunks:
+            return
+        # A batch that was begun is found by the number after the checkpoint's.
+        self.settle(checkpoint)
+        self._state.begin(record)
+
+    def end(self, record: BatchRecord, checkpoint: Checkpoint, outcome: Outcome | None) -> bool:
+        """Record that a batch is done, now or with later batches. Return whether it is recorded."""
+        is_plain = not record.chunks and outcome is not None
+        has_rejected = outcome is not None and any(counts.rejected for counts in outcome.counts)
+        is_due = time.monotonic() >= self._recorded_at + _UNRECORDED_SECONDS_MAX
+        self._is_behind = True
+        if self._can_rewind and is_plain and not has_rejected and not is_due:
+            return False
+        self.settle(checkpoint)
+        return True
+
+    def settle(self, checkpoint: Checkpoint) -> None:
+        """Record the run's latest checkpoint, unless the state has it."""
+        if self._is_behind:
+            self._state.write(checkpoint)
+            self._is_behind = False
+            self._recorded_at = time.monotonic()
