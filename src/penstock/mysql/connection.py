@@ -21,7 +21,7 @@ from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupp
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, mariadb_gtids
 from penstock.model import ServerAddress
 from penstock.mysql.dial import CONNECT_SECONDS_MAX, dial
-from penstock.mysql.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate
+from penstock.mysql.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_of, translate_error
 
 MYSQL = "mysql"
 MARIADB = "mariadb"
@@ -124,7 +124,7 @@ class Connection(Closing):
                     return list(cursor.fetchall())
             except pymysql.err.Error as problem:
                 if alternatives_left == 0 or number_of(problem) not in SPELLED_OTHERWISE:
-                    raise translate(problem, str(self.address)) from problem
+                    raise translate_error(problem, str(self.address)) from problem
         raise AssertionError("no spelling was given")
 
     def variables(self, *names: str) -> dict[str, str]:
@@ -232,7 +232,7 @@ class Connection(Closing):
         try:
             self._session._execute_command(pymysql.constants.COMMAND.COM_QUERY, sql.encode())
         except pymysql.err.Error as problem:
-            raise translate(problem, str(self.address)) from problem
+            raise translate_error(problem, str(self.address)) from problem
         assert self._session._sock is not None, "the connection is lost"
         stream: socket.socket = self._session._sock
         return stream
@@ -244,7 +244,7 @@ class Connection(Closing):
             self._session._execute_command(code, payload)
             self._session._read_ok_packet()
         except pymysql.err.Error as problem:
-            error = translate(problem, str(self.address))
+            error = translate_error(problem, str(self.address))
             if isinstance(error, AuthenticationFailed):
                 # The account has already logged in. For a command, the same error number means a missing
                 # privilege.
@@ -289,7 +289,7 @@ def connect(address: ServerAddress, answer_seconds: float = ANSWER_SECONDS_MAX) 
             address, autocommit=True, read_seconds=answer_seconds, write_seconds=CONNECT_SECONDS_MAX
         )
     except pymysql.err.Error as problem:
-        raise translate(problem, str(address)) from problem
+        raise translate_error(problem, str(address)) from problem
     return Connection(address, session)
 
 

@@ -6,6 +6,7 @@ belong to the client library. Texts differ by version and language, so they are 
 """
 
 import ssl
+from collections.abc import Mapping
 
 import pymysql.err
 
@@ -38,7 +39,10 @@ HINT_GRANT = "`penstock check` prints the GRANT statement that is missing"
 _HINT_GC = "Keep old versions for longer: SET GLOBAL tidb_gc_life_time = '24h'"
 _HINT_BINLOG = "Start the server with --log-bin --server-id=1"
 
-_CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
+# The error and the hint for each number.
+Classes = Mapping[int, tuple[type[PenstockError], str | None]]
+
+_CLASSES: Classes = {
     1045: (AuthenticationFailed, _HINT_ACCOUNT),  # access denied for user
     1698: (AuthenticationFailed, _HINT_ACCOUNT),  # access denied, socket or no-password plugin
     1130: (AuthenticationFailed, _HINT_ACCOUNT),  # host is not allowed to connect
@@ -92,14 +96,23 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
 }
 
 
-def error_of(number: int, message: str, *, position: str | None = None) -> PenstockError:
-    """Return the error for a number sent by the server. An unlisted number is ServerUnsupported."""
-    kind, hint = _CLASSES.get(number, (ServerUnsupported, None))
+def error_of(
+    number: int, message: str, *, position: str | None = None, of_target: Classes | None = None
+) -> PenstockError:
+    """Return the error for a number sent by the server. An unlisted number is ServerUnsupported.
+
+    `of_target` are the errors that mean something else, or have another hint, for the server of a target.
+    """
+    unlisted = ServerUnsupported, None
+    kind, hint = (of_target or {}).get(number) or _CLASSES.get(number, unlisted)
     return kind(f"{message} (server error {number})", position=position, hint=hint)
 
 
-def translate(problem: pymysql.err.Error, server: str) -> PenstockError:
-    """Translate a PyMySQL error into a Penstock error. `server` names the server without a password."""
+def translate_error(
+    problem: pymysql.err.Error, server: str, *, of_target: Classes | None = None
+) -> PenstockError:
+    """Translate a PyMySQL error into a Penstock error, as `error_of` does. `server` names the server without
+    a password."""
     number, message = _number_and_text(problem)
     cause = getattr(problem, "original_exception", None)
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
@@ -111,7 +124,7 @@ def translate(problem: pymysql.err.Error, server: str) -> PenstockError:
         return AnswerTimedOut(f"{server} does not answer: {message}")
     if number == 0:
         return ConnectionLost(f"{server}: {message or 'the connection is closed'}")
-    return error_of(number, f"{server}: {message}")
+    return error_of(number, f"{server}: {message}", of_target=of_target)
 
 
 def number_of(problem: pymysql.err.Error) -> int:

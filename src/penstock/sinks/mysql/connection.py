@@ -5,7 +5,6 @@ Statements that write rows come as bytes from the kernel, and PyMySQL does not p
 """
 
 import re
-import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +22,13 @@ from penstock.errors import (
     PrivilegeMissing,
     SchemaChanged,
     ServerBusy,
-    ServerUnsupported,
     TlsFailed,
     ValueMalformed,
 )
 from penstock.model import ServerAddress
 from penstock.mysql.dial import dial
 from penstock.mysql.result_batches import read_batches
+from penstock.mysql.server_errors import NO_SUCH_TABLE, Classes, number_of, translate_error
 
 # A statement that adds a column to a large table, or waits for a lock, may take long.
 STATEMENT_SECONDS_MAX = 3600.0
@@ -37,11 +36,8 @@ STATEMENT_SECONDS_MAX = 3600.0
 _READ_BYTES = 1 << 20
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 
-DEADLOCK = 1213
 DUPLICATE = 1062
-LOCK_WAIT_TIMEOUT = 1205
 NO_SUCH_DATABASE = 1049
-NO_SUCH_TABLE = 1146
 
 _HINT_ACCOUNT = "Check user, password and host of the sink in the pipeline's file"
 _HINT_GRANT = "Grant the sink's account SELECT, INSERT, UPDATE, DELETE, CREATE and ALTER on the target tables"
@@ -52,11 +48,10 @@ _HINT_REFUSED = (
 )
 _HINT_DISK = "Make room on the target's disk"
 
-_CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
-    1040: (ServerBusy, None),  # too many connections
+# What a target adds to the errors of every server.
+_OF_TARGET: Classes = {
     1044: (PrivilegeMissing, _HINT_GRANT),
     1045: (AuthenticationFailed, _HINT_ACCOUNT),
-    1053: (ConnectionLost, None),  # server shutdown in progress
     NO_SUCH_DATABASE: (SchemaChanged, _HINT_COLUMNS),
     1054: (SchemaChanged, _HINT_COLUMNS),  # no such column
     1129: (AuthenticationFailed, _HINT_ACCOUNT),
@@ -65,31 +60,18 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     1142: (PrivilegeMissing, _HINT_GRANT),
     1143: (PrivilegeMissing, _HINT_GRANT),
     NO_SUCH_TABLE: (SchemaChanged, _HINT_COLUMNS),
-    1203: (ServerBusy, None),
-    LOCK_WAIT_TIMEOUT: (ServerBusy, None),
     1206: (ServerBusy, None),  # the lock table is full
-    DEADLOCK: (ServerBusy, None),
-    1226: (ServerBusy, None),
     1227: (PrivilegeMissing, _HINT_GRANT),
     1290: (ServerBusy, None),  # The server is read-only, for example during a failover.
     1836: (ServerBusy, None),
-    1317: (ConnectionLost, None),
     1370: (PrivilegeMissing, _HINT_GRANT),
     1698: (AuthenticationFailed, _HINT_ACCOUNT),
-    1927: (ConnectionLost, None),  # MariaDB: the connection was killed
-    2002: (ConnectionLost, None),
-    2003: (ConnectionLost, None),
-    2006: (ConnectionLost, None),
-    2013: (ConnectionLost, None),
-    2014: (ConnectionLost, None),
+    2061: (AuthenticationFailed, _HINT_ACCOUNT),
     2026: (TlsFailed, "Set ssl_mode in the sink's url: the server and the TLS settings do not agree"),
-    2055: (ConnectionLost, None),
     3159: (
         TlsFailed,
         "The server takes encrypted connections only: add ?ssl_mode=required to the sink's url",
     ),
-    3169: (ConnectionLost, None),
-    4031: (ConnectionLost, None),
     **dict.fromkeys(
         (1048, 1138), (ValueMalformed, "The target's column is NOT NULL where the source's value is null")
     ),
@@ -107,6 +89,8 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     ),
     # Foreign keys, checks, views with a check option, and signals of triggers.
     **dict.fromkeys((1216, 1217, 1369, 1451, 1452, 1644, 3819, 4025), (ValueMalformed, _HINT_REFUSED)),
+    # TiDB has collected the versions that the transaction reads: the next one reads later versions.
+    **dict.fromkeys((8055, 9006), (ServerBusy, None)),
     # No space for a file, for a table, or for a temporary file.
     **dict.fromkeys((3, 1021, 1114), (DiskFailed, _HINT_DISK)),
 }
@@ -197,7 +181,7 @@ class Session(Closing):
         self.execute(b"ROLLBACK")
 
     def _translate(self, problem: pymysql.err.Error) -> PenstockError:
-        return translate_error(problem, str(self.address))
+        return translate_error(problem, str(self.address), of_target=_OF_TARGET)
 
 
 def connect(address: ServerAddress, *statements: str) -> Session:
@@ -215,7 +199,7 @@ def connect(address: ServerAddress, *statements: str) -> Session:
             conv=_CONVERSIONS,
         )
     except pymysql.err.Error as problem:
-        raise translate_error(problem, str(address)) from problem
+        raise translate_error(problem, str(address), of_target=_OF_TARGET) from problem
     session = Session(address, connection)
     try:
         session.run(f"SET SESSION time_zone='+00:00', SESSION sql_mode='{SQL_MODE}'")
@@ -233,31 +217,7 @@ _CONVERSIONS: dict[Any, Any] = dict(pymysql.converters.encoders)
 SQL_MODE = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 
 
-def translate_error(problem: pymysql.err.Error, server: str) -> PenstockError:
-    """Return the Penstock error for a PyMySQL error. `server` is its address without a password."""
-    match problem.args:
-        case (int(number), message, *_):
-            pass
-        case (message, *_):
-            number = 0
-        case _:
-            number, message = 0, ""
-    cause = getattr(problem, "original_exception", None)
-    if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-        return TlsFailed(
-            f"{server}: TLS could not be set up: {cause.reason or cause}",
-            hint="Check ssl_mode and ssl_ca in the sink's url: does that authority sign for the server?",
-        )
-    if number == 0:
-        return ConnectionLost(f"{server}: {message or 'the connection is closed'}")
-    kind, hint = _CLASSES.get(number, (ServerUnsupported, None))
-    return kind(f"{server}: {message} (server error {number})", hint=hint)
-
-
-def number_of(error: PenstockError) -> int:
+def refusal_of(error: PenstockError) -> int:
     """Return the server's error number for an error of a session, 0 if there is none."""
     problem = error.__cause__
-    match problem.args if isinstance(problem, pymysql.err.Error) else ():
-        case (int(number), *_):
-            return number
-    return 0
+    return number_of(problem) if isinstance(problem, pymysql.err.Error) else 0

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from penstock.errors import ConnectionLost, LeaseLost, PenstockError, ServerBusy, TransientError
 from penstock.model import TableName
+from penstock.mysql.server_errors import NO_SUCH_TABLE
 from penstock.retry import Backoff, Retry
-from penstock.sinks.mysql.connection import NO_SUCH_DATABASE, NO_SUCH_TABLE, Session, number_of
+from penstock.sinks.mysql.connection import NO_SUCH_DATABASE, Session, refusal_of
 from penstock.sinks.mysql.tables import create_database, layout_of
 from penstock.sinks.sink import BatchMark, applications_of
 
@@ -173,7 +174,7 @@ def has_numbers(session: Session, positions: TableName, pipeline: str) -> bool:
         query = f"SELECT 1 FROM {positions.sql} WHERE LEFT(application, %s) = %s LIMIT 1"
         return bool(session.run(query, (len(prefix), prefix)))
     except PenstockError as error:
-        if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
+        if refusal_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
             return False
         raise
 
@@ -184,7 +185,7 @@ def last_number(session: Session, positions: TableName, mark: BatchMark) -> int 
         query = f"SELECT MAX(number) FROM {positions.sql} WHERE application = %s AND part >= 0"
         ((number,),) = session.run(query, (mark.application,))
     except PenstockError as error:
-        if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
+        if refusal_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
             return None
         raise
     return None if number is None else int(number)
@@ -200,7 +201,7 @@ def stored_number(session: Session, positions: TableName, mark: BatchMark, part:
         # End the snapshot, so that the part's own transaction does not read it.
         session.rollback()
     except PenstockError as error:
-        if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
+        if refusal_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
             return None
         raise
     if rows:

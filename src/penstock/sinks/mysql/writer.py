@@ -19,7 +19,7 @@ from penstock.changes import Target
 from penstock.errors import ValueMalformed
 from penstock.model import TableName
 from penstock.sinks.images import LastImages, puts
-from penstock.sinks.mysql.connection import DUPLICATE, Session, number_of
+from penstock.sinks.mysql.connection import DUPLICATE, Session, refusal_of
 from penstock.sinks.mysql.drainer_marks import drainer_mark_statement
 from penstock.sinks.mysql.log import logged_statements
 from penstock.sinks.mysql.odd import (
@@ -248,7 +248,7 @@ class MysqlWriter(SqlWriter):
                     self._run(transaction, insert_statements(share, target, columns, bytes_max))
                     continue
                 except ValueMalformed as problem:
-                    if number_of(problem) != DUPLICATE:
+                    if refusal_of(problem) != DUPLICATE:
                         raise
                     self._insert_failed = True
             self._run(transaction, replace_statements(share, target, layout, bytes_max))
