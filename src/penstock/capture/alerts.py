@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of an instance that its operator should know of."""
+"""The conditions of an instance that its operator should know about."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from penstock.settings.alerts import AlertSettings
 from penstock.sizes import size_text
 from penstock.telemetry.alerts import Alert
 
-# A capture that is behind by less may have been measured between two packets.
+# A smaller lag may have been measured between two packets.
 _LAGGING_SECONDS = 60.0
 
 _HINT_STATUS = "Run: penstock status"

@@ -42,8 +42,8 @@ STREAM_TRIES_MAX = 3
 # does not reset the count of replacements that are more recent than this.
 _REPLACEMENT_WINDOW_SECONDS = 60.0
 
-# The daemon cannot recover from these by retrying.
-# A transaction that came too late would not be noticed again.
+# The daemon cannot recover from these errors by retrying. A transaction that arrived too late would not be
+# noticed again.
 _NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded, TransactionLate)
 # Errors of the local log, which do not depend on the server. A restart ends the process that holds the lock.
 _LOG_ERRORS = (LogFull, LogLocked, DiskFailed)
@@ -103,7 +103,8 @@ class Attempts:
             self._replaced_at = now
             self._tries = self._replaced
         if self._failing_since is None:
-            # A server that was silent has been failing for as long, which counts towards the fail-over.
+            # A silent server has been failing since its silence began, and that time counts towards the
+            # failover.
             silent_seconds = problem.silent_seconds if isinstance(problem, ConnectionLost) else 0
             self._failing_since = now - silent_seconds
         if isinstance(problem, _PERMANENT_ON_SERVER) and self.chosen is not None:

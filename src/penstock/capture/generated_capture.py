@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What captures have in common whose log Penstock generates: merges, TiDB clusters, and TiCDC's output."""
+"""The common part of captures whose log Penstock generates: merges, TiDB clusters, and TiCDC's output."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ class GeneratedCapture(Capture):
 
     @property
     def _origin(self) -> str:
-        """What is read, in the words of the status."""
+        """What is captured, as shown in the status."""
         return self._settings.source
 
     def snapshot(self) -> CaptureStatus:
@@ -26,7 +26,7 @@ class GeneratedCapture(Capture):
     # --- The thread -------------------------------------------------------------------------
 
     def _connecting_log(self) -> Log:
-        """Return the opened log, and show that its source is read."""
+        """Return the opened log, and show in the status that the capture connects to its source."""
         log = self._opened_log()
         self._set_state(State.CONNECTING, f"reading {self._origin}")
         return log

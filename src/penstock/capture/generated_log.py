@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log whose files Penstock generates: events appended to an instance's log like those of a server.
 
-The files are `stem.000001`, `stem.000002` and so on. Each ends with a rotation at the first transaction after
-1 GiB.
+The files are `stem.000001`, `stem.000002` and so on. Each file ends with a rotation at the first transaction
+after 1 GiB.
 """
 
 import struct
@@ -26,7 +26,7 @@ EPOCH = 0
 SERVER_ID = 1
 _ROTATE_CODE = 4
 
-# A file ends at the first transaction after this size, as a server's own do.
+# A file ends at the first transaction after this size, like a server's files.
 FILE_BYTES_MAX = 1 << 30
 
 # Type and size in an event's header.
@@ -34,14 +34,14 @@ EVENT_HEADER = struct.Struct("<4xB4xI6x")
 
 
 def generated_file(stem: str, number: int) -> str:
-    """Return the name of the log's file of a number."""
+    """Return the name of the log's file with a number."""
     return f"{stem}.{number:06d}"
 
 
 def begin_generated_log(
     log: Log, stem: str, server_key: str, flavor: str, version: str, gtid_set: LoggedSet = NO_GTIDS
 ) -> None:
-    """Begin the one epoch of a new log. Raises DiskFailed, LogFull."""
+    """Begin the only epoch of a new log. Raises DiskFailed, LogFull."""
     log.begin_epoch(
         epoch=EPOCH,
         server_key=server_key,
@@ -55,9 +55,9 @@ def begin_generated_log(
 
 
 class GeneratedLog(ABC):
-    """Appends generated events to a log through a receiver. One thread uses it.
+    """Appends generated events to a log through a receiver. Used by one thread.
 
-    Events are gathered, because every append to the log has a cost. `flush` stores what was gathered.
+    Events are buffered, because every append to the log has a cost. `flush` stores the buffered events.
     """
 
     def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str) -> None:
@@ -106,14 +106,16 @@ class GeneratedLog(ABC):
         return self.offset
 
     def append(self, events: Buffer) -> None:
-        """Add whole events. They are stored by `flush`, or at once if they are many. Raises as `flush`."""
+        """Add whole events. `flush` stores them; a large amount is stored at once. Raises the errors of
+        `flush`.
+        """
         self._pending.append(events)
         self._pending_bytes += len(events)
         if self._pending_bytes >= CAPTURE_CHUNK_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Store what was added. Raises the errors of the log."""
+        """Store the events that were added. Raises the errors of the log."""
         events, self._pending, self._pending_bytes = self._pending, [], 0
         if events:
             self._store(b"".join(events))
@@ -146,7 +148,7 @@ class GeneratedLog(ABC):
 
 
 def _ends_with_rotation(log: LogReader) -> bool:
-    """Return whether the last event of a log is the rotation to a file that has not begun."""
+    """Return whether the last event of a log is a rotation to a file that has not begun."""
     extents = log.extents()
     if not extents:
         return False

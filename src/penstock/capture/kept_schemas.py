@@ -53,7 +53,7 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
     schema_log = SchemaLog(log.folder, SchemaHistory.from_json, log.disk, earliest=log.earliest)
     newest = schema_log.position
     if newest is not None and position == log.visible and newest.epoch != position.epoch:
-        # The definitions are from another server that never sent a byte, so the log has no data of that
+        # The definitions come from another server that never sent any bytes, so the log has no data of that
         # epoch.
         schema_log.cut(position)
     starts_anew = schema_log.position is None or position != log.visible
@@ -77,10 +77,10 @@ def kept_schemas(log: LogReader) -> SchemaLog[SchemaHistory]:
 
 @dataclass(frozen=True)
 class DefinitionVersion:
-    """A definition of a table that holds from `since` on: None if that is from before the log.
+    """A definition of a table that holds from `since` on, None if it held before the log began.
 
-    `schema` is None where the table was dropped. `statement` is the statement that made the definition
-    without passwords, None if it was read from the server.
+    `schema` is None if the table was dropped. `statement` is the statement, without passwords, that made the
+    definition, None if the definition was read from the server.
     """
 
     since: Position | None
@@ -100,7 +100,7 @@ def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersi
     for history, statements in kept_schemas(log).generations():
         for since, schema in history.versions(name):
             newest = versions[-1].since if versions else None
-            # A generation begins with the definition in force, which an earlier generation may have too.
+            # A generation begins with the definitions in force, which an earlier generation may have too.
             if versions and (since is None or (newest is not None and since <= newest)):
                 continue
             statement = None if since is None else statements.get(since)
@@ -134,7 +134,7 @@ def _prove_reached(log: ServedLog, since: Position) -> None:
 def definition_by_sql(
     log: ServedLog, name: TableName, since: Position, create_table: str
 ) -> tuple[TableSchema | None, TableDefinition]:
-    """Return the schema of a table in force at a position, and the definition that its CREATE TABLE gives it.
+    """Return the schema of a table in force at a position, and the definition in its CREATE TABLE statement.
 
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
     its first, SchemaInvalid for statements that do not define the table.

@@ -12,7 +12,7 @@ from penstock.model import Position
 from penstock.telemetry.readings import Readings
 
 _OPERATIONS = ("insert", "update", "delete")
-# The label of the tables beyond the limit.
+# The label for all tables above the limit.
 _OTHER = "other"
 
 
@@ -56,7 +56,7 @@ def read_capture(readings: Readings, capture: Capture, *, by_table: bool = False
     try:
         log = capture.log()
     except PenstockError:
-        # The state says why there is no log now.
+        # The state already says why there is no log.
         return
     add_position(readings, "penstock_capture_binlog", log.visible, capture.name)
     add_position(readings, "penstock_log_durable_binlog", log.durable, capture.name)

@@ -29,7 +29,7 @@ from penstock.telemetry.definitions import LAG_BOUNDS, SECONDS_BOUNDS
 
 # While the log is full, check for space at this interval.
 _HOLD_SECONDS = 0.1
-# While it is not, check for space at this interval. A write that finds no space is repeated, too.
+# While the log is not full, check for space at this interval. A write that finds no space is repeated, too.
 _ROOM_SECONDS = 0.1
 
 
@@ -133,9 +133,9 @@ class Receiver:
         self._notify_readers()
 
     def feed(self, events: Buffer, cutter: BlockCutter) -> int:
-        """Store the whole events at the start of a buffer and return how many bytes they have.
+        """Store the whole events at the start of a buffer and return their size in bytes.
 
-        They were generated here, or come from another log. Raises the errors of the log.
+        The events were generated here or come from another log. Raises the errors of the log.
         """
         self._wait_for_room()
         consumed = self._cut(cutter, memoryview(events), cutter.feed)
@@ -250,7 +250,7 @@ class Receiver:
         """Append the buffered bytes to the log unchanged."""
         if not cutter.untaken:
             return
-        # A new epoch, and statements, need the permission too.
+        # Beginning an epoch and applying statements need permission too.
         self._wait_for_permission()
         self._begin_with_first_byte()
         self._has_unannounced = True

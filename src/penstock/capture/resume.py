@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where capture resumes: at the end of the log on the same server, or in a new epoch on another server.
 
-Where hosts share an instance, a log that another host was ahead of continues where that host was.
+If hosts share an instance and another host was ahead of this log, the log continues at that host's position.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class Resumption:
         self._handover = handover
 
     def find(self) -> Beginning:
-        """Return where to resume. The epoch is new if the log is empty or comes from another server.
+        """Return where to resume, in a new epoch if the log is empty or comes from another server.
 
         Raises PositionInvalid, PositionPurged, ServerBehind, LimitExceeded.
         """
@@ -153,7 +153,8 @@ class Resumption:
         if file_problem is not None:
             return self._resume_by_gtids(last, gtid_set, file_problem)
         if isinstance(problem, PositionInvalid):
-            # It is the same file without its end. The server may assign lost GTIDs to other transactions.
+            # The file is the same, but its end is missing. The server may assign lost GTIDs to other
+            # transactions.
             raise problem
         note = self._complete_gtid_set(last)
         gtid_set = self._log.gtid_set(position)
@@ -266,7 +267,7 @@ class Resumption:
             lookup.close()
 
     def _resume_after_host(self, position: Position) -> Beginning | None:
-        """Return where to resume if the server purged what another host has captured, else None.
+        """Return where to resume if the server purged transactions that another host has captured, else None.
 
         The log then has a gap, at which its readers stop.
         """

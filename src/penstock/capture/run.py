@@ -109,7 +109,7 @@ class Capture:
         # The connection that it followed, and when the next one is due.
         self._surveyed = (0, 0.0)
         self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
-        # After `fail_over_after` another server is tried, so no response is worth waiting longer for.
+        # After `fail_over_after` another server is tried, so waiting longer for a response would be useless.
         patience = settings.fail_over_after if len(self._addresses) > 1 else ANSWER_SECONDS_MAX
         self._answer_seconds = min(ANSWER_SECONDS_MAX, max(patience, _ANSWER_SECONDS_MIN))
         self._reached: Position | None = None
@@ -155,7 +155,7 @@ class Capture:
 
     @property
     def session_start(self) -> Position | None:
-        """Where that connection began in the server's log. The log may have nothing of its epoch yet."""
+        """Where that connection began in the server's log. The log may not have any data of its epoch yet."""
         return self._session_start
 
     @property
@@ -205,7 +205,7 @@ class Capture:
     def measure_lag(self) -> None:
         """Query the server for the number of bytes still to be received. Raises the errors of a session."""
         log, server = self._log, self._server
-        # A capture that is held receives nothing, so it may still count as caught up.
+        # A paused capture receives nothing, so its status may still say that it is caught up.
         caught_up = self._progress.caught_up and self._state is State.RUNNING
         if caught_up or log is None or server is None or self._state is State.STOPPED:
             return
@@ -401,7 +401,8 @@ class Capture:
         position = beginning.position
         lease = self._parts.lease
         if lease is not None:
-            # Another host would give the number to another server, so the log has it only once all agree.
+            # Without this agreement, another host could give the number to another server. So the log records
+            # an epoch only after all hosts agree.
             lease.begin_epoch(
                 Handover(position, identity.key, beginning.gtid_set, log.time_max_us, "", reached=position)
             )
@@ -425,7 +426,7 @@ class Capture:
         )
 
     def _handover(self) -> Handover | None:
-        """Return where the last host's capture was, None if no hosts share the instance."""
+        """Return the last host's capture position, None if no hosts share the instance."""
         lease = self._parts.lease
         return None if lease is None else lease.handover()
 
@@ -460,7 +461,8 @@ class Capture:
             live=True,
             semi_sync=stream.semi_sync,
             counts=self._progress.counts,
-            # Without schemas, nothing takes the statements, so they would accumulate for the whole session.
+            # Without schemas, nothing consumes the statements, so they would accumulate for the whole
+            # session.
             statements=statements,
         )
 

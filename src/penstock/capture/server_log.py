@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server of a capture still keeps of its binary log, and how much of it is before the capture."""
+"""What the server of a capture still keeps of its binary log, and how much of that was logged before the
+capture's position.
+"""
 
 import struct
 from collections.abc import Iterable
@@ -36,7 +38,7 @@ class ServerLog:
 
     @property
     def is_purged(self) -> bool:
-        """Whether the server no longer has what follows the capture's position."""
+        """Whether the server no longer has the data after the capture's position."""
         return self.before_bytes is None
 
 
@@ -114,7 +116,7 @@ def _retention_seconds(connection: Connection) -> float | None:
 
 def _created_seconds(address: ServerAddress, file: str) -> int:
     """Return when a file was created: the time of its format description, its first event."""
-    # With the id of the capture, this stream would end the capture's own.
+    # If this stream had the capture's id, the server would end the capture's own stream.
     start = DumpStart(Position(0, file, FIRST_EVENT_OFFSET))
     events = b""
     with open_stream(replace(address, server_id=None), start, bounded=True) as stream:

@@ -100,7 +100,7 @@ class DefinitionSettler:
         self._epoch = begins.epoch
         self._received = begins
         self._readings: dict[Question, int] = {}
-        # Whether the thread waits for a position, also if an operator has answered its questions meanwhile.
+        # Whether the thread waits for a position, even if an operator has answered its questions since.
         self._awaits_position = False
         # The newest answered questions, in order. A table that is still in doubt after its answer is not
         # asked about again.
@@ -129,7 +129,7 @@ class DefinitionSettler:
         self._has_read.wait(seconds)
 
     def note_doubts(self) -> None:
-        """Add the doubts that the last statement left."""
+        """Add the doubts that the last statement caused."""
         unsurveyed, doubts = self._schema_log.with_newest(
             lambda history: (history.unsurveyed, history.doubts())
         )
@@ -153,7 +153,7 @@ class DefinitionSettler:
         """Record the position up to which the log has been received and its statements applied."""
         with self._changed:
             self._received = position
-            # Each transaction would wake the thread, which then holds the interpreter against its readers.
+            # Waking the thread for each transaction would make it compete with readers for the interpreter.
             if self._readings or self._awaits_position:
                 self._changed.notify_all()
 

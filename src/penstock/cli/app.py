@@ -94,7 +94,7 @@ class _Verbs(Mapping[str, Any]):
         return command
 
     def summary(self, name: str) -> str:
-        """Return what a verb's module says about itself, without importing it."""
+        """Return the summary in a verb's module docstring, without importing the module."""
         file = self._files[name]
         spec = file.module_finder.find_spec(file.name, None)
         origin = None if spec is None else spec.origin
@@ -119,7 +119,7 @@ class _Group(TyperGroup):
 
 
 def exit_code(problem: PenstockError) -> int:
-    """Return the exit code for an error, which depends on who has to act. A defect has that of a bug."""
+    """Return the exit code for an error, which depends on who has to act. A defect counts as a bug."""
     return next((code for kind, code in _EXIT_CODES.items() if isinstance(problem, kind)), EXIT_BUG)
 
 

@@ -84,7 +84,7 @@ def run(
 
 
 def _read(file: Path | None) -> tuple[Path, str]:
-    """Return a file's text, or that of the standard input, and what to call it. Raises OptionInvalid."""
+    """Return the text of a file or of standard input, and its name for messages. Raises OptionInvalid."""
     if file is None and sys.stdin.isatty():
         raise OptionInvalid("no file is named", hint="Run: penstock apply pipeline.yaml")
     path = file or Path("standard-input.yaml")
@@ -95,7 +95,7 @@ def _read(file: Path | None) -> tuple[Path, str]:
 
 
 def _prove_stored(config: Path) -> None:
-    """Raise OptionInvalid if the daemon of a settings file reads no instances from a store."""
+    """Raise OptionInvalid if the daemon of a settings file does not read instances from a store."""
     from penstock.settings.daemon import load_settings
 
     if load_settings(config, with_secrets=False).coordination is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock as-of`: export the rows of a table as they stood at a moment, from a kept log."""
+"""`penstock as-of`: export the rows that a table had at a moment, from a kept log."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from penstock.cli.shared.whole_file import write_whole
 from penstock.errors import OptionInvalid
 from penstock.model import TableName
 
-# The pieces of a file, the position of its rows, and since when they are all that were logged.
+# The pieces of a file, the position of its rows, and the time since which the log has all changes, if the
+# rows are complete.
 _File = tuple[Iterator[bytes], str, str | None]
 
 
@@ -40,11 +41,11 @@ def run(
         Path | None, typer.Option("--output", "-o", help="A file. Default: the terminal.")
     ] = None,
 ) -> None:
-    """Export the rows of a table as they stood at a moment, as far as the kept log has changed them.
+    """Export the rows that a table had at a moment, as far as the kept log contains changes of them.
 
     A row has the values of its last change before the moment, or otherwise those before its first change
-    after it. Rows that the kept log never changes are missing. The export has every row only if the log shows
-    that the table was emptied before the moment. Standard error says whether it does.
+    after it. Rows without a change in the kept log are missing. The export is complete only if the log shows
+    that the table was emptied before the moment. A message on standard error says whether it is complete.
     """
     from penstock.source.table_export import FORMATS
 

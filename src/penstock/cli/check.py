@@ -83,7 +83,7 @@ def run(
 
 
 def _sink_findings(source: str, config: Path | None) -> "list[Finding]":
-    """Return the findings about what TiCDC wrote, with the settings of its instance if a file has one."""
+    """Return the findings about TiCDC's output, with the settings of its instance if a file has one."""
     from penstock.settings.ticdc import is_ticdc_kafka
 
     settings = _instance_of(source, config).ticdc
@@ -104,7 +104,7 @@ def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
     """Yield the findings about a TiDB cluster, with the settings of its instance if a file has one."""
     from penstock.settings.tidb import pd_addresses
 
-    # Only a TiDB cluster needs gRPC.
+    # gRPC is needed only for a TiDB cluster.
     from penstock.tidb.cluster import Cluster
     from penstock.tidb.drainer import cluster_tls, job_source
     from penstock.tidb.precheck import precheck_cluster
@@ -138,7 +138,7 @@ def _instance_of(source: str, config: Path | None) -> "InstanceSettings":
 
 
 def _places(source: str) -> set[str]:
-    """Return what a source is recognized by: a member of PD, or the URL of a sink. Raises ValueError."""
+    """Return the parts that identify a source: a member of PD, or the URL of a sink. Raises ValueError."""
     from penstock.settings.ticdc import check_ticdc_url, is_ticdc_url
     from penstock.settings.tidb import pd_addresses
 

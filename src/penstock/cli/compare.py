@@ -80,7 +80,7 @@ def run(
             while time.monotonic() < deadline and comparison.add(client.fetch()):
                 continue
         except KeyboardInterrupt:
-            # What was compared until now is reported.
+            # Report what was compared before the error.
             pass
         except TransientError:
             _print(comparison.outcome, as_json=json)

@@ -47,8 +47,8 @@ def run(
 ) -> None:
     """Serve the web console until SIGTERM or SIGINT: instances, positions, pipelines, history of rows.
 
-    Users log in with the token of an account of the daemons, and see and do what that account may. Without
-    credentials at the daemons the console serves this machine only.
+    Users log in with the token of a daemon account, and have the rights of that account. If the daemons have
+    no credentials, the console serves only this machine.
     """
     # Imported here, because the other verbs need no web server.
     from penstock.console.serving import ConsoleServer

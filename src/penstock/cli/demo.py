@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock demo`: decode a sample log, run a pipeline on it, and prove that the target is equal."""
+"""`penstock demo`: decode a sample log, run a pipeline on it, and check that the target is equal."""
 
 import gzip
 import json
@@ -162,7 +162,7 @@ def _compare(name: str, folder: Path, keys: Sequence[str], tables: Mapping[str, 
 
 
 def _replay(folder: Path, keys: Sequence[str]) -> dict[tuple[str, ...], Row]:
-    """Apply a table's changes in log order; return the rows that are left, by key."""
+    """Apply a table's changes in log order; return the remaining rows, by key."""
     import pyarrow.dataset
     import pyarrow.parquet
 
@@ -180,7 +180,7 @@ def _replay(folder: Path, keys: Sequence[str]) -> dict[tuple[str, ...], Row]:
 
 
 def _log_order(change: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the place of a change in the log: the two rows of an update share their number."""
+    """Return a sort key in log order. The two rows of an update share their number."""
     is_after_image = change["_change_type"] == "update_postimage"
     return change["_commit_version"], change["_metadata"]["row"], is_after_image
 

@@ -38,7 +38,7 @@ def status(
 ) -> None:
     """Show the members, their load, who captures each instance, and who has copies of its log.
 
-    Exits with 1 if an instance is captured by nobody. A member's token comes from PENSTOCK_TOKEN.
+    Exits with 1 if no member captures one of the instances. A member's token comes from PENSTOCK_TOKEN.
     """
     from penstock.fleet.status import fleet_status
 
@@ -93,7 +93,7 @@ def drain(
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _PLACING_SECONDS_MAX
         while wait and (nowhere := _unplaced(store)) and time.monotonic() < deadline:
-            # The leader writes one member's placement after the other.
+            # The leader writes the placements of the members one after the other.
             time.sleep(_POLL_SECONDS)
     typer.echo(f"{member} {'captures nothing and runs no job' if wait else 'is being drained'}")
     if nowhere:

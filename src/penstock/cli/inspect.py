@@ -34,7 +34,7 @@ class View(StrEnum):
     ROWS = "rows"
 
 
-# The columns with statements, which may have passwords.
+# The columns with statements, which may contain passwords.
 _STATEMENTS = {View.EVENTS: "text", View.TRANSACTIONS: "statement"}
 
 

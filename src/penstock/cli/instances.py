@@ -16,7 +16,9 @@ _Name = Annotated[str, typer.Argument(metavar="INSTANCE", help="The instance.")]
 
 
 def list_(config: MemberConfig = None, coordination: Coordination = None, as_json: AsJson = False) -> None:
-    """List the instances that were applied or removed, without those that only settings files define."""
+    """List the instances that were applied or removed. Instances defined only in settings files are not
+    listed.
+    """
     from penstock.fleet.wanted import read_wanted
 
     with opened_store(config, coordination) as store:
@@ -63,7 +65,7 @@ def remove(name: _Name, config: MemberConfig = None, coordination: Coordination 
 
 
 def forget(name: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Let the settings files decide about an instance again."""
+    """Apply the settings files to an instance again."""
     from penstock.fleet.wanted import forget_instance
 
     with opened_store(config, coordination) as store:

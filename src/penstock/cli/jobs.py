@@ -44,7 +44,7 @@ def list_(
 def show(
     job: _Name, config: MemberConfig = None, coordination: Coordination = None, as_json: AsJson = False
 ) -> None:
-    """Show a job's desired state, what it does, and the reasons of its last exits."""
+    """Show a job's desired state, its command, and the reasons for its last exits."""
     from penstock.fleet.jobs import job_status, read_job
 
     with opened_store(config, coordination) as store:
@@ -95,7 +95,7 @@ def move(
     config: MemberConfig = None,
     coordination: Coordination = None,
 ) -> None:
-    """Have a worker run a job. While that worker is away or drained, others run it."""
+    """Assign a job to a worker. Other workers run it while that worker is unavailable or drained."""
     from penstock.fleet.jobs import move_job
 
     with opened_store(config, coordination) as store:
@@ -104,7 +104,7 @@ def move(
 
 
 def delete(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Stop a job and forget it. Its target and its pipeline's state stay: see penstock pipelines."""
+    """Stop a job and remove it. Its target and its pipeline's state stay: see penstock pipelines."""
     from penstock.fleet.jobs import delete_job
 
     with opened_store(config, coordination) as store:

@@ -26,7 +26,7 @@ HELP = "Show, pause, resume, reset and repair pipelines."
 
 @contextmanager
 def _opened_state(file: Path) -> "Iterator[PipelineState]":
-    """Open the state of a pipeline inside the block, without the secrets that the runner has."""
+    """Open the state of a pipeline inside the block, without the secrets, which only the runner has."""
     from penstock.pipeline.settings import place_of_state
     from penstock.pipeline.state import PipelineState
 

@@ -50,15 +50,15 @@ def decide(
     ] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="The transaction was rolled back.")] = False,
 ) -> None:
-    """Decide a transaction whose outcome did not arrive and cannot be asked for.
+    """Decide a transaction whose outcome did not arrive and cannot be queried.
 
     A wrong decision loses the transaction's changes, or adds changes that the cluster does not have. The
-    running Pump carries it out within seconds.
+    running Pump applies the decision within seconds.
     """
     from penstock.logstore.disk import LocalDisk
     from penstock.logstore.layout import is_log_folder
 
-    # gRPC is an extra, and this verb works without it.
+    # gRPC is an optional extra, and this verb works without it.
     from penstock.tidb.decisions import Decisions
 
     if (commit is None) == (not rollback):

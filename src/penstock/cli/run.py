@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from penstock.pipeline.shards import Shard
 
 CAUGHT_UP = "caught-up"
-# The process of a shard gets it: the end is where the number of shards changes.
+# Set only for the process of a shard: the position at which the number of shards changes.
 _BARRIER = "barrier"
 
 Report = Callable[[Mapping[str, Any]], None]
 
-# The process of a shard gets it.
+# Set only for the process of a shard.
 _Until = Annotated[
     str | None,
     typer.Option(
@@ -109,7 +109,7 @@ def run(
         shards = _shard_runs(settings, options) if local and shard is None else None
         (shards or options.run_of(settings, local=local, master=master)).run()
     if not as_json:
-        # On standard output, a sink may have written rows.
+        # A sink may have written rows to standard output.
         typer.echo(summary.text(settings.name, "stopped" if stop.is_set() else "caught up"), err=True)
 
 
@@ -139,7 +139,7 @@ class _Summary:
         self._file = file
         self._began = time.monotonic()
         self._batches = self._written = 0
-        # By the names of sink and shard. Both count from the start of the run of each.
+        # Counts and reports by the names of sink and shard. Both restart with the run of each.
         self._loaded: dict[tuple[str | None, str | None], int] = {}
         self._rejected: dict[tuple[str | None, str | None], int] = {}
         self._positions: dict[str, str] = {}
@@ -159,7 +159,7 @@ class _Summary:
         }
 
     def text(self, name: str, ending: str) -> str:
-        """Return the last words of the run."""
+        """Return the final message of the run."""
         batches = f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}"
         seconds = time.monotonic() - self._began
         text = f"{name} {ending} after {seconds:.1f} s: {batches}, {counted(self._written, 'row')} written"
@@ -186,7 +186,7 @@ def _spark_driver(settings: "PipelineSettings", master: str | None) -> "Driver":
 
 @dataclass(frozen=True)
 class _RunOptions:
-    """How a pipeline is run, wherever."""
+    """How a pipeline is run, in this process or on Spark."""
 
     file: Path
     stop: threading.Event
@@ -208,7 +208,7 @@ class _RunOptions:
 
         return run_of(
             settings,
-            # The process of a shard shares the host with those of the others.
+            # The process of a shard shares the host with the processes of the other shards.
             LocalDriver.of_share(settings.shards) if local else _spark_driver(settings, master),
             until_caught_up=self.until_caught_up,
             to_barrier=self.until == _BARRIER,
@@ -226,7 +226,9 @@ class _RunOptions:
 
 
 def _shard_runs(settings: "PipelineSettings", options: _RunOptions) -> "ShardRuns | None":
-    """Return what runs the shards of a pipeline; None if it has none, after it took over from its shards."""
+    """Return the runner of a pipeline's shards, or None if it has none, after it has taken over from earlier
+    shards.
+    """
     if settings.shards == 1 and not _had_shards(settings):
         return None
     from penstock.local.shard_runs import ShardRuns
@@ -259,7 +261,7 @@ def _had_shards(settings: "PipelineSettings") -> bool:
 
 
 def _take_shard(settings: "PipelineSettings", shard: str) -> "PipelineSettings":
-    """Return the settings of a shard, whose name every log line has from now on."""
+    """Return the settings of a shard, and add its name to every log line from now on."""
     from penstock.pipeline.shards import Shard
 
     def add_shard(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ def run(
     desired = DesiredSettings(file)
     settings = load_settings(file) if only_check else desired.first(check_instances)
     if settings.console is not None:
-        # A package that is missing is reported now, and not by a console that never starts.
+        # Report a missing package now, because otherwise the console would never start.
         import_templates()
     if only_check:
         check_instances(settings)

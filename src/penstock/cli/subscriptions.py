@@ -232,7 +232,7 @@ def _shard_line(
         "selects_since": state.revised_at,
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
         **line_of(shown.lag),
-        # Of all shards of the owner together.
+        # The total over all shards of the owner.
         "owner_statistics": None if statistics is None else asdict(statistics),
     }
 

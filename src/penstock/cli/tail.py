@@ -180,7 +180,7 @@ class _Following:
         self._retry.wait(problem, next=self._daemons.url(self._current))
 
     def _part(self, text: str) -> Any:
-        """Return a start or an end as the API expects it. Raises OptionInvalid.
+        """Return a start or an end in the form that the API expects. Raises OptionInvalid.
 
         For `latest`, return the current position: in a later request, `latest` would mean another position.
         """

@@ -223,7 +223,7 @@ class Consumption(Consumer):
         worker.start()
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return when nobody works on a lost shard any more; waits for a loop up to IN_HAND_SECONDS."""
+        """Return when nobody works on a lost shard any more. Waits for a loop for up to IN_HAND_SECONDS."""
         with self._changed:
             worker = self._workers.get(shard)
         if worker is not None:
@@ -267,7 +267,7 @@ class Consumption(Consumer):
                     self._end(problem)
                     raise
             if batch is None and not (shard.over or self._stopping.is_set()):
-                # A shard whose lease is uncertain delivers nothing, and there is no event when it is
+                # A shard whose lease is uncertain delivers nothing, and no event reports that the lease is
                 # confirmed again.
                 arrived.wait(UNSURE_SECONDS if shard.waiting else None)
 

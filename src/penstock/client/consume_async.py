@@ -140,7 +140,7 @@ class AsyncConsumption(Consumer):
         self._workers[shard] = asyncio.ensure_future(self._work(shard, arrived))
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return when nobody works on a lost shard any more; waits for a loop up to IN_HAND_SECONDS."""
+        """Return when nobody works on a lost shard any more. Waits for a loop for up to IN_HAND_SECONDS."""
         assert self._loop is not None, "the supply was started in it"
         if not self._loop.is_running():
             return
@@ -178,8 +178,8 @@ class AsyncConsumption(Consumer):
             batch = shard.take()
             if batch is None:
                 if not (shard.over or self._stopping):
-                    # A shard whose lease is uncertain delivers nothing, and there is no event when it is
-                    # confirmed again.
+                    # A shard whose lease is uncertain delivers nothing, and no event reports that the lease
+                    # is confirmed again.
                     await self._wait(arrived, UNSURE_SECONDS if shard.waiting else None)
                 continue
             self._busy += 1

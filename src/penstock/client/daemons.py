@@ -72,18 +72,20 @@ class Daemons:
         daemon_numbers = list(daemons)
         if len(daemon_numbers) == 1:
             return {daemon_numbers[0]: self._survey(self._clients[daemon_numbers[0]])}
-        # At once: one that is out of reach costs seconds, which nobody else need wait for in turn.
+        # Ask all daemons at once: a daemon that is unreachable takes seconds, and the others need not wait
+        # for it.
         with ThreadPoolExecutor(len(daemon_numbers), thread_name_prefix="penstock-survey") as pool:
             surveys = list(pool.map(lambda daemon: self._survey(self._clients[daemon]), daemon_numbers))
         return dict(zip(daemon_numbers, surveys, strict=True))
 
     def have_something(self) -> bool:
-        """Tell whether one of them has anything in its log. Raises ConnectionLost where none answers."""
+        """Return whether any daemon has data in its log. Raises ConnectionLost if none answers."""
 
         def ask_each() -> bool:
             surveys = self.survey(range(len(self)))
             if all(survey.problem is not None for survey in surveys.values()):
-                # A daemon that is opening its log is available. A refusal explains why nothing will arrive.
+                # A daemon that is opening its log counts as available. Its refusal explains why no changes
+                # arrive.
                 raise min((survey.problem for survey in surveys.values() if survey.problem), key=hopelessness)
             return any(survey.head is not None for survey in surveys.values())
 

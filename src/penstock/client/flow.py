@@ -37,10 +37,10 @@ _Content = TypeVar("_Content")
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a log that is valid on every daemon: the position, its server, and the GTIDs before it.
+    """A point in a log that is valid on every daemon: the position, its server, and the GTIDs before it.
 
     `time_us` is the commit time of the last transaction before it, in microseconds UTC since 1970, 0 if
-    unknown. `fingerprint` identifies the position's file on a server, "" if the place is in a daemon's log.
+    unknown. `fingerprint` identifies the position's file on a server, "" if the point is in a daemon's log.
     """
 
     position: Position
@@ -50,7 +50,7 @@ class Place:
     fingerprint: str = ""
 
     def shifted(self, shift: int) -> "Place":
-        """Return the same place in a log whose epoch bases are `shift` higher."""
+        """Return the same point in a log whose epoch bases are `shift` higher."""
         return replace(self, position=self.position.shifted(shift))
 
 

@@ -2,8 +2,9 @@
 """The one thread of a subscriber that reads: it follows a daemon for all shards that are ours.
 
 One stream for all shards of a member, cut by shard here, costs the daemon one decoded view and the network
-one connection. It begins at the least of the shards' places; a shard that is further drops what it has.
-A shard whose batches nobody acks holds up the others of this member once HELD_BYTES_MAX of it are waiting.
+one connection. The stream begins at the earliest position of the shards; a shard that is further ahead drops
+the rows that it already has. A shard whose batches are not acked blocks the member's other shards once
+HELD_BYTES_MAX of its rows are waiting.
 """
 
 import threading
@@ -127,7 +128,7 @@ class Intake:
     # --- Choosing a daemon ------------------------------------------------------------------
 
     def _connect(self, version: int, shards: Mapping[int, OwnedShard]) -> _Link | None:
-        """Choose a daemon that has the shards' places; None if none can be read now."""
+        """Choose a daemon whose log has the shards' positions; None if no daemon can be read now."""
         places = {number: shard.read for number, shard in shards.items()}
         now = time.monotonic()
         ready = self._backoff.ready(range(len(self._publishers)), now)
@@ -159,7 +160,7 @@ class Intake:
         start = {"position": str(lowest)}
         by_gtid_set = any(daemon.by_gtid_set for daemon in choice.fits.values())
         if all(daemon.by_gtid_set for daemon in choice.fits.values()):
-            # The other server may have committed in another order, so it skips the transactions of the set.
+            # The other server may have committed in another order, so transactions of the set are skipped.
             start = {"gtid_set": places[min(positions, key=lambda number: positions[number])].gtid_set}
         return _Link(choice.daemon, version, count, shards, cuts, start, by_gtid_set, time.monotonic())
 
@@ -241,7 +242,7 @@ class Intake:
                 self._answer = None
 
     def _body(self, link: _Link) -> dict[str, Any]:
-        # Those of one revision are alike.
+        # Shards of one revision have the same settings.
         shard = next(iter(link.shards.values()))
         body = {
             **self._request,

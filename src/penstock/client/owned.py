@@ -20,7 +20,7 @@ from penstock.limits import MIB
 # How much of one shard is received ahead of its acks: enough that a consumer never waits for the network.
 HELD_BYTES_MAX = 64 * MIB
 
-# An unacked batch that blocks reading for this long is logged.
+# An unacked batch that blocks reading for longer than this is logged.
 STALLED_SECONDS = 30.0
 
 
@@ -38,13 +38,13 @@ class Rows:
 class OwnedShard:
     """One shard of `count`, from gaining it until losing it. Thread-safe.
 
-    First it is left: it hands out nothing more, but accepts acks of batches in progress. Then it is lost, and
-    acks are rejected. `revision` increases when a subscription is resized, gets other `shard_columns`, by
-    which rows belong to shards, or selects other changes, which are those of `selection`.
+    After `leave` it hands out nothing more, but accepts acks of batches in progress. After `lose`, acks are
+    rejected. `revision` increases when a subscription is resized, gets other `shard_columns`, by which rows
+    belong to shards, or selects other changes, which are those of `selection`.
 
-    `moved` is called with each place up to which everything is acked. It must be quick, and raises LeaseLost
-    if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called
-    whenever there may be a batch to take, or the shard was lost.
+    `moved` is called with each position up to which everything is acked. It must be quick, and raises
+    LeaseLost if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived`
+    is called whenever there may be a batch to take, or the shard was lost.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class OwnedShard:
 
     @property
     def over(self) -> bool:
-        """Whether no work on the shard may start any more: it is being released, or was lost."""
+        """Whether no new work on the shard may start, because it is being released or was lost."""
         return self._leaving
 
     @property

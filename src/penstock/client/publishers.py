@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who publishes the changes that a subscriber consumes: daemons, or a database server itself."""
+"""The sources of the changes that a subscriber consumes: daemons, or a database server itself."""
 
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
@@ -49,13 +49,13 @@ class Publishers(Protocol):
         """Start a request for changes; everything before `consumed` is consumed."""
 
     def locate_start(self, start: Start, /) -> Place:
-        """Return the place of a start, from the first that answers."""
+        """Return the position of a start, from the first publisher that answers."""
 
     def after_gtid_set(self, number: int, gtid_set: str, /) -> Position:
         """Return the start of the first transaction outside a set at a publisher."""
 
     def prove(self, number: int, location: Place, /) -> None:
-        """Raise PositionInvalid if a place, in the publisher's numbering, is not of its log."""
+        """Raise PositionInvalid if a position, in the publisher's numbering, does not belong to its log."""
 
 
 def open_publishers(address: DaemonAddress | ServerAddress, instance: str) -> Publishers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A database server as the log of a subscriber, without a daemon; see `penstock.client.publishers`.
 
-The server has one epoch, 0, whose server is whoever answers now. After a change of servers a subscriber maps
-it to a following epoch, like the log of another daemon.
+The log has a single epoch, 0, of the server that answers now. After a change of servers, a subscriber maps it
+to a later epoch, like the log of another daemon.
 """
 
 import threading
@@ -34,25 +34,27 @@ from penstock.source.source import SourceOptions, place_of
 from penstock.source.tracking import TrackedSchemas, known_schemas
 from penstock.source.walk import TransactionWalk
 
-# How often the end of the server's log is looked at while nothing is new.
+# The interval at which the end of the server's log is checked while there are no changes.
 _LOOK_SECONDS = 0.2
-# The part of the log between two positions: a restart repeats little. Transactions are read whole.
+# The part of the log that is read at once. It is small, so that a restart repeats little. Transactions are
+# never split.
 _STRETCH_BYTES = 64 * MIB
 
 _Answer = TypeVar("_Answer")
 
 
 class ServerLog:
-    """The binary log of one server. Each question has its own session, so any thread may ask.
+    """The binary log of one server.
 
-    One thread surveys, proves places and reads the frames of answers: they are of the server surveyed last.
+    Each query has its own session, so any thread may send one. A single thread surveys, checks positions and
+    reads the frames of answers, which all refer to the server surveyed last.
     """
 
     def __init__(self, address: ServerAddress, instance: str) -> None:
         self.address = address
         self._options = SourceOptions(address=address, instance=instance)
         self._surveyed_key: str | None = None
-        # The fingerprints that files are known to have on the server surveyed last.
+        # The expected fingerprints of files on the server surveyed last.
         self._fingerprints: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -81,7 +83,7 @@ class ServerLog:
         return ServerAnswer(self, body)
 
     def locate_start(self, start: Start) -> Place:
-        """Return the place of a start. Raises PositionPurged and PositionInvalid."""
+        """Return the position of a start. Raises PositionPurged and PositionInvalid."""
         return self._ask(partial(self._locate_start, start=start))
 
     def after_gtid_set(self, number: int, gtid_set: str) -> Position:
@@ -92,7 +94,7 @@ class ServerLog:
         return self._ask(partial(self._after_gtid_set, gtid_set=gtid_set))
 
     def prove(self, number: int, location: Place) -> None:
-        """Raise PositionInvalid if the server has another file under the name of a place's file."""
+        """Raise PositionInvalid if the server has a different file under the name of a position's file."""
         file, fingerprint = location.position.file, location.fingerprint
         if not fingerprint or self._fingerprints.get(file) == fingerprint:
             return
@@ -102,11 +104,13 @@ class ServerLog:
     # --- For an answer --------------------------------------------------------------------------
 
     def surveyed_source(self) -> ServerSource:
-        """Return a source that raises ServerChanged if another server answers than the one surveyed last."""
+        """Return a source that raises ServerChanged if the server that answers is not the one surveyed
+        last.
+        """
         return ServerSource(replace(self._options, server_key=self._surveyed_key))
 
     def fingerprint(self, source: ServerSource, file: str) -> str:
-        """Return the fingerprint that a file of the surveyed server must have."""
+        """Return the fingerprint that a file must have on the surveyed server."""
         if file not in self._fingerprints:
             self._fingerprints[file] = source.fingerprint(file)
         return self._fingerprints[file]
@@ -114,7 +118,7 @@ class ServerLog:
     # --- Questions ------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[ServerSource], _Answer]) -> _Answer:
-        """Ask the current server. An error is transient if another server takes its place."""
+        """Query the current server. An error counts as transient if another server takes its place."""
 
         def ask() -> _Answer:
             source = ServerSource(self._options)
@@ -215,7 +219,7 @@ class ServerAnswer:
         try:
             yield from self._frames(source)
         except ServerChanged as problem:
-            # The subscriber asks who answers now, and goes on by GTID set.
+            # The subscriber then finds out which server answers, and continues by GTID set.
             raise ConnectionLost(problem.message, position=problem.position) from problem
         finally:
             source.close()
@@ -229,7 +233,7 @@ class ServerAnswer:
         while not self._cut.is_set():
             head = source.head()
             if place_of(head) < place_of(begin):
-                # The subscriber surveys the server again, and stops: it was reset.
+                # The subscriber then surveys the server again, and stops because the server was reset.
                 raise ConnectionLost(f"{self._log.address} ends its log at {head}", position=str(begin))
             if place_of(head) == place_of(begin):
                 if time.monotonic() > deadline:
@@ -264,7 +268,7 @@ class ServerAnswer:
             )
 
     def _begin(self, source: ServerSource) -> tuple[Position, LoggedSet, str | None]:
-        """Return where to begin, the GTIDs before, and the GTIDs to skip behind it."""
+        """Return where to begin, the GTIDs before that position, and the GTIDs to skip after it."""
         start = self._body["start"]
         if "position" in start:
             position = Position.parse(start["position"])
@@ -273,7 +277,7 @@ class ServerAnswer:
         return located, source.gtid_set(located), start["gtid_set"]
 
     def _schemas(self, source: ServerSource, begin: Position) -> Schemas | None:
-        """Return the definitions in force at a position, which the reading itself moves on."""
+        """Return the definitions in force at a position. Reading then applies the statements to them."""
         settings = ReadSettings(source.options, self._selection.tables, TYPED)
         tracked = TrackedSchemas.open(settings, begin)
         return known_schemas(source.options, None) if tracked is None else tracked.history

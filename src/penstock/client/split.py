@@ -40,8 +40,9 @@ class Cut:
     def at(cls, position: Position, shift: int) -> Self:
         """Return the cut of a shard that has consumed the rows before a position of the daemon.
 
-        Commit versions of a TiDB cluster are the same in every daemon's log and say nothing of positions.
-        There, rows that this shard has consumed after another shard's position are delivered again.
+        A TiDB cluster's commit versions are the same in every daemon's log, so they do not correspond to
+        positions. In that case, rows that this shard has consumed past another shard's position are delivered
+        again.
         """
         return cls(position.commit_version, shift) if are_positional(position.file) else cls(0)
 
@@ -96,7 +97,7 @@ def _by_shard(
         if first == end:
             continue
         if order[end - 1] - order[first] == end - 1 - first:
-            # The rows of a short batch are mostly side by side already, and copying them costs much more.
+            # The rows of a short batch are mostly adjacent already, and copying them would cost much more.
             parts.append((shard, batch.slice(order[first], end - first)))
             continue
         # One pass over the columns for all shards; the slices then cost nothing.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of every kind of subscriber: shards that come and go, filled by other threads."""
+"""The source of shards for every kind of subscriber: shards are gained and lost, and other threads fill
+them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ class Supply(Protocol):
         """Start. Raises the error that prevents it."""
 
     def stop(self) -> None:
-        """Release every shard, store its progress, and end. Safe to repeat."""
+        """Release every shard, store its progress, and end. May be called repeatedly."""
 
     def shards(self) -> Mapping[int, OwnedShard]:
         """Return the shards that are ours now."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions. Each follows a page that says what will happen, needs an admin, and is recorded."""
+"""The actions. Each one follows a page that describes its effect, requires an admin, and is recorded."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
 
 
 def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Replay the entries that the preview has shown, and record what was done, also if one of them fails."""
+    """Replay the entries that the preview has shown, and record what was done, even if one of them fails."""
     visit.prove_sees_pipelines()
     name, sink, entry = _field(form, "name"), form.get("sink", ""), form.get("entry", "")
     store = _store(form)
@@ -78,7 +78,7 @@ def purge_letters(visit: Visit, form: Mapping[str, str]) -> Response:
     settings = visit.files.settings(store, name, sink)
     letters = purgeable_letters(settings, _previewed_entries(settings, form))
     rows, why = str(sum(letter.rows for letter in letters)), form.get("why", "")
-    # Before the first entry is deleted, so that a failure halfway is recorded too.
+    # Record this before the first entry is deleted, so that a failure halfway is recorded too.
     _record(visit, "purge rejected rows", pipeline=name, sink=sink, entry=entry or "all", rows=rows, why=why)
     visit.files.purge(settings, letters, visit.account or _THIS_MACHINE, why)
     return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, purged=rows)
@@ -118,7 +118,7 @@ def _compare(visit: Visit, form: Mapping[str, str], *, repair: bool) -> Response
 
 
 def reset_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Set the checkpoints of a subscription to the position that its page has shown."""
+    """Set the checkpoints of a subscription to the position shown on its page."""
     visit.prove_admin()
     url, name, subscription, position = (
         _field(form, field) for field in ("daemon", "instance", "subscription", "position")
@@ -149,7 +149,7 @@ def pause_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
 
 
 def resume_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Let a paused subscription go on at its checkpoints."""
+    """Resume a paused subscription at its checkpoints."""
     return _set_paused(visit, form, paused=False)
 
 

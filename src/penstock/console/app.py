@@ -60,11 +60,11 @@ Action = Callable[[Visit, Mapping[str, str]], Response]
 class ConsoleSettings:
     """What the console shows and where it listens.
 
-    `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for what
-    no state store has: dead letters, and the settings to compare by. `base_path` is the path behind a reverse
-    proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`. A
-    session that nobody uses ends after `idle_seconds`. `command` is the command line, as a process that ends
-    with the console; without, it compares nothing.
+    `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for
+    information that no state store has: dead letters, and the settings for comparisons. `base_path` is the
+    path behind a reverse proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if
+    they differ from `host`. A session without activity ends after `idle_seconds`. `command` is the command
+    line for child processes that end with the console; without it, the console cannot run comparisons.
     """
 
     daemons: tuple[DaemonAddress, ...]
@@ -84,7 +84,7 @@ class ConsoleSettings:
 
 
 class Console:
-    """The application. Without credentials at the daemons it serves this machine only."""
+    """The application. If the daemons have no credentials, it serves only this machine."""
 
     def __init__(self, settings: ConsoleSettings) -> None:
         self._settings = settings
@@ -118,11 +118,12 @@ class Console:
     def _visit(self, request: Request) -> Visit:
         """Return a visit with the rights of its user. Raises AuthenticationFailed without a login."""
         identity = request.cookies.get(COOKIE, "")
-        # An open page refreshes itself, also when nobody sits in front of it.
+        # An open page refreshes itself, which does not count as activity of the user.
         is_use = "hx-request" not in request.headers
         session = self.sessions.get(identity, is_use=is_use) if identity else None
         if session is None:
-            # Check the login before asking a daemon: nobody without one may keep threads and daemons busy.
+            # Check the login before asking a daemon, so that unauthenticated clients cannot keep threads and
+            # daemons busy.
             if not self._settings.is_private:
                 raise AuthenticationFailed("log in with the token of an account")
             accounts = self._entrance.ask()
@@ -135,7 +136,7 @@ class Console:
             accounts = fleet.ask_all("account")
             if any(isinstance(problem, AuthenticationFailed) for problem in accounts.problems.values()):
                 raise AuthenticationFailed("log in with the token of an account")
-            # A daemon that is down keeps its limits and masks.
+            # A daemon that is down is assumed to have the same limits and masks as before.
             session.accounts |= accounts.values
             answered = list(session.accounts.values())
             is_admin = bool(accounts.values) and all(account["admin"] for account in answered)
@@ -230,7 +231,7 @@ class Console:
             self.sessions.count_failure(client)
             raise AuthenticationFailed("enter a token")
         answers = Fleet(self._settings.daemons, Secret(text)).ask_all("account")
-        # Every page asks all daemons, so each that answers has to accept the token.
+        # Every page queries all daemons, so each daemon that answers has to accept the token.
         refusals = {
             url: problem
             for url, problem in answers.problems.items()
@@ -257,8 +258,9 @@ class Console:
 class _Guard:
     """Adds the security headers to every response, and refuses host names that are not the console's.
 
-    That keeps a web page in a browser from reaching the console under the page's own host name (DNS
-    rebinding). A console that listens beyond this machine without names answers to every name.
+    This keeps a web page in a browser from reaching the console under the page's own host name (DNS
+    rebinding). A console that listens on other addresses than loopback, without configured names, accepts
+    every name.
     """
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
@@ -321,7 +323,7 @@ async def _refuse_size(request: Request, problem: Exception) -> Response:
 
 
 def _is_from_here(request: Request) -> bool:
-    """Return whether a request comes from a page of this host, as far as the browser says."""
+    """Return whether a request comes from a page of this host, according to the browser."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = request.headers.get("origin")
@@ -329,7 +331,7 @@ def _is_from_here(request: Request) -> bool:
 
 
 def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str, Any]) -> PenstockError:
-    """Return why a login is refused: the daemon's error, or that daemons have different accounts."""
+    """Return why a login is refused: the daemon's error, or that the daemons have different accounts."""
     url, problem = next(iter(refusals.items()))
     if not accepting:
         return problem
@@ -349,19 +351,19 @@ def _masking_of(accounts: Sequence[Mapping[str, Any]]) -> Masking:
 
 
 def _is_unlimited(account: Mapping[str, Any]) -> bool:
-    """Return whether a daemon's account may read every table there, as every subscription."""
+    """Return whether an account may read every table of a daemon, under any subscription."""
     return (
         "*" in account["instances"]
         and "*" in account["subscriptions"]
         and not account["tables"]
         and not account["exclude_tables"]
-        # A daemon of an earlier version does not say which columns are masked.
+        # A daemon of an earlier version does not report which columns are masked.
         and account.get("masked") is not True
     )
 
 
 def _own_path(path: str, base_path: str) -> str:
-    """Return a path of this console: never another site's address."""
+    """Return a path of this console. Addresses of other sites are not allowed."""
     parts = urlsplit(path)
     is_own = not parts.scheme and not parts.netloc and path.startswith(f"{base_path}/")
     return path if is_own and not path.startswith(("//", "/\\")) else f"{base_path}/"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time machine: the rows of a table as they stood at a moment, and their export."""
+"""The time machine: the rows that a table had at a moment, and their export."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _ROWS_DEFAULT, _ROWS_MAX = 200, 5000
 
 
 def show_rows(visit: Visit) -> Response:
-    """Which rows did this table have then, as far as the log has changed them?"""
+    """Which rows did this table have then, according to the changes in the log?"""
     choices, problems, url, name = visit.chosen_instance()
     table, moment = visit.query("table"), visit.query("at")
     limit = visit.query("limit")
@@ -27,7 +27,7 @@ def show_rows(visit: Visit) -> Response:
         try:
             answer = visit.fleet.as_of(url, name, table, moment, rows)
         except PenstockError as refusal:
-            # The form stays, so that the table and the moment can be corrected.
+            # Keep the form, so that the table and the moment can be corrected.
             problem = refusal
     return visit.render(
         "as_of.html",

@@ -6,14 +6,14 @@ from typing import Any
 
 from penstock.source.row_history import shown_text
 
-# What stands for a value that the account may not see.
+# Shown in place of a value that the account may not see.
 MASKED = "(masked)"
 
 
 def changed_cells(part: Mapping[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:
-    """Return name, value before and after of each column, None if not logged, and whether it changed.
+    """Return name, value before and after of each column, None if not logged, and whether the value changed.
 
-    Masked columns follow the others; whether they changed is not known.
+    Masked columns come last; whether they changed is unknown.
     """
     before, after = part["before"] or {}, part["after"] or {}
     cells: list[tuple[str, str | None, str | None, bool]] = [

@@ -73,7 +73,7 @@ def draw_chart(
             y = lower - (lower - upper) * min(value / top, 1.0)
             part.append(f"{left + (index + 0.5) * step:.1f},{y:.1f}")
         elif part:
-            # A single value is a short line, so that it can be seen.
+            # Draw a single value as a short line, so that it is visible.
             x, _, y_text = part[-1].partition(",")
             lines.append(" ".join([*part, f"{float(x) + min(step, 2.0):.1f},{y_text}"]))
             part = []

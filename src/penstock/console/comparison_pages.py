@@ -16,7 +16,7 @@ from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.kept_values import TEXTS
 from penstock.serve.masking import HIDDEN_TEXT
 
-# The kinds of differing rows, and the further keys that were not read in full.
+# The kinds of differing rows, and the other keys that were not read in full.
 _COUNTS = (*(str(kind) for kind in Kind), "beyond")
 
 
@@ -28,7 +28,7 @@ def compare(visit: Visit) -> Response:
     comparison = visit.comparisons.newest(key)
     differences = [] if comparison is None else comparison.differences
     if visit.masking:
-        # Steps may have given the table another name, so the masks of all tables count.
+        # Steps may have renamed the table, so the masks of all tables apply.
         renames = any(step.verb in RENAMING_STEPS for step in visit.files.settings(store, name, sink).steps)
         masked = visit.masking.all_columns
         differences = [
@@ -74,7 +74,7 @@ def _sum_of(tables: Sequence[Mapping[str, Any]], counts: Sequence[str]) -> int:
 
 
 def _without_texts(visit: Visit, comparison: Comparison) -> Comparison:
-    """Return a comparison without texts that may quote a value that is masked for the account."""
+    """Return a comparison without texts that may contain a value that is masked for the account."""
     if not visit.masking:
         return comparison
     tables = [
@@ -89,14 +89,14 @@ def _without_texts(visit: Visit, comparison: Comparison) -> Comparison:
 
 
 def _without_masked(difference: Mapping[str, Any], is_masked: Callable[[str], bool]) -> Mapping[str, Any]:
-    """Return a differing row without the values of masked columns, which it names."""
+    """Return a differing row without the values of masked columns, whose names it lists."""
     masked: set[str] = set()
     parts = {}
     for part in ("key", "source", "target"):
         row = json.loads(difference[part]) if difference[part] else {}
         hidden = {column for column in row if is_masked(column)}
         masked |= hidden
-        # The texts of values without a column of their own may be those of masked columns.
+        # The texts of unrepresentable values may belong to masked columns.
         shown = {column: row[column] for column in row if column not in hidden and column != TEXTS}
         parts[part] = json.dumps(shown) if difference[part] else None
     return {**difference, **parts, "masked": sorted(masked)}

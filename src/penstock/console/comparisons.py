@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons of pipelines' targets with their sources, as `penstock verify` makes them, one at a time.
 
-Each runs in a process of its own: it reads all rows of both sides, and must not take the memory of the pages.
-The newest result of each pipeline's sink is kept until the console ends.
+Each runs in a separate process, because it reads all rows of both sides and must not use the memory of the
+console. The newest result of each pipeline's sink is kept until the console ends.
 """
 
 import json
@@ -22,7 +22,7 @@ from penstock.errors import OptionInvalid, QuotaReached
 
 _log = structlog.get_logger(__name__)
 
-# Equal or repaired, different, and not everything compared: see `penstock verify`.
+# Exit codes: equal or repaired, different, and not everything compared; see `penstock verify`.
 _OUTCOMES = (0, 1, 5)
 # Differing keys of a table that are read in full, and those that a repair corrects at once.
 _KEYS_MAX, REPAIRED_KEYS_MAX = 1000, 10_000
@@ -30,7 +30,7 @@ _KEYS_MAX, REPAIRED_KEYS_MAX = 1000, 10_000
 _DIFFERENCES_MAX = 200
 _ERROR_CHARACTERS_MAX = 2000
 
-# A state store's number, a pipeline and a sink.
+# The number of a state store, a pipeline and a sink.
 ComparisonKey = tuple[int, str, str]
 
 
@@ -54,9 +54,10 @@ class Comparison:
 
 
 class Comparisons:
-    """The comparisons of a console. Thread-safe.
+    """The comparisons of a console.
 
-    `command` is the program to which the verb and its options are added; it ends with this process.
+    Thread-safe. `command` is the program; the verb and its options are appended. The process ends with this
+    one.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -82,14 +83,14 @@ class Comparisons:
             # The process ends with the thread that starts it, so the thread waits for it.
             arguments = (key, file, begun)
             threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
-            # Only a thread that runs ends it. The lock keeps its end until after this.
+            # Only a running thread ends the comparison. The lock delays that until the thread is recorded.
             self._newest[key] = begun
 
     def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:
         try:
             ended = self._compare(key, file, begun)
         except (OSError, ValueError, LookupError, TypeError) as problem:
-            # The command could not be run, or its output is of another form.
+            # The command could not be run, or its output has another format.
             _log.exception("a comparison failed", pipeline=key[1])
             ended = replace(begun, error=str(problem) or type(problem).__name__)
         with self._lock:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of rejected rows: which rows did a step refuse, why, and what would a replay or a purge do?
 
-Values that the pipeline's `mask` steps keep from the target are hidden here too, and those that are masked
-for the account.
+Values that the pipeline's `mask` steps hide from the target are hidden here too, as are values that are
+masked for the account.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _ROWS_MAX = 100
 
 @dataclass(frozen=True)
 class LetterGroup:
-    """The entries of one table that one step refused with the same class of error."""
+    """The entries of one table that one step rejected with the same class of error."""
 
     table: str
     step: str
@@ -44,14 +44,14 @@ class LetterGroup:
 
 @dataclass(frozen=True)
 class ShownLetter:
-    """An entry. `message` is None if it may quote a hidden value."""
+    """An entry. `message` is None if it may contain a hidden value."""
 
     letter: DeadLetter
     message: str | None
 
 
 def list_letters(visit: Visit) -> Response:
-    """Which rows did a step refuse, and why?"""
+    """Which rows did a step reject, and why?"""
     visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
@@ -137,7 +137,7 @@ def _group_key(letter: DeadLetter) -> tuple[str, str, str]:
 
 
 def _groups(letters: list[DeadLetter]) -> list[LetterGroup]:
-    """Return the groups, the one with most rows first."""
+    """Return the groups, the group with the most rows first."""
     members: dict[tuple[str, str, str], list[DeadLetter]] = {}
     for letter in letters:
         members.setdefault(_group_key(letter), []).append(letter)
@@ -154,7 +154,7 @@ def _groups(letters: list[DeadLetter]) -> list[LetterGroup]:
 
 
 def _shown(visit: Visit, settings: PipelineSettings, letter: DeadLetter) -> ShownLetter:
-    """Return an entry without a message that may quote a hidden value."""
+    """Return an entry without a message that may contain a hidden value."""
     hidden = _hidden(visit, settings, letter.table, letter.target)
     return ShownLetter(letter, None if hidden else letter.message)
 

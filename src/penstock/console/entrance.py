@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which daemons ask for credentials, also while they do not answer."""
+"""Determines which daemons require credentials, even while they do not answer."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from penstock.source.daemon_address import DaemonAddress
 class Entrance:
     """Decides whether visitors without a login may enter. Thread-safe.
 
-    A daemon that is down says nothing about its accounts, so its last answer counts.
+    For a daemon that does not answer, its last answer counts.
     """
 
     def __init__(self, daemons: Sequence[DaemonAddress]) -> None:
@@ -19,7 +19,7 @@ class Entrance:
         self._asks_credentials: dict[str, bool] = {}
 
     def ask(self) -> Answers:
-        """Ask every daemon for the account of somebody without credentials."""
+        """Ask every daemon for the account of a client without credentials."""
         answers = self._fleet.ask_all("account")
         for url in answers.values:
             self._asks_credentials[url] = False
@@ -29,7 +29,7 @@ class Entrance:
         return answers
 
     def prove_open(self) -> None:
-        """Raise AuthenticationFailed if a daemon has asked for credentials."""
+        """Raise AuthenticationFailed if a daemon requires credentials."""
         if any(self._asks_credentials.values()):
             raise AuthenticationFailed("log in with the token of an account")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of what goes on at the daemons: their listeners and sessions, and what happened lately."""
+"""The pages about activity at the daemons: their listeners and sessions, and recent events."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.telemetry.recent_events import RECENT_EVENTS
 
 _EVENTS_SHOWN_MAX = 300
 _KINDS = ("", "audit", "other")
-# The events of the console itself stand under this name.
+# The events of the console itself are listed under this name.
 _CONSOLE = "console"
 
 
@@ -62,7 +62,7 @@ def list_events(visit: Visit) -> Response:
     events = [
         {"daemon": url, **event} for url, answer in answers.values.items() for event in answer["events"]
     ]
-    # A line of the console may quote a value of a pipeline's tables.
+    # A log line of the console may contain a value of a pipeline's tables.
     if visit.sees_pipelines and not visit.masking:
         audit = {"audit": True, "other": False}.get(kind)
         own = RECENT_EVENTS.newest(_EVENTS_SHOWN_MAX, audit=audit)
@@ -78,7 +78,7 @@ def list_events(visit: Visit) -> Response:
 
 
 def _with_action(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event with who did what, for an audit record."""
+    """Return an event with the user and the action, for an audit record."""
     fields = dict(event["fields"])
     account = fields.pop("account", "") if event["what"] == "audit" else ""
     what = fields.pop("action", event["what"]) if event["what"] == "audit" else event["what"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons that the console shows, as their control API answers at this moment."""
+"""The daemons that the console shows, according to the current answers of their control API."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +14,13 @@ from penstock.model import Secret
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 
-# A search reads the whole log of an instance, on a slow disk as well.
+# A search reads the whole log of an instance, possibly from a slow disk.
 _HISTORY_SILENCE_SECONDS_MAX = 120.0
-# The place of a reset is searched in the log.
+# The position of a reset is looked up in the log.
 _RESET_SILENCE_SECONDS_MAX = 60.0
-# The store of subscriptions may be asked again after a concurrent change.
+# The store of subscriptions may be queried again after a concurrent change.
 _PAUSE_SILENCE_SECONDS_MAX = 15.0
-# Daemons that do not answer are asked at the same time, so that a page waits for one timeout.
+# All daemons are queried at the same time, so that a page waits for one timeout only.
 _ASKED_AT_ONCE_MAX = 16
 
 _Answer = TypeVar("_Answer")
@@ -28,14 +28,14 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Answers:
-    """What daemons answered, and why others did not; both by the daemon's URL."""
+    """The answers of daemons, and why others did not answer; both by the daemon's URL."""
 
     values: dict[str, Any]
     problems: dict[str, PenstockError]
 
 
 class Fleet:
-    """The daemons of the console as one of its users sees them: each call has the user's token.
+    """The daemons of the console as seen by one of its users: each call has the user's token.
 
     Thread-safe; every method waits for the daemons.
     """
@@ -83,19 +83,19 @@ class Fleet:
     def reset_subscription(
         self, url: str, instance: str, subscription: str, body: dict[str, Any]
     ) -> dict[str, Any]:
-        """Set the checkpoints of a subscription, or say what that would do. Raises the daemon's errors."""
+        """Set the checkpoints of a subscription, or return what that would do. Raises the daemon's errors."""
         call = f"subscriptions/{quote(subscription, safe='')}/reset"
         return self._with_client(
             url, instance, lambda client: client.send(call, body, _RESET_SILENCE_SECONDS_MAX)
         )
 
     def pause_subscription(self, url: str, instance: str, subscription: str, *, paused: bool) -> None:
-        """Pause a subscription, or let it go on. Raises the daemon's errors."""
+        """Pause or resume a subscription. Raises the daemon's errors."""
         call = f"subscriptions/{quote(subscription, safe='')}/{'pause' if paused else 'resume'}"
         self._with_client(url, instance, lambda client: client.send(call, {}, _PAUSE_SILENCE_SECONDS_MAX))
 
     def change(self, url: str, call: str, body: dict[str, Any], method: str = "POST") -> dict[str, Any]:
-        """Have a daemon change something, or say what that would do; `call` is the path below /v1.
+        """Have a daemon change something, or return what that would do; `call` is the path below /v1.
 
         Raises the daemon's errors.
         """
@@ -123,7 +123,7 @@ class Fleet:
         return client.pieces(client.post("as-of", body, _HISTORY_SILENCE_SECONDS_MAX))
 
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
+        """Yield the history of a row, as returned by the daemon. Raises the daemon's errors."""
         with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
             yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
 

@@ -12,7 +12,7 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import AccessDenied, PenstockError, SourceMissing
 
-# A page of more rows takes long to make, to send and to draw, every 5 seconds.
+# A page with more rows takes too long to render, send and draw every 5 seconds.
 _ROWS_MAX = 200
 # The states of jobs that need no operator.
 _CALM = ("running", "ended", "paused")
@@ -44,7 +44,7 @@ def show_fleet(visit: Visit) -> Response:
 
 
 def _is_absent(problem: PenstockError) -> bool:
-    """Return whether a daemon is in no fleet, or shows no jobs to the account."""
+    """Return whether a daemon belongs to no fleet, or shows no jobs to the account."""
     return isinstance(problem, SourceMissing | AccessDenied)
 
 
@@ -58,7 +58,7 @@ def _distinct_fleets(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _workers_alone(answers: Answers) -> list[dict[str, Any]]:
-    """Return the workers of stores whose daemons are in no fleet, in the form of a fleet."""
+    """Return the workers of stores whose daemons belong to no fleet, in the form of a fleet."""
     workers = {url: answer["workers"] for url, answer in answers.values.items() if answer["workers"]}
     nobody: dict[str, Any] = {"leader": None, "members": [], "instances": []}
     return _distinct_fleets(
@@ -67,7 +67,7 @@ def _workers_alone(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
-    """Return each job once, although all daemons of its store answer; those that have failed come first."""
+    """Return each job once, although all daemons of its store return it. Failed jobs come first."""
     jobs: dict[tuple[str, int], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for job in answer["jobs"]:
@@ -76,7 +76,7 @@ def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _distinct_instances(answers: Answers) -> list[dict[str, Any]]:
-    """Return each stored instance once, although all daemons of its store answer."""
+    """Return each stored instance once, although all daemons of its store return it."""
     instances: dict[tuple[str, int], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for instance in answer["instances"]:

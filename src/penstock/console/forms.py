@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields of forms, and the audit record of what a form has done."""
+"""The fields of forms, and the audit record of a form's action."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from penstock.errors import OptionInvalid
 
 _audit = structlog.get_logger("penstock.console.audit")
 
-# Who acts where nobody has to log in.
+# The name of a user if no login is required.
 THIS_MACHINE = "this machine"
 
 
 def needed_field(form: Mapping[str, str], name: str) -> str:
-    """Return a field that a page of the console fills in. Raises OptionInvalid."""
+    """Return a required text field of a form. Raises OptionInvalid."""
     value = form.get(name, "")
     if not value:
         raise OptionInvalid(f"the form has no {name}", hint="Open its page again")
@@ -23,7 +23,7 @@ def needed_field(form: Mapping[str, str], name: str) -> str:
 
 
 def needed_number(form: Mapping[str, str], name: str) -> int:
-    """Return a number that a page of the console fills in. Raises OptionInvalid."""
+    """Return a required number field of a form. Raises OptionInvalid."""
     number = needed_field(form, name)
     if not number.isdecimal():
         raise OptionInvalid(f"the form's {name} is no number", hint="Open its page again")
@@ -31,7 +31,7 @@ def needed_number(form: Mapping[str, str], name: str) -> int:
 
 
 def record_action(visit: Visit, action: str, **values: str) -> None:
-    """Record what a user of the console does. `values` say where."""
+    """Record an action of a console user. `values` identify its object."""
     _audit.info(
         "audit",
         action=action,

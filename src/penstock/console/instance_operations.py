@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of instances that the coordination store has: adding, changing, removing, forgetting."""
+"""The operations for instances in the coordination store: adding, changing, removing, forgetting."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.settings.file import yaml_documents, yaml_text
 
 _SUBJECT = ("daemon", "instance")
 
-# The settings of an instance have some dozens of values.
+# The settings of an instance have a few dozen values at most.
 _VALUES_MAX = 10_000
 
 _EXAMPLE = """\
@@ -44,13 +44,13 @@ def _document(text: str) -> dict[str, Any]:
             hint="Write instance and settings, as penstock export prints them",
         )
     _prove_small(documents[0])
-    # YAML has dates and other values, which are text here.
+    # YAML parses dates and other types, which are text here.
     document: dict[str, Any] = json.loads(json.dumps(documents[0], default=str))
     return document
 
 
 def _prove_small(document: Any) -> None:
-    """Raise OptionInvalid for a text whose aliases stand for very many values."""
+    """Raise OptionInvalid for a text whose aliases expand to a very large number of values."""
     waiting, count = [document], 0
     while waiting:
         value = waiting.pop()
@@ -95,7 +95,7 @@ def _forget(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
 
 
 def _effects(answer: Mapping[str, Any]) -> list[Sentence]:
-    """Return what a change of the settings does in this daemon. Other daemons of the store follow."""
+    """Return the effect of a change of the settings on this daemon. Other daemons of the store follow."""
     added, changed, removed, other_log = (
         ", ".join(answer[what]) for what in ("added", "changed", "removed", "with_other_log")
     )

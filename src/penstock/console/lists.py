@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lists of a page as JSON and CSV, read from the page itself.
 
-So a file has what the page shows: its rows, its rights, and its masked values. Numbers and times are exact.
+So a file contains what the page shows, with the same permissions and masked values. Numbers and times are
+exact.
 """
 
 import csv
@@ -20,7 +21,7 @@ FORMATS = {"json": "application/json", "csv": "text/csv; charset=utf-8"}
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[-+]?\d+)?")
 _UNKNOWN = "–"
-# Spreadsheets take texts that begin so for formulas.
+# Spreadsheets treat texts that begin with these characters as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -58,7 +59,7 @@ def export_lists(page: str, html: str, file_format: str, number: str) -> Respons
 
 
 def read_lists(html: str) -> list[PageList]:
-    """Return the lists of a page, in order. Columns without a heading have buttons, and are left out."""
+    """Return the lists of a page, in order. Columns without a heading contain buttons, and are left out."""
     parser = _Lists()
     parser.feed(html)
     for each in parser.lists:

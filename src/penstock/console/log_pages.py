@@ -61,7 +61,7 @@ def verify_log(visit: Visit) -> Response:
 
 
 def _verified(visit: Visit, url: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a verification, and what they come to. Raises the daemon's errors."""
+    """Yield the lines of a verification, and its outcome. Raises the daemon's errors."""
     damaged = 0
     for line in visit.fleet.verify(url, name):
         damaged += line["kind"] == "finding" and not line["finding"]["harmless"]
@@ -118,7 +118,9 @@ def _part_of(transaction: Mapping[str, Any], change: Mapping[str, Any]) -> dict[
 
 @dataclass(frozen=True)
 class ColumnChange:
-    """A column in a definition: its `mark` is "", added, removed or changed. `before` is its earlier form."""
+    """A column in a definition: its `mark` is "", added, removed or changed. `before` is its previous
+    definition.
+    """
 
     mark: str
     name: str
@@ -156,7 +158,7 @@ def compare_definitions(visit: Visit) -> Response:
 
 
 def _with_differences(versions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the definitions, newest first, each with what changed since the one before it."""
+    """Return the definitions, newest first, each with its differences from the previous one."""
     shown = []
     earlier: dict[str, Any] | None = None
     for version in versions:

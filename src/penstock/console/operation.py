@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations: actions whose page asks for what is needed, says what will happen, and then does it.
+"""Operations: actions whose page asks for the inputs, shows the effect, and then performs the action.
 
 GET  PATH            the form, and what a dry run says
 POST PATH/confirm    the same with its effect, and an audit record
@@ -20,7 +20,7 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text of the pages in English, which is the key of its translations, with its values."""
+    """An English sentence on a page, with its values. The sentence is the key of its translations."""
 
     text: str
     values: Mapping[str, object] = field(default_factory=dict)
@@ -35,7 +35,8 @@ def say(text: str, **values: object) -> Sentence:
 class Input:
     """A field that the user fills in.
 
-    The kind `check` is "1" or "", an `area` has lines, and what is `hidden` comes from the link, or is "".
+    The kind `check` is "1" or "", an `area` has several lines, and a `hidden` field comes from the link, or
+    is "".
     """
 
     name: str
@@ -49,9 +50,9 @@ class Input:
 class Operation:
     """An action of the console.
 
-    `subject` are the fields that the page gets from its link, such as the name of a job. `run` does it, or in
-    a dry run says what would happen; without a sentence, nothing would. `suggest` returns values for inputs.
-    The page `back` gets those of its fields that `back_fields` names.
+    `subject` are the fields that the page gets from its link, such as the name of a job. `run` performs it,
+    or in a dry run returns a sentence about the effect, None if there is none. `suggest` returns values for
+    inputs. The page `back` gets the fields listed in `back_fields`.
     """
 
     path: str
@@ -74,13 +75,14 @@ class Operation:
         return self._show(visit, {name: "" if name in posted else visit.query(name) for name in self._names})
 
     def preview(self, visit: Visit, form: Fields) -> Response:
-        """Say what will happen, with the fields of a form."""
+        """Return what will happen, using the fields of a form."""
         return self._show(visit, {name: form.get(name, "") for name in self._names})
 
     def confirm(self, visit: Visit, form: Fields) -> Response:
-        """Do it, and record it, also if it fails halfway. The record leaves out a text of settings.
+        """Perform the action, and record it even if it fails halfway.
 
-        What is refused because it is not possible has changed nothing, and is not recorded.
+        The record omits settings texts. An action that is refused as impossible has changed nothing, and is
+        not recorded.
         """
         self.prove(visit)
         for name in (*self.subject, *(needed.name for needed in self.inputs if needed.is_needed)):
@@ -108,14 +110,14 @@ class Operation:
         suggested: Mapping[str, Sequence[str]] = {}
         problem = None
         missing = [known for known in self.inputs if known.is_needed and not fields[known.name]]
-        # Without suggestions the user can fill the field in all the same.
+        # The user can fill in the field without suggestions too.
         with suppress(PenstockError):
             suggested = self.suggest(visit, fields)
         try:
             if not missing:
                 effects = self.run(visit, fields, True)
         except PenstockError as refusal:
-            # The form stays, so that it can be corrected.
+            # Keep the form, so that it can be corrected.
             problem = visit.without_values(refusal)
         return visit.render(
             "operation.html",

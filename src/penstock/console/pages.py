@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages. Each answers one question of an operator, from the daemons' and the stores' own answers."""
+"""The pages. Each page answers one question of an operator, from the answers of daemons and stores."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,11 +31,11 @@ from penstock.errors import PenstockError, SourceMissing
 from penstock.pipeline.table_states import STATES
 from penstock.serve.masking import HIDDEN_TEXT
 
-# The overview shows the pipelines that need an operator most, and links to the others.
+# The overview shows the pipelines that need an operator most urgently, and links to the others.
 _PIPELINES_SHOWN_MAX = 50
-# A page of more rows takes long to make, to send and to draw, every 5 seconds.
+# A page with more rows takes too long to render, send and draw every 5 seconds.
 _PIPELINES_PAGE_MAX = 200
-# Changes of a row on one page. The newest come first.
+# The number of changes of a row on one page. The newest changes come first.
 _CHANGES_DEFAULT = 100
 # The series of an instance that have a chart, each with its title and the unit of its values.
 _CHARTS = {
@@ -47,7 +47,7 @@ _CHARTS = {
 _CHART_POINTS = 120
 _HOURS = ("1", "6", "24")
 _SPARK_SECONDS, _SPARK_POINTS = 3600, 48
-# What needs an operator comes first.
+# Entries that need an operator come first.
 _URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
 
 
@@ -74,7 +74,7 @@ def overview(visit: Visit) -> Response:
 
 
 def _sparks(answer: dict[str, Any] | None, instance: str) -> dict[str, Chart]:
-    """Return small charts by series; none from a daemon that keeps no samples."""
+    """Return small charts by series, or nothing for a daemon that keeps no samples."""
     if answer is None or instance not in answer["instances"]:
         return {}
     series = answer["instances"][instance].items()
@@ -85,7 +85,7 @@ def _sparks(answer: dict[str, Any] | None, instance: str) -> dict[str, Chart]:
 
 
 def _charts(visit: Visit, url: str, name: str, seconds: int) -> list[tuple[str, str, Chart]]:
-    """Return title, unit and chart of each series; none from a daemon that keeps no samples."""
+    """Return title, unit and chart of each series, or nothing for a daemon that keeps no samples."""
     try:
         answer = visit.fleet.ask_instance(url, name, "charts", span=seconds, points=_CHART_POINTS)
     except PenstockError:
@@ -113,7 +113,7 @@ def instance(visit: Visit) -> Response:
         disk = visit.fleet.ask_instance(url, name, "disk")
         holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
     except PenstockError as refusal:
-        # The status says most of it, also of a log that is not open.
+        # The status has most of the information, even for a log that is not open.
         problem = refusal
     hours = visit.query("hours")
     span = int(hours) if hours in _HOURS else 1
@@ -132,9 +132,11 @@ def instance(visit: Visit) -> Response:
 
 
 def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:
-    """Return the places on an instance's ruler. What the server has and is not received lies on the right."""
+    """Return the marks on an instance's ruler. Data that the server has and that was not received is on the
+    right.
+    """
     unreceived = status.get("lag_bytes") or 0
-    # Before it is measured, nobody knows where the server's log ends.
+    # Until it is measured, the end of the server's log is unknown.
     marks = [] if status.get("lag_bytes") is None else [Mark("server", "", "", 0)]
     if status["position"] is not None:
         marks.append(Mark("received", "", status["position"], unreceived))
@@ -179,7 +181,7 @@ def pipelines(visit: Visit) -> Response:
 
 
 def _pipeline_rows(visit: Visit) -> tuple[list[PipelineRow], dict[str, PenstockError]]:
-    """Return the pipelines, the most urgent first, and why stores do not answer."""
+    """Return the pipelines, the most urgent first, and the errors of stores that do not answer."""
     rows, problems = visit.states.rows(hides_texts=bool(visit.masking))
     rows.sort(key=lambda row: (_urgency(row.state), row.name, row.sink))
     return rows, problems

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline files of the console, for what a state store does not have: rejected rows, steps and sinks.
+"""The pipeline files of the console, for information that a state store does not have: rejected rows, steps
+and sinks.
 
-A file is read again for each request, so that the console shows it as it is now.
+A file is read again for each request, so that the console shows its current content.
 """
 
 import threading
@@ -14,7 +15,7 @@ from penstock.errors import PenstockError, SourceMissing
 from penstock.pipeline.dead_letter import DeadLetter, Replayed, purge, replay
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 
-# Steps that may give columns other names.
+# Steps that may rename columns.
 RENAMING_STEPS = ("map", "python")
 
 
@@ -24,16 +25,17 @@ class PipelineFiles:
     def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
         self._paths = tuple(paths)
         self._states = states
-        # Two replays of one entry at the same time would write its rows twice; a purge would lose them.
+        # Two concurrent replays of an entry would write its rows twice, and a concurrent purge would lose
+        # them.
         self._replaying = threading.Lock()
 
     def find(self, store: int, name: str) -> Path | None:
-        """Return the file of a pipeline, None if the console was started without it."""
+        """Return the file of a pipeline, None if the console has no file for it."""
         for path in self._paths:
             try:
                 location = place_of_state(path)
             except PenstockError:
-                # The other files may still be read; the page of this pipeline says that it has no file.
+                # The other files may still be readable. The page of this pipeline says that it has no file.
                 continue
             if location.name == name and self._states.url(store) == location.state:
                 return path
@@ -66,7 +68,7 @@ class PipelineFiles:
             yield from replay(settings, entries)
 
     def purge(self, settings: PipelineSettings, letters: Sequence[DeadLetter], user: str, why: str) -> None:
-        """Delete rejected rows for good, not while others are replayed. Raises DiskFailed."""
+        """Delete rejected rows for good. Waits for replays to end. Raises DiskFailed."""
         with self._replaying:
             purge(settings, letters, user=user, reason=why)
 
@@ -74,8 +76,8 @@ class PipelineFiles:
 def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]:
     """Return the columns of a source table whose values the steps keep from the target.
 
-    Rejected rows are as the source sent them, so their masked values are still there. A step before `mask`
-    may have renamed columns, and then every column is one of them.
+    Rejected rows are in the form that the source sent, so they contain the values to mask. If a step before
+    `mask` may have renamed columns, every column is returned.
     """
     hidden: set[str] = set()
     for number, step in enumerate(settings.steps):

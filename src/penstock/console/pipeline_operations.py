@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of stopped pipelines: to the beginning, back, past a transaction, into another sink."""
+"""The operations for stopped pipelines: reset, rewind, skip a transaction, move the progress to another
+sink.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -141,7 +143,7 @@ def _read_again(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentenc
 
 
 def _names(visit: Visit, fields: Fields) -> Mapping[str, Sequence[str]]:
-    """Return the names of the sinks and sources that the pipeline file has."""
+    """Return the names of the sinks and sources in the pipeline file."""
     store = needed_number(fields, "store")
     if visit.files.find(store, fields["name"]) is None:
         return {}
@@ -194,7 +196,7 @@ OPERATIONS = (
         ),
         back_fields=("store", "name", "sink"),
         prove=Visit.prove_sees_pipelines,
-        # The server of the source parses the condition.
+        # The source's server parses the condition.
         is_posted=True,
     ),
     _operation(

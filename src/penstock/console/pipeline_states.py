@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipelines that the console shows, as their state stores have them at this moment."""
+"""The pipelines that the console shows, according to the current content of their state stores."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -23,7 +23,7 @@ class PipelineRow:
     """One sink or shard of a pipeline. `store` is the number of its state store.
 
     A page about thousands of pipelines sorts them by their `state`, and shows the `summary` of some. With
-    `hides_texts`, the summary has no texts that may quote a value of the tables: of errors and conditions.
+    `hides_texts`, the summary has no texts of errors and conditions, which may contain a value of the tables.
     """
 
     store: int
@@ -75,7 +75,7 @@ class PipelineStates:
         return self._urls[number] if 0 <= number < len(self._urls) else None
 
     def rows(self, *, hides_texts: bool = False) -> tuple[list[PipelineRow], dict[str, PenstockError]]:
-        """Return every pipeline and sink, and why stores do not answer."""
+        """Return every pipeline and sink, and the errors of stores that do not answer."""
         rows: list[PipelineRow] = []
         problems: dict[str, PenstockError] = {}
         for number, url in enumerate(self._urls):
@@ -95,7 +95,7 @@ class PipelineStates:
         with self._state(number, name) as state:
             rows = [PipelineRow(number, part, hides_texts) for part in state.parts()]
             for row in rows:
-                # It is read while the store is open.
+                # Read it while the store is open.
                 _ = row.state, row.summary
             return rows
 
@@ -125,7 +125,7 @@ class PipelineStates:
         *,
         remove: bool = True,
     ) -> str:
-        """Ask a pipeline to read a table that it has again; return the request's number.
+        """Ask a pipeline to read one of its tables again; return the request's number.
 
         `where` restricts it to some rows. With `remove`, rows that only the target has are deleted. Raises
         SourceMissing, OptionInvalid, CoordinationLost.
@@ -160,7 +160,7 @@ class PipelineStates:
     def adopt(self, number: int, name: str, sink: str, *, dry_run: bool) -> None:
         """Give the progress of a pipeline with `sink` to one of its `sinks`.
 
-        A dry run gives nothing. Raises SourceMissing, OptionInvalid, LeaseLost while it runs.
+        A dry run changes nothing. Raises SourceMissing, OptionInvalid, LeaseLost while it runs.
         """
         with self._state(number, name) as state:
             (refuse_adopting if dry_run else adopt)(state, sink)

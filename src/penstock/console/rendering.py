@@ -19,7 +19,7 @@ from penstock.source.row_history import shown_text
 if TYPE_CHECKING:
     import jinja2
 
-# A page has thousands of links with few different values.
+# A page has thousands of links with only a few distinct values.
 _quoted = functools.lru_cache(8192)(quote_plus)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
@@ -37,8 +37,8 @@ class Renderer:
         return HTMLResponse(text, status)
 
     def stream(self, template: str, language: str, values: Mapping[str, Any]) -> Response:
-        """Return a page whose values are iterators that are read while it is sent."""
-        # Without a buffer: the next value may be long in coming.
+        """Return a page whose values include iterators, which are read while the page is sent."""
+        # Do not buffer, because the next value may take long to arrive.
         pieces = self._environment.get_template(template).generate(
             self._all(language, {**values, "is_stream": True})
         )
@@ -62,7 +62,9 @@ class Renderer:
 
 
 def import_templates() -> None:
-    """Import the template engine, so that its absence is known early. Raises DependencyMissing."""
+    """Import the template engine now, so that a missing package is reported early. Raises
+    DependencyMissing.
+    """
     try:
         import jinja2  # noqa: F401
     except ImportError as problem:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures: how far each reader of a log is behind its server, and what the time of a batch went to."""
+"""Charts: how far each reader of a log is behind its server, and how the time of a batch was spent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ _TICKS = tuple(1 << (10 * power) for power in range(1, 6))
 class Mark:
     """A position on the ruler.
 
-    `kind` is server, received, earliest or reader; `behind` are the bytes between it and the end of the
-    server's log.
+    `kind` is server, received, earliest or reader; `behind` is the number of bytes between it and the end of
+    the server's log.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class PlacedMark:
-    """A mark and its place in the picture, in pixels."""
+    """A mark and its location in the chart, in pixels."""
 
     mark: Mark
     x: float
@@ -36,7 +36,7 @@ class PlacedMark:
 
 @dataclass(frozen=True)
 class Ruler:
-    """The picture: marks one below the other, and ticks of the scale by their bytes."""
+    """The chart: marks one below the other, and ticks of the scale by their bytes."""
 
     marks: Sequence[PlacedMark]
     ticks: Sequence[tuple[int, float]]
@@ -45,7 +45,9 @@ class Ruler:
 
 
 def draw_ruler(marks: Sequence[Mark]) -> Ruler:
-    """Place marks: the end of the server's log on the right, what is further behind to the left."""
+    """Draw the marks: the end of the server's log is on the right, and marks that are further behind are to
+    the left.
+    """
     furthest = max((mark.behind for mark in marks), default=0)
     ordered = sorted(marks, key=lambda mark: mark.behind)
     placed = [
@@ -58,7 +60,7 @@ def draw_ruler(marks: Sequence[Mark]) -> Ruler:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a batch: its seconds, and its place and width in the picture, in pixels."""
+    """A phase of a batch: its seconds, and its location and width in the chart, in pixels."""
 
     name: str
     seconds: float
@@ -67,7 +69,7 @@ class Phase:
 
 
 def draw_phases(seconds: Mapping[str, float]) -> list[Phase]:
-    """Place the phases of a batch one after the other; each can be seen, however short it is."""
+    """Place the phases of a batch one after the other. Even a short phase is visible."""
     total, x, phases = sum(seconds.values()) or 1.0, 0.0, []
     for name, spent in seconds.items():
         width = max(2.0, round(spent / total * WIDTH, 1))

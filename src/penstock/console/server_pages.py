@@ -40,7 +40,7 @@ def show_settings(visit: Visit) -> Response:
 
 
 def _without_empty(value: Any) -> Any:
-    """Return settings without those that are not set, which would hide the others."""
+    """Return settings without unset values, which would clutter the page."""
     if isinstance(value, dict):
         parts = {name: _without_empty(part) for name, part in value.items() if name != "access"}
         return {name: part for name, part in parts.items() if part not in (None, [], {})}

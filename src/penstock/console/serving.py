@@ -19,8 +19,8 @@ _GRACE_SECONDS = 5
 class ConsoleServer(uvicorn.Server):
     """Serves the console until `stop`, which any thread may call.
 
-    The port is bound first. Raises OptionInvalid if the address cannot be used, or if nobody could prove who
-    they are; DependencyMissing without Jinja2.
+    The port is bound first. Raises OptionInvalid if the address cannot be used, or if users could not
+    authenticate; DependencyMissing without Jinja2.
     """
 
     def __init__(self, settings: ConsoleSettings) -> None:
@@ -45,7 +45,7 @@ class ConsoleServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Without a proxy, the header is the browser's own, which could then choose its address.
+                # Without a proxy, the header comes from the browser, which could choose its address freely.
                 proxy_headers=bool(settings.hosts),
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )

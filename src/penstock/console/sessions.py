@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of browsers: who has logged in, until when, and the token against forged requests.
+"""Browser sessions: the account that has logged in, the expiry, and the token against forged requests.
 
-A session holds the token of its user in memory only. Its cookie is random and says nothing.
+A session holds the token of its user in memory only. Its cookie is random and carries no information.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ COOKIE = "penstock_console"
 
 _SECONDS_MAX = 12 * 3600.0
 _SESSIONS_MAX = 1000
-# Failed logins from one address, so that tokens cannot be tried out and nobody else is locked out.
+# The number of failed logins from one address, so that tokens cannot be guessed while other users can still
+# log in.
 _FAILURES_MAX = 20
 _FAILURES_SECONDS = 60.0
 
@@ -33,7 +34,7 @@ class Session:
     token: Secret
     began: float
     used: float
-    # What each daemon has said last about the account.
+    # The last answer of each daemon about the account.
     accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -52,11 +53,11 @@ class Sessions:
         self._key = secrets.token_bytes(32)
 
     def new_id(self) -> str:
-        """Return the identity of a browser that has none."""
+        """Return an identity for a browser without one."""
         return secrets.token_urlsafe(32)
 
     def forgery_token(self, identity: str) -> str:
-        """Return the token that the forms of a browser carry; another site cannot know it."""
+        """Return the token in the forms of a browser, which another site cannot know."""
         return hmac.new(self._key, identity.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, identity: str, token: str) -> bool:

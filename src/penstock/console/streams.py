@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are sent while their values arrive: each takes a thread, so their number is limited."""
+"""Pages that are sent while their values arrive. Each one occupies a thread, so their number is limited."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,9 @@ class Streams:
         self._free = threading.BoundedSemaphore(STREAMS_MAX)
 
     def limited(self, read: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-        """Yield the parts that `read` returns. An error is the last part, because the page has begun."""
+        """Yield the parts that `read` returns. An error becomes the last part, because the page has begun
+        already.
+        """
         if not self._free.acquire(blocking=False):
             problem = QuotaReached(
                 "too many people follow changes or search the log", hint="Close a page, or try again later"
@@ -31,5 +33,5 @@ class Streams:
         except PenstockError as problem:
             yield {"kind": "problem", **problem_body(problem)}
         finally:
-            # Also when the browser has left, and the page is no longer read.
+            # This also runs if the browser has disconnected and the page is no longer read.
             self._free.release()

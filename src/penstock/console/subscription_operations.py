@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of subscriptions: their shards, what they deliver, and their end."""
+"""The operations for subscriptions: their shards, what they deliver, and their deletion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,7 +96,7 @@ def _select(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
 
 
 def _delete(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
-    # The page has shown the owners.
+    # The page has already shown the owners.
     answer = _send(visit, fields, "delete", {"force": True}, dry_run)
     sentences = [
         say("The checkpoint of shard {shard} is forgotten: {position}", shard=shard, position=position or "–")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of subscriptions: their shards, and what a reset or a pause of one would do."""
+"""The pages of subscriptions: their shards, and the effect of a reset or a pause."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
-# Where a subscription may continue: the kinds that need a value, and those that need none.
+# Where a subscription can continue: the choices that need a value, and those that do not.
 _WITH_VALUE = ("time", "position", "gtid_set")
 _EDGES = ("earliest", "latest")
 
@@ -29,18 +29,18 @@ def list_subscriptions(visit: Visit) -> Response:
 
 
 def _subscriptions_of(answers: Answers) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return each subscription by instance and name, as one of the daemons that know it answers."""
+    """Return each subscription by instance and name, as returned by one of the daemons that know it."""
     shown: dict[tuple[str, str], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for subscription in answer["subscriptions"]:
-            # Daemons that share a coordination store all name it.
+            # Daemons that share a coordination store all return it.
             key = subscription["instance"], subscription["subscription"]
             shown.setdefault(key, {"daemon": url, **subscription})
     return shown
 
 
 def pause(visit: Visit) -> Response:
-    """What happens if this subscription is paused or goes on?"""
+    """What happens if this subscription is paused or resumed?"""
     visit.prove_admin()
     name, subscription = visit.query("instance"), visit.query("subscription")
     chosen = _subscriptions_of(visit.fleet.ask_all("subscriptions")).get((name, subscription))
@@ -59,7 +59,7 @@ def reset_checkpoints(visit: Visit) -> Response:
         try:
             answer = visit.fleet.reset_subscription(url, name, subscription, body)
         except PenstockError as refusal:
-            # The form stays, so that the place can be corrected.
+            # Keep the form, so that the position can be corrected.
             problem = refusal
     return visit.render(
         "reset.html",

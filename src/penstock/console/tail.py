@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes of an instance as they arrive, for one viewer: no faster than people read.
+"""The changes of an instance as they arrive, for one viewer, no faster than people can read.
 
 A viewer gets every change or a count of those that were left out, and a limit ends each tail.
 """
@@ -11,7 +11,8 @@ from typing import Any
 from penstock.client.fetch import BatchFrame, PositionFrame
 from penstock.console.fleet import Fleet
 
-# A daemon that has nothing to send ends its response after this time; then the viewer may have left.
+# A daemon without changes ends its response after this time, and then the console checks whether the viewer
+# has left.
 _WAIT_SECONDS = 5.0
 _SILENCE_SECONDS_MAX = 30.0
 _ROWS_PER_SECOND_MAX = 50
@@ -35,7 +36,7 @@ def tail_changes(
     were left out since the part before it. An idle part says that nothing has arrived for a while. Raises the
     daemon's errors.
     """
-    # The place is fixed first: with "latest" each time, changes between two responses would be missing.
+    # Determine the position first: requesting "latest" each time would lose changes between two responses.
     head = fleet.ask_instance(url, instance, "head")["position"]
     start: dict[str, Any] | str = "earliest" if head is None else {"position": head}
     yield {"kind": "begin", "position": head}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of a browser: who asks, in which language, and what they may see."""
+"""One request of a browser: the user, the language, and the permissions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,8 @@ class Visit:
     """A request with the rights of its user. `account` is "" without a login.
 
     Pipelines are for admins without limits only, because their state stores know no accounts. Their pages
-    hide the columns of `masking`, and texts that may quote a value.
-    `unknown_daemons` have not said yet whether they ask for credentials.
+    hide the columns of `masking`, and texts that may contain a value. `unknown_daemons` have not reported yet
+    whether they require credentials.
     """
 
     request: Request
@@ -54,7 +54,7 @@ class Visit:
 
     @staticmethod
     def language_of(request: Request) -> str:
-        """Return the language of the pages: as chosen, otherwise as the browser prefers."""
+        """Return the language of the pages: the user's choice, otherwise the browser's preference."""
         accepted = request.headers.get("accept-language", "")[:2].lower()
         wanted = (request.query_params.get("lang"), request.cookies.get(LANGUAGE_COOKIE), accepted)
         return next((language for language in wanted if language in LANGUAGES), LANGUAGES[0])
@@ -80,7 +80,7 @@ class Visit:
 
     @property
     def is_export(self) -> bool:
-        """Whether the request asks for the lists of a page as a file, which has all of their rows."""
+        """Whether the request asks for the lists of a page as a file, which contains all of their rows."""
         return self.request.method == "GET" and "export" in self.request.query_params
 
     def pipeline_query(self) -> tuple[int, str, str]:
@@ -89,7 +89,9 @@ class Visit:
         return int(store) if store.isdecimal() else -1, self.query("name"), self.query("sink")
 
     def chosen_instance(self) -> tuple[list[tuple[str, str]], dict[str, PenstockError], str, str]:
-        """Return the instances by daemon, silent daemons, and the daemon and instance of a form."""
+        """Return the instances by daemon, the daemons that do not answer, and the daemon and instance of a
+        form.
+        """
         statuses = self.fleet.ask_all("status")
         choices = [
             (url, status["instance"])
@@ -115,7 +117,7 @@ class Visit:
             )
 
     def prove_sees_pipelines(self) -> None:
-        """Raise AccessDenied unless the user is also an admin of everything at those daemons."""
+        """Raise AccessDenied unless the user is also a full administrator at those daemons."""
         self.prove_admin()
         if not self.sees_pipelines:
             raise AccessDenied(
@@ -125,7 +127,7 @@ class Visit:
             )
 
     def without_values(self, problem: PenstockError) -> PenstockError:
-        """Return an error about the data without its text if a masked value may be in it."""
+        """Return an error about the data, without its text if that may contain a masked value."""
         if not self.masking or not isinstance(problem, StreamError):
             return problem
         return type(problem)(HIDDEN_TEXT, position=problem.position)
@@ -154,7 +156,7 @@ class Visit:
             "sees_pipelines": self.sees_pipelines,
             "path": self.request.url.path.removeprefix(self.base_path),
             "query": str(self.request.url.query),
-            # A form's answer has no address of its own.
+            # The response to a form has no address of its own.
             "is_get": self.request.method == "GET",
             **values,
         }

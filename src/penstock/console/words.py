@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the pages: English in the templates, and their Chinese translations in `words.zh.toml`."""
+"""The texts of the pages: English in the templates, and their Chinese translations in `words.zh.toml`."""
 
 import tomllib
 from importlib.resources import files

@@ -93,7 +93,7 @@ class ShardState:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read a shard's record; a shard without a record was never held. Raises SchemaInvalid."""
+        """Read a shard's record. A shard without a record was never held. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_record("the checkpoint of a shard", HINT_RECORD):

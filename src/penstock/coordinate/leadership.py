@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leader's work for a subscription: assign the shards, and finish what was started.
 
-All writes are conditional on versions, so that of two processes that both believe to lead, one detects the
-other.
+All writes are conditional on versions, so that if two processes both believe that they lead, one of them
+detects the other.
 """
 
 import time

@@ -39,7 +39,7 @@ from penstock.errors import OptionInvalid, PenstockError, TransientError, Versio
 # The time that a member has to finish its work on a shard before giving it up.
 GRACE_SECONDS = 10.0
 
-# Upper bounds on polling; watches wake the thread earlier.
+# Upper limits for polling intervals; watches wake the thread earlier.
 _LOOK_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.5
 
@@ -220,9 +220,9 @@ class Member:
             path = self._subscription.members_path + path_of(self.name)
             self._session.put_ephemeral(path, json.dumps(description).encode())
         except VersionConflict:
-            # The record may be left over from a previous process; it then ends with that session. If
-            # everything stood still for so long that our session may have ended too, the other session's time
-            # starts over.
+            # The record may be left over from a previous process; it then ends with that session. If this
+            # process was paused for so long that our own session may have ended too, the waiting time for the
+            # other session starts over.
             now = time.monotonic()
             if self._refused_since is None or not self._session.certain:
                 self._refused_since = now
@@ -351,7 +351,7 @@ class Member:
 
 
 def _same_shards(current: Subscription, subscription: Subscription) -> bool:
-    """Return whether a subscription, read again, still lets its shards be taken as it was read before."""
+    """Return whether a subscription that was read again still allows the same shards to be taken."""
     return (
         (current.generation, current.revision) == (subscription.generation, subscription.revision)
         and current.resizing is None

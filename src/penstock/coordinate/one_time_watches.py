@@ -20,8 +20,8 @@ _RETRY_SECONDS = 0.5
 
 _log = structlog.get_logger(__name__)
 
-# Sets the one-time watches of a path, and returns the names below it. Where nothing is at the path it returns
-# None, and then has set a watch only if told to. Whatever fires calls `fired` with the path.
+# Sets the one-time watches of a path, and returns the names below it. If nothing is at the path, it returns
+# None, and has set a watch only if requested. The watches call `fired` with the path.
 SetOnce = Callable[[str, bool, Callable[[str], None]], Sequence[str] | None]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subscription refuses: other shards than it has, and requests that differ from what is stored."""
+"""What a subscription refuses: unknown shards, and requests that differ from the stored subscription."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def refuse_count(shard_count: int) -> None:
-    """Raise OptionInvalid for a number of shards that no subscription has."""
+    """Raise OptionInvalid for an invalid number of shards."""
     if not 1 <= shard_count <= SUBSCRIPTION_SHARDS_MAX:
         raise OptionInvalid(f"a subscription has 1 to {SUBSCRIPTION_SHARDS_MAX} shards, not {shard_count}")
 
@@ -48,7 +48,7 @@ def refuse_resizing(name: str, shard_count: int) -> None:
 def refuse_another(existing: "Subscription", requested: "Subscription") -> None:
     """Raise OptionInvalid if an existing subscription differs from the requested one."""
     if (requested.tables, requested.exclude) == existing.selected_tables:
-        # The program was changed to ask for what an operator had set.
+        # The program now requests the values that an operator had set before.
         requested = replace(requested, tables=existing.tables, exclude=existing.exclude)
     if requested.shard_columns == existing.members_shard_columns:
         requested = replace(requested, shard_columns=existing.shard_columns)

@@ -3,11 +3,11 @@
 
     daemon, capture processes ── hold a pipe open ──▶ guard: at its end, ends the daemon's sessions
 
-The store ends a session once no heartbeat has arrived for the session time. Until then nobody else can do the
-work of a daemon that was killed. Its guard knows earlier that the daemon is gone: the operating system closes
-the pipe when the last process that holds it has ended, and no process is left then that could do anything
-under the sessions. A frozen daemon keeps the pipe open. Without a guard, as after the death of the whole
-host, sessions expire as before.
+The store ends a session once no heartbeat has arrived for the session time. Until then, no other process can
+take over from a daemon that was killed. Its guard learns of the death earlier: the operating system closes
+the pipe when the last process that holds it has ended. By then, no process is left that could act under the
+sessions. A frozen daemon keeps the pipe open. Without a guard, as after the death of the whole host, sessions
+expire as before.
 """
 
 import json
@@ -32,7 +32,7 @@ _COMMAND = (sys.executable, "-m", "penstock.coordinate.session_guard")
 _END_SECONDS_MAX = 5.0
 _OPERATION_SECONDS_MAX = 5.0
 
-# Log lines go there, as those of the daemon do.
+# The daemon's log lines go to standard error, so the guard's do too.
 _STANDARD_ERROR = 2
 
 _log = structlog.get_logger(__name__)
@@ -41,27 +41,29 @@ _log = structlog.get_logger(__name__)
 class SessionGuard:
     """The guard of this process. `start` and `stop` belong to one thread.
 
-    A guard that dies is not replaced: processes that run already would not hold the pipe of another one.
+    A guard that dies is not replaced, because running processes would not hold the pipe of a new guard.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        # By use: the arguments of `_end`.
+        # The arguments of `_end`, by the use of the session.
         self._sessions: dict[str, tuple[str, str, float]] = {}
 
     @property
     def pid(self) -> int | None:
-        """The id of the guard's process, None while there is none."""
+        """The guard's process id, None if there is no guard."""
         return None if self._process is None else self._process.pid
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what a process inherits that works under the sessions, so that its end is waited for too."""
+        """Return the descriptors that a child process working under the sessions has to inherit, so that the
+        guard waits for its end too.
+        """
         pipe = self._pipe
         return () if pipe is None else (pipe.fileno(),)
 
     def start(self) -> None:
-        """Start the guard. Without it, which is logged, sessions expire."""
+        """Start the guard. If it cannot be started, the error is logged, and sessions expire as usual."""
         try:
             self._process = subprocess.Popen(
                 _COMMAND, stdin=subprocess.PIPE, stdout=_STANDARD_ERROR, start_new_session=True
@@ -70,17 +72,19 @@ class SessionGuard:
             _log.warning("sessions expire if this process is killed", why=str(problem))
             return
         assert self._process.stdin is not None
-        # A guard that does not read must not stop this process.
+        # A guard that does not read must not block this process.
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def note(self, use: str, url: str, session: "Session") -> None:
-        """Have a session of the store at `url` ended with this process; the last one of each use counts."""
+        """Make the guard end a session of the store at `url` when this process ends. Only the last session of
+        each use counts.
+        """
         with self._lock:
             self._sessions[use] = url, session.key, session.seconds
             self._send()
 
     def stop(self) -> None:
-        """End the guard. The sessions are those of this process again."""
+        """End the guard. From now on, this process itself is responsible for the sessions."""
         with self._lock:
             self._sessions.clear()
             self._send()
@@ -97,7 +101,7 @@ class SessionGuard:
 
     def _send(self) -> None:
         line = json.dumps(list(self._sessions.values())).encode() + b"\n"
-        # Longer lines could arrive in part. A guard that is gone, or that does not read, ends nothing.
+        # Longer lines might arrive in part. A guard that is dead or does not read ends no session.
         if self._pipe is not None and len(line) <= select.PIPE_BUF:
             with suppress(OSError):
                 os.write(self._pipe.fileno(), line)
@@ -105,7 +109,7 @@ class SessionGuard:
 
 def main() -> None:
     """Wait for the end of the daemon, then end its sessions."""
-    # A service manager sends signals to all processes of a service, also while it ends.
+    # A service manager signals all processes of a service, even while the service is stopping.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sessions: list[tuple[str, str, float]] = []
@@ -116,8 +120,8 @@ def main() -> None:
 
 
 def _end(url: str, key: str, seconds: float) -> None:
-    """End a session, unless it has expired before the store answers."""
-    # They are imported only now: the guards of all daemons wait for all of their time.
+    """End a session. Give up once it would have expired anyway."""
+    # Import these only now, because guards spend nearly all of their time waiting.
     from penstock.coordinate.store import end_session, without_password
     from penstock.errors import PenstockError
     from penstock.retry import Retry

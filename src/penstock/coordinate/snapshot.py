@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of many records in memory, so that a page about thousands of them asks its store once."""
+"""A copy of many records in memory, so that a page about thousands of records queries its store once."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,9 @@ from penstock.coordinate.store import CoordinationStore, Record, below_of, is_be
 
 
 def snapshot_of(store: CoordinationStore, path: str, wanted: Callable[[str], bool]) -> CoordinationStore:
-    """Return a store with the records of another below a path, for `get`, `list` and nothing else.
+    """Return a store with a copy of another store's records below a path, for `get` and `list` only.
 
-    Only the names of records that are not `wanted` may be asked for. Raises CoordinationLost.
+    Of records that are not `wanted`, only the names are available. Raises CoordinationLost.
     """
     return cast(CoordinationStore, _Snapshot(store.url, path, store.read_below(path, wanted)))
 

@@ -31,7 +31,7 @@ OPERATION_SECONDS = 10.0
 # A session ends when no heartbeat arrived for this long.
 SESSION_SECONDS = 10.0
 
-# The names of a page about thousands of records are encoded again and again.
+# Cached, because a page about thousands of records encodes the same names again and again.
 _NAMES_CACHED = 8192
 
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%:-]+)+")
@@ -69,11 +69,11 @@ class Session(Protocol):
 
     @property
     def key(self) -> str:
-        """What `end_session` needs. Whoever knows it can end the session, or use it."""
+        """The argument for `end_session`. Anyone who knows it can end the session or use it."""
 
     @property
     def alive(self) -> bool:
-        """False once it has ended for good: closed, expired, or without an answer for `seconds`."""
+        """False once the session has ended for good: closed, expired, or unanswered for `seconds`."""
 
     @property
     def certain(self) -> bool:
@@ -83,8 +83,9 @@ class Session(Protocol):
 
     @property
     def certain_until(self) -> float:
-        """Until when the store cannot have ended the session, in monotonic seconds of this host; -inf while
-        it is not certain."""
+        """The time until which the store cannot have ended the session, in monotonic seconds of this host;
+        -inf while the session is not certain.
+        """
 
     def on_lost(self, lost: Callable[[], None]) -> None:
         """Register a callback for an end other than by `close`; called at once if it has happened.
@@ -108,7 +109,9 @@ class Session(Protocol):
         """
 
     def close(self) -> None:
-        """End the session and delete its records, at once if the store answers, else when it expires."""
+        """End the session and delete its records: at once if the store answers, otherwise when the session
+        expires.
+        """
 
 
 class CoordinationStore(Protocol):
@@ -150,8 +153,8 @@ class CoordinationStore(Protocol):
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
         """Return all records below a path by their paths, in far fewer requests than with `get`.
 
-        A record whose path is not `wanted` has None, and a store may leave out those below it. The result may
-        be stale, and of a different moment for each record. Raises CoordinationLost.
+        For a path that is not `wanted`, the value is None, and a store may leave out the records below it.
+        The result may be stale, and each record may be from a different time. Raises CoordinationLost.
         """
         ...
 
@@ -199,10 +202,11 @@ def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStor
 
 
 def end_session(url: str, key: str, seconds: float = OPERATION_SECONDS) -> None:
-    """End the session with a key, in the store at a URL, at once; one that has ended is fine.
+    """End the session with a key, in the store at a URL, at once. It is not an error if the session has ended
+    already.
 
-    No process that used the session may be left: it would not learn of the end in time. Raises the errors of
-    `open_store`.
+    No process that used the session may still be running, because it would not learn of the end in time.
+    Raises the errors of `open_store`.
     """
     _backend_of(url).end_session(url.strip(), key, seconds)
 
@@ -219,7 +223,7 @@ def _backend_of(url: str) -> Any:
 
 def without_password(url: str) -> str:
     """Return a URL with its password masked, for messages."""
-    # A password may contain an @, so the last one ends it.
+    # A password may contain an @, so the last @ ends it.
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
 
 

@@ -59,7 +59,7 @@ class Resizing:
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> Self | None:
-        """Return it with these fields, None without any."""
+        """Return the change with these fields, None if there are none."""
         if values is None:
             return None
         return cls(values["shard_count"], values["generation"], _columns_of(values.get("shard_columns")))
@@ -67,7 +67,8 @@ class Resizing:
 
 @dataclass(frozen=True)
 class Selection:
-    """The changes that a subscription delivers, where an operator has set them; None: as its members ask.
+    """The changes that a subscription delivers, as far as an operator has set them. None means as its members
+    request.
 
     `tables` and `exclude` are set together. The fields are those of the body of the changes call.
     """
@@ -102,13 +103,10 @@ class Subscription:
     `tables` and `exclude` are patterns, no pattern means every table. `shard_columns` maps table patterns to
     the columns whose hash determines a row's shard (default: the primary key). `generation` changes whenever
     the shards are replaced. `pins` are the shards that were moved to a member. `resets` counts the
-    checkpoints set by hand. `created_us` is in microseconds UTC since 1970.
-
-    `revision` counts the changes of `selection`. While the subscription is `paused`, nobody holds its shards.
-    `labels` are an operator's own words.
-
-    `asked_shard_columns` are those that its members ask for, where an operator has set others; these hold
-    from position `keyed_at` on.
+    checkpoints set by hand. `created_us` is in microseconds UTC since 1970. `revision` counts the changes of
+    `selection`. While the subscription is `paused`, nobody holds its shards. `labels` are free text of an
+    operator. `asked_shard_columns` are the columns that its members request, if an operator has set others;
+    the operator's columns apply from position `keyed_at` on.
     """
 
     instance: str
@@ -131,7 +129,7 @@ class Subscription:
 
     @property
     def members_shard_columns(self) -> ShardColumns:
-        """The shard columns that its members ask for."""
+        """The shard columns that its members request."""
         return self.shard_columns if self.asked_shard_columns is None else self.asked_shard_columns
 
     @property
@@ -153,7 +151,7 @@ class Subscription:
 
     @property
     def members_path(self) -> str:
-        """The path below which its members are."""
+        """The path below which its members are stored."""
         return self.path + "/members"
 
     @property
@@ -168,7 +166,9 @@ class Subscription:
 
     @property
     def account_path(self) -> str:
-        """The path of the record of the account that owns a Canal client; others have no such record."""
+        """The path of the record with the account that owns a Canal client. Other subscriptions have no such
+        record.
+        """
         return self.path + "/account"
 
     def statistics_path(self, member: str) -> str:
@@ -189,7 +189,7 @@ class Subscription:
         values["pins"] = {str(shard): member for shard, member in self.pins.items()}
         values["selection"] = self.selection.fields()
         if self.resizing is not None and self.resizing.shard_columns is None:
-            # Earlier versions do not know the field.
+            # Earlier versions do not know this field.
             del values["resizing"]["shard_columns"]
         return json.dumps(values).encode()
 
@@ -354,9 +354,9 @@ class Subscriptions:
         return self.change(instance, name, selected)
 
     def pause(self, instance: str, name: str, *, paused: bool) -> Subscription:
-        """Stop the delivery of a subscription, or let it go on at its checkpoints.
+        """Stop the delivery of a subscription, or resume it at its checkpoints.
 
-        Raises OptionInvalid if a Canal client is to be paused.
+        Raises OptionInvalid for pausing a Canal client.
         """
 
         def changed(current: Subscription) -> Subscription:
@@ -387,7 +387,7 @@ class Subscriptions:
 
         Members finish their work and stop. After `seconds` the remaining ones are fenced, and what they had
         not noted is repeated. Then the new shards start where the old ones ended. Raises OptionInvalid with a
-        hint what to wait for. After CoordinationLost run it again, or a member finishes it.
+        hint that says what to wait for. After CoordinationLost run it again, or a member finishes it.
         """
         generation = self.next_generation()
 
@@ -436,7 +436,7 @@ class Subscriptions:
     def _finish(self, done: Subscription, seconds: float) -> Subscription:
         """Wait up to `seconds` for the members, then finish a change of the shards."""
         deadline = time.monotonic() + seconds
-        # The leader of the running members does the same, and may be first.
+        # The leader of the running members does the same, and may finish first.
         while done.resizing is not None:
             if self.held(done) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -126,7 +126,7 @@ def read_below(
 ) -> dict[str, Record | None]:
     """Return the records at paths and below them, level by level; see CoordinationStore.read_below.
 
-    What `ask` does not answer is asked again alone, with `fetch` or `list_names`.
+    Nodes that `ask` cannot read are read one by one, with `fetch` or `list_names`.
     """
 
     def ask_all(paths: Sequence[str], *, children: bool) -> Iterator[tuple[str, Any]]:

@@ -107,5 +107,5 @@ def mark_of(
 
 
 def floors_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the commit version of each table before which changes are in its load already."""
+    """Return for each table the commit version below which changes are already part of its load."""
     return {key: load.floor for key, load in checkpoint.loads.items() if load.floor}

@@ -84,8 +84,8 @@ def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkp
     """Raise OptionInvalid if the target has rows of a pipeline whose state is empty.
 
     Either its state was lost, or another pipeline of this name has a state of its own. A load would delete
-    the other pipeline's rows, and a feed would have every row twice. Targets that rows name, and those of a
-    source without a server, are not checked.
+    the other pipeline's rows, and a feed would have every row twice. Targets named by a column of the rows,
+    and targets of a source without a server, are not checked.
     """
     if checkpoint.earlier is not None:
         if sink.keeps_state:
@@ -129,7 +129,7 @@ def refuse_outdated_state(
 
 
 def _first_targets(settings: PipelineSettings) -> list[Target]:
-    """Return the targets of the tables that servers have now, by name."""
+    """Return the targets of the tables that exist on the servers now, by name."""
     steps, targets = settings.make_steps(), dict[TableName, Target]()
     for source in settings.sources:
         tables = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
@@ -190,7 +190,7 @@ def refuse_keyless(
 
 
 def purged(settings: PipelineSettings, sink: Sink, problem: PositionPurged) -> PositionPurged:
-    """Return the error of a log that was purged, with what helps this pipeline."""
+    """Return the error for a purged log, with a hint that fits this pipeline."""
     again = f"penstock pipelines reset {settings.path or settings.name} --yes"
     hint = f"Set on_lost: repair for the source, which compares every table; or begin again: {again}"
     if not (sink.keeps_state and keeps_tables(sink)):

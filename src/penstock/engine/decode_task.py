@@ -62,7 +62,7 @@ from penstock.source.reading import Batch, LoggedStatement
 
 # Flush the gathered rows at this size.
 _GATHERED_BYTES_MAX = 64 << 20
-# Words for the engine sort before all rows of a part.
+# Messages for the engine sort before all rows of a part.
 _FIRST = -1
 
 
@@ -73,7 +73,7 @@ def decode_works(
     resources: TaskResources = CLOSED_AFTER_USE,
     sessions: SessionPool | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows and words of the works with these numbers, in the columns of BETWEEN.
+    """Yield the rows and messages of the works with these numbers, in the columns of BETWEEN.
 
     `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
     which the caller closes; by default, from a pool for these works.
@@ -115,17 +115,18 @@ class _Work:
         self._counts = Counts()
         self._resources = resources
         self._steps = [resources.take(step, step.make) for step in plan.steps]
-        # Other steps refuse the columns that they read, and the target only those that are left.
+        # Other steps refuse partial images of the columns that they read, and the target refuses them for the
+        # remaining columns.
         self._refuses_partial_input = plan.keeps_state and any(step.reads_any_column for step in self._steps)
         self._aside = open_dead_letter(plan.steps, plan.dead_letter, plan.mark, number)
         self._table = ""
-        # The source that is read, "" once all of it was read.
+        # The source that is being read, "" after all of it was read.
         self._source = self._work.source
         self._writing = PartWriting(plan, resources)
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
-        # Versions of transactions that a pipeline wrote itself.
+        # Commit versions of transactions that a pipeline wrote itself.
         self._marked: frozenset[int] = frozenset()
         self._covered: dict[int, tuple[Target, Target]] = {}
 
@@ -142,7 +143,7 @@ class _Work:
                 yield from self._end()
             else:
                 self._writing.abort()
-            yield self._word(COUNTS, pickle.dumps(self._counts))
+            yield self._message(COUNTS, pickle.dumps(self._counts))
         except PenstockError as problem:
             self._writing.abort()
             failures = [Failure(problem, self._table, self._source)]
@@ -253,7 +254,7 @@ class _Work:
         return Changes(target, rows, name) if rows.num_rows else None
 
     def _statement(self, work: RangeWork, statement: LoggedStatement) -> Iterator[pyarrow.RecordBatch]:
-        # Errors in the log after it do not belong to any table.
+        # Errors from here on, in the log after this batch, do not belong to any table.
         self._table = ""
         key = place_key(work.source, statement.position)
         emptied = self._plan.statements.get(key)
@@ -279,7 +280,7 @@ class _Work:
             yield self._row(0, STATEMENT, pickle.dumps(defining))
 
     def _targets_emptied(self, work: RangeWork, statement: LoggedStatement) -> Iterator[Target]:
-        """Yield the targets of tables that a statement empties, of those that the pipeline knows."""
+        """Yield the known targets of the tables that a statement empties."""
         for name in sorted(statement.emptied):
             known = self._plan.tables.get(table_key(work.source, name))
             target = None if known is None else target_through(self._steps, known.current)
@@ -287,8 +288,10 @@ class _Work:
                 yield self._plan.targets.get(target.name, target)
 
     def _is_written(self, work: RangeWork, statement: LoggedStatement) -> bool:
-        """Return whether the sink gets a statement: not if a step changed the tables that it defines or keeps
-        the rows that it removes, and not if the loads of all of them read its result."""
+        """Return whether the sink receives a statement. It does not if a step changed the tables that the
+        statement defines or keeps the rows that it removes, nor if the loads of all of its tables already
+        include its effect.
+        """
         if self._surprised or not self._plan.takes_statements:
             return False
         if not all(step.keeps_definitions for step in self._steps) or self._keeps_rows_of(work, statement):
@@ -323,7 +326,7 @@ class _Work:
                     continue
                 if self._plan.keeps_state:
                     refuse_partial(stepped.source, stepped.rows)
-                    # A removed row is found by the key of its target, which a step may have chosen.
+                    # A removed row is located by the key of its target, which a step may have chosen.
                     refuse_absent(stepped.rows, stepped.target.primary_key, str(stepped.source))
                 passed.append(stepped)
         if passed:
@@ -345,8 +348,9 @@ class _Work:
             yield from self._emit(conformed)
 
     def _conformed(self, changes: Changes, prepared: Target) -> Changes | None:
-        """Return changes in the columns of their prepared target; None of rows that lack columns of its key,
-        and whose table is read again further on. Raises SchemaChanged."""
+        """Return changes in the columns of their prepared target; None if rows lack columns of the key and
+        their table is read again later. Raises SchemaChanged.
+        """
         plan = self._plan
         if not plan.shares_columns or changes.target is prepared:
             return changes
@@ -455,9 +459,9 @@ class _Work:
             self._aside.finish()
         receipt = self._writing.finish()
         if receipt is not None:
-            yield self._word(RECEIPT, as_json(receipt))
+            yield self._message(RECEIPT, as_json(receipt))
 
-    # --- Words ------------------------------------------------------------------------------
+    # --- Messages ------------------------------------------------------------------------------
 
     def _reject(self, rejected: Rejected, source: Changes) -> None:
         self._counts.rejected += len(rejected.changes)
@@ -476,7 +480,7 @@ class _Work:
         for part in range(parts):
             yield _between(part, _FIRST, self._number, kind, body)
 
-    def _word(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
+    def _message(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
         part = self._number if self._plan.in_one_stage else 0
         return _between(part, _FIRST if kind == COUNTS else self._number, self._number, kind, body)
 

@@ -29,13 +29,13 @@ class Driver(Protocol):
         """Where comparisons of large tables run."""
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
-        """Run the tasks of a plan to their end. Return their words, in the columns of BETWEEN, in any order.
+        """Run the tasks of a plan to their end. Return their messages, in the columns of BETWEEN, unordered.
 
-        Call `decode_works` for each work. If the plan has one stage, that yields the words. Otherwise pass
+        Call `decode_works` for each work. If the plan has one stage, that yields the messages. Otherwise pass
         all rows of a part to one call of `write_parts`, sorted by work and seq. With `plan.in_driver` write
         all parts in this process, one after the other.
 
-        Tasks return their errors as words. Raises a TransientError if a task itself was lost, and another
+        Tasks return their errors as messages. Raises a TransientError if a task itself was lost, and another
         error of `penstock.errors` if it would be lost again.
         """
 

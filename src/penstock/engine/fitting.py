@@ -29,8 +29,8 @@ def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target)
     """Change a target's table; return the definition that it has then.
 
     The definition comes from the server, which is ahead of the log. So rows of a mirror may not fit a new
-    column type or unique key until the log reaches its statement and the table is read again. Until then
-    such columns are null, and such keys are missing. Raises SchemaChanged if rows do not fit the primary key.
+    column type or unique key until the log reaches its statement and the table is read again. Until then, the
+    new column is null and the new key is missing. Raises SchemaChanged if rows do not fit the primary key.
     """
     try:
         sink.prepare(wanted, policy)

@@ -27,11 +27,11 @@ def committed_floors(
     record: BatchRecord,
     begin: Offset,
 ) -> dict[str, int] | None:
-    """Return the floor of each table of an exact load that a feed has, None if the feed has nothing of it.
+    """Return the floor of each table of an exact load that a feed has, None if the feed has no rows of it.
 
     A floor is the commit version from which changes of a table are not in its load. `begin` is the position
     that the pipeline had applied before the load. Raises OptionInvalid if the feed has the load, but its
-    place in the log cannot be told, because another source writes to the same target.
+    position in the log is unknown, because another source writes to the same target.
     """
     floors: dict[str, int] = {}
     for chunk in record.chunks:

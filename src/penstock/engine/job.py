@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch as one job of a driver: collect the words of its tasks and check that their ranges meet."""
+"""One batch as one job of a driver: collect the messages of its tasks and check that their ranges meet."""
 
 import json
 import pickle
@@ -25,8 +25,7 @@ from penstock.sinks.sink import Receipt
 
 @dataclass
 class Outcome:
-    """The result of a job: receipts in the order of parts, or surprises in the order of the log, or
-    failures."""
+    """The result of a job: receipts in part order, surprises in log order, or failures."""
 
     receipts: list[Receipt] = field(default_factory=list)
     surprises: list[Surprise] = field(default_factory=list)
@@ -43,10 +42,10 @@ def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
     return outcome
 
 
-def _outcome(words: Iterable[pyarrow.RecordBatch]) -> Outcome:
+def _outcome(messages: Iterable[pyarrow.RecordBatch]) -> Outcome:
     outcome = Outcome()
     receipts = []
-    for row in (row for batch in words for row in batch.to_pylist()):
+    for row in (row for batch in messages for row in batch.to_pylist()):
         body = row["body"]
         if row["kind"] == RECEIPT:
             receipts.append((row["part"], body))

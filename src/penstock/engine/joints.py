@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the ranges of a batch met: what each task says of its range, compared before the sink commits."""
+"""Whether the ranges of a batch met: compares what each task reports about its range, before the sink
+commits.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from penstock.source.source import Source
 class Ends:
     """Where a task opened its range, and where it proved that the next range's first event begins.
 
-    `following` is None where no other range goes on at the stop.
+    `following` is None if no other range continues at the stop.
     """
 
     opened: int
@@ -22,17 +24,17 @@ class Ends:
 
     @classmethod
     def of(cls, source: Source, work: RangeWork) -> "Ends":
-        """Return the ends of a range as its task sees the source."""
+        """Return the ends of a range, at the positions that its task read from the source."""
         wanted = work.byte_range
         opened = wanted if wanted.aligned else source.align(wanted)
         return cls(opened.start, source.joint(wanted))
 
 
 def prove_joints(ranges: Sequence[RangeWork], ends: Mapping[int, Ends]) -> None:
-    """Raise RangesDisagree where two ranges of a cut file do not meet, by what their tasks saw.
+    """Raise RangesDisagree if two ranges of a file do not meet, according to their tasks.
 
-    `ends` maps the number of a work to its ends. A work without ends has failed and is skipped. The error
-    covers hosts whose copies of a file differ.
+    `ends` maps the number of a work to its ends. A work without ends has failed and is skipped. The check
+    also detects hosts whose copies of a file differ.
     """
     for (at, work), (following, after) in pairwise(enumerate(ranges)):
         if not work.byte_range.is_cut or at not in ends or following not in ends:

@@ -35,7 +35,8 @@ _log = structlog.get_logger(__name__)
 # little.
 _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
-# The request of a full load that began again. Unlike rows of the first attempt, its rows are in the target.
+# The reason of a full load that began again. Unlike the first attempt, it may meet its own rows in the
+# target.
 _AGAIN = "again"
 
 
@@ -51,7 +52,7 @@ class Loading:
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}
         self._sources = {source.name for source in settings.sources}
-        # The keys of tables that are not loaded now, because a source that is needed is set aside.
+        # The keys of tables whose loads wait, because a source that they need is set aside.
         self._waiting: set[str] = set()
         # The keys of tables without a primary or unique key.
         self._keyless: set[str] = set()
@@ -67,7 +68,8 @@ class Loading:
 
     def reread_later(self, source: str, table: TableName, because: str) -> None:
         """Request a reread that also deletes rows that the source does not have, unless such a request is
-        waiting: it reads later than now."""
+        already waiting, which will read at a later time.
+        """
         waiting = (
             wish
             for wish in self._state.requests()
@@ -108,7 +110,7 @@ class Loading:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
-        # A table that is read again has been prepared again.
+        # A table that is read again was also prepared again.
         tables.check_columns()
         self._let_go(tables, loads)
         unfinished = {key: load for key, load in loads.items() if not load.finished}
@@ -145,7 +147,7 @@ class Loading:
         }
 
     def _is_written_before(self, checkpoint: Checkpoint) -> bool:
-        """Return whether targets may have rows of an earlier generation, and can be compared."""
+        """Return whether targets may have rows of an earlier generation, which a comparison would find."""
         return checkpoint.earlier is not None and self._sink.keeps_state and keeps_tables(self._sink)
 
     def _note_ended(self, number: str, checkpoint: Checkpoint) -> None:
@@ -202,7 +204,7 @@ class Loading:
             tables.stopped[key] = stopped
 
     def _let_go(self, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
-        """End the resnapshots of tables that the pipeline continues without."""
+        """End the resnapshots of tables without which the pipeline continues."""
         for key, why in tables.stopped.items():
             load = loads.get(key)
             if load is not None and load.request and not load.finished:
@@ -221,7 +223,7 @@ class Loading:
         afresh: bool = False,
         remove: bool = False,
     ) -> TableLoad | None:
-        """Cut a table into chunks; return None if none of it is to be read.
+        """Cut a table into chunks; return None if nothing has to be read.
 
         With `afresh` the pipeline had continued without the table and may have missed deletes. With `remove`
         its first load deletes rows that only the target has.
@@ -320,8 +322,9 @@ class Loading:
             )
 
     def _session(self, source: PipelineSource) -> tuple[LoadSession, Watermark]:
-        """Return a session for planning, and a log position: rows read from now on include every earlier
-        change."""
+        """Return a session for planning, and a log position: rows read from now on include every change
+        before it.
+        """
         assert source.server is not None, "only tables of a server are cut into chunks"
         if source.name not in self._sessions:
             session = open_session(source.server)
@@ -432,7 +435,7 @@ class Loading:
 
 
 def _source_of(key: str) -> str:
-    # It is asked for every table in each batch, and `split_key` parses the name.
+    # This is called for every table in each batch, and `split_key` has to parse the name.
     return key.partition("/")[0]
 
 

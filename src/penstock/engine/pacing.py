@@ -18,8 +18,8 @@ from penstock.sinks.sink import Sink
 _POLL_SECONDS = 0.2
 # The interval between batches that cost much more than their rows.
 _INTERVAL_SECONDS = 1.0
-# The pauses after batches without rows in a row: a log may grow by other tables' changes alone, and each
-# batch is recorded in the state store.
+# Pauses after consecutive batches without rows. A log may grow by other tables' changes alone, and each batch
+# is recorded in the state store.
 _EMPTY_PAUSES = Backoff(first=0.05, longest=0.5)
 
 _log = structlog.get_logger(__name__)
@@ -94,6 +94,6 @@ class Pacing:
             if not log.wait(_POLL_SECONDS):
                 self._stop.wait(_POLL_SECONDS)
         except PenstockError as problem:
-            # The next plan asks the same daemon, and reports it.
+            # The next plan asks the same daemon, and reports its error.
             _log.debug("a daemon does not report arrivals", source=log.source.name, why=str(problem))
             self._stop.wait(_POLL_SECONDS)

@@ -77,7 +77,7 @@ class PartWriting:
     def _opened(self, part: int) -> Writer:
         if self._writer is None:
             settings = self._plan.sink
-            # A producer of transactions belongs to one part in all batches.
+            # A transactional producer belongs to the same part in every batch.
             self._part, self._sink = part, self._resources.take((settings, part), settings.make)
             self._writer = self._sink.open(self._plan.mark, part)
         return self._writer

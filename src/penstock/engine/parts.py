@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""To which part of a batch a row goes, by its key; and rows of any tables as one blob.
+"""The part of a batch that a row goes to, by its key; and rows of any tables as one blob.
 
-What the source takes for one key must be one key here, and the source's collations take many spellings for
-one. So of texts only those characters count that no collation takes for others: digits, and the letters
-that no other letter is equal to or expands to. That spreads well, and never divides a key.
+Values that the source considers equal must have the same part, and its collations consider many spellings
+equal. So only those characters of a text count that no collation equates with others: digits, and the letters
+that no other letter is equal to or expands to. This spreads rows well and never divides a key.
 """
 
 import json
@@ -37,9 +37,9 @@ def table_part(name: TableName, parts: int) -> int:
 def parts_of(
     target: Target, rows: pyarrow.RecordBatch | pyarrow.Table, spread: Spread, parts: int, divided: bool
 ) -> numpy.ndarray | int:
-    """Return the part of each row, or the one that all have.
+    """Return the part of each row, or a single part for all.
 
-    Rows are `divided` by their primary key alone, so only those of tables without a further unique key.
+    Rows are `divided` by their primary key alone, so this is done only for tables without another unique key.
     """
     if spread is Spread.WHOLE or parts == 1:
         return 0
@@ -49,7 +49,7 @@ def parts_of(
     for name in target.primary_key:
         for numbers in _numbers(rows.column(name)):
             mixed ^= numbers
-            # Every bit of a number has to reach the low ones, by which the part is chosen (splitmix64).
+            # Mix every bit of a number into the low bits, which choose the part (splitmix64).
             for shift, factor in _MIXING:
                 mixed = (mixed ^ (mixed >> numpy.uint64(shift))) * numpy.uint64(factor)
             mixed ^= mixed >> numpy.uint64(31)
@@ -58,7 +58,7 @@ def parts_of(
 
 
 def _numbers(column: pyarrow.Array | pyarrow.ChunkedArray) -> Iterator[numpy.ndarray]:
-    """Yield numbers which agree wherever the source may take two values of a column for one."""
+    """Yield numbers that agree for any two values of a column that the source may consider equal."""
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pyarrow.ChunkedArray):
@@ -74,7 +74,7 @@ def _numbers(column: pyarrow.Array | pyarrow.ChunkedArray) -> Iterator[numpy.nda
         yield from _last_bytes(column)
     elif pyarrow.types.is_string(kind) or pyarrow.types.is_decimal(kind):
         yield from _last_bytes(pc.cast(_essence(pc.cast(column, pyarrow.string())), pyarrow.binary()))
-    # The two zeros of a float are one key, and lists are no keys: they do not count.
+    # Positive and negative zero are the same key, and lists cannot be keys. Neither counts.
 
 
 def _essence(texts: pyarrow.Array) -> pyarrow.Array:
@@ -203,7 +203,7 @@ def in_log_order(wave: Sequence[Changes]) -> list[Run]:
     index = numpy.concatenate([numpy.arange(len(changes)) for changes in wave])
     order = numpy.lexsort((index, numbers, versions))
     table, index = table[order], index[order]
-    # A run ends where the table changes, or where rows of it were taken out of their place.
+    # A run ends where the table changes, or where rows of the table were removed.
     breaks = numpy.flatnonzero((numpy.diff(table) != 0) | (numpy.diff(index) != 1)) + 1
     starts = numpy.concatenate([[0], breaks])
     stops = numpy.concatenate([breaks, [len(order)]])

@@ -18,11 +18,11 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# How often a run that has nothing to do says so.
+# How often an idle run logs that there is nothing to do.
 SECONDS_SHOWN = 5.0
-# How often a run records and logs its progress, at most. It reports every batch.
+# The minimum interval at which a run records and logs its progress. It reports every batch.
 _PAUSE_SECONDS = 1.0
-# The state of a run whose batch lasts long.
+# The state of a run whose batch takes long.
 _LONG_BATCH = "long batch"
 # How long a batch runs before it is reported, and how often it is reported from then on.
 _LONG_BATCH_SECONDS = 10.0
@@ -46,25 +46,25 @@ class Progress:
         # The number of the batch in progress, and when it began, as `time.monotonic`.
         self._batch: tuple[int, float] | None = None
         self._batch_lock = threading.Lock()
-        # Whether batches were done since the progress was recorded.
+        # Whether batches were completed since the progress was last recorded.
         self._is_behind = False
-        # The rows of the last batch, and of its chunks.
+        # The rows of the last batch, and the rows of its chunks.
         self.rows_of_batch = 0
         self._loading_since = 0.0
         self._loaded = 0
         self._rejected = 0
-        # Why sources that the run continues without failed.
+        # Why the sources that the run continues without have failed.
         self.aside: Mapping[str, PenstockError] = {}
 
     def seen(self, source: str, end: Offset, head: Offset) -> None:
-        """Take note of where a source's log ends."""
+        """Record the end of a source's log."""
         self._heads[source] = str(head.position)
 
     @contextmanager
     def watching_batches(self, state: Callable[[], PipelineState | None]) -> Iterator[None]:
-        """Report a batch that lasts long, again and again, while the block runs.
+        """Report a batch that takes long, at intervals, while the block runs.
 
-        A batch that hangs reports nothing else. `state` returns the pipeline's state if it is open.
+        A batch that hangs reports nothing itself. `state` returns the pipeline's state if it is open.
         """
         ended = threading.Event()
 
@@ -72,7 +72,7 @@ class Progress:
             while not ended.wait(_LONG_BATCH_SECONDS):
                 self._report_long_batch(state())
 
-        # It may wait for the state store while the block ends, so nobody waits for it.
+        # The thread may be waiting for the state store when the block ends, so do not join it.
         threading.Thread(target=watch, name="watch-batches", daemon=True).start()
         try:
             yield
@@ -80,7 +80,7 @@ class Progress:
             ended.set()
 
     def begin_batch(self, record: BatchRecord) -> None:
-        """Take note of a batch that begins."""
+        """Record that a batch begins."""
         with self._batch_lock:
             self._batch = record.number, time.monotonic()
 
@@ -108,7 +108,7 @@ class Progress:
         phases: Mapping[str, float],
         state: PipelineState,
     ) -> None:
-        """Show a batch that is done. `phases` are the seconds of its tasks, its commit and its record."""
+        """Report a batch that is done. `phases` are the seconds of its tasks, its commit and its record."""
         self._end_batch()
         seconds = sum(phases.values())
         rows = sum(counts.rows + counts.chunk_rows for counts in outcome.counts)
@@ -173,19 +173,19 @@ class Progress:
         return shown
 
     def idle(self, checkpoint: Checkpoint, state: PipelineState) -> None:
-        """Show now and then that there is nothing to do."""
+        """Report at intervals that there is nothing to do."""
         self._end_batch()
         pause = _PAUSE_SECONDS if self._is_behind else SECONDS_SHOWN
         if time.monotonic() - self._shown_at >= pause:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
 
     def settle(self, state: PipelineState) -> None:
-        """Record the progress if it is not, because the run ends."""
+        """Record the progress before the run ends, if it is not recorded yet."""
         if self._is_behind:
             self._show(self._shown, state, tell=False)
 
     def retrying(self, problem: PenstockError, state: PipelineState | None) -> None:
-        """Show what failed and is tried again, until the next batch is done or there is nothing to do."""
+        """Report an error that is retried, until the next batch is done or there is nothing to do."""
         self._failing = True
         self._shown_at = 0.0
         self._tell_problem("retrying", problem, state)
@@ -202,7 +202,7 @@ class Progress:
         self._tell(shown)
 
     def _write_if_held(self, shown: dict[str, Any], state: PipelineState | None) -> None:
-        # A runner that does not have the pipeline says nothing of it to others.
+        # A runner without the lease must not report the pipeline's progress to others.
         if state is not None and state.held:
             with suppress(CoordinationLost):
                 self._write(shown, state)

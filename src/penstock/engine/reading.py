@@ -32,7 +32,7 @@ from penstock.source.tracking import known_schemas
 # A wave of batches is one Arrow batch of each table. Several waves fit into memory at once.
 _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
-# These tries take about three seconds. Then the driver retries the batch and reports the error.
+# The retries take about three seconds. Then the driver retries the batch and reports the error.
 _RECONNECT_TRIES_MAX = 6
 # If the source has several servers, the driver decides how long to wait for one that hangs.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2

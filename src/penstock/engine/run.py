@@ -112,7 +112,7 @@ class PipelineRun:
         self._cascades = CascadeWatch(settings, self._sink)
         self._progress = Progress(settings, report)
         self._stretches = Stretches(self._progress, until_caught_up=until_caught_up, to_barrier=to_barrier)
-        # The state and the checkpoint of the last attempt, None before the first.
+        # The state and the checkpoint of the last attempt; None before the first attempt.
         self._state: PipelineState | None = None
         self._checkpoint: Checkpoint | None = None
         self._exhausted: PenstockError | None = None
@@ -180,7 +180,7 @@ class PipelineRun:
                 state_taken.close()
 
     def _prefer_servers(self, checkpoint: Checkpoint) -> None:
-        """Continue at the server that the positions belong to: a replaced server may answer again."""
+        """Continue with the server that the positions belong to: a replaced server may answer again."""
         for name, offset in checkpoint.offsets.items():
             self._servers.prefer(name, Offset.from_json(offset).server_key)
 
@@ -201,12 +201,12 @@ class PipelineRun:
             self._restarts.wait(problem)
         except TransientError:
             return True
-        # The last active source failed too, so all are tried again.
+        # The last active source failed too, so the run tries all sources again.
         self._aside.take_back(everything=True)
         return False
 
     def _set_aside(self, problem: PenstockError) -> bool:
-        """Set the sources aside that an error is about. Return whether the run continues without them."""
+        """Set aside the sources that caused an error. Return whether the run continues without them."""
         if self._stop.is_set() or not self._aside.may_set_aside(problem):
             return False
         if self._blamed is not None and self._blamed[0] is problem:
@@ -215,7 +215,7 @@ class PipelineRun:
             offsets = {} if self._checkpoint is None else self._checkpoint.offsets
             failed = failed_sources(self._logs, offsets, problem)
         begun = self._begun
-        # A batch that may be written in part is completed first, with all of its sources.
+        # Complete a batch that may be written in part first, with all of its sources.
         is_bound = begun is not None and begun.number != self._unwritten and begun.sources & failed.keys()
         if is_bound or not failed or len(failed) == len(self._logs):
             return False
@@ -238,7 +238,7 @@ class PipelineRun:
                 if not self._standby and (state.lost or now > deadline):
                     self._exhausted = problem
                 if self._exhausted or state.lost or self._stop.is_set():
-                    raise  # a standby that was taken over then waits with the new checkpoint
+                    raise  # A standby that was taken over waits again, with the new checkpoint.
                 if is_first:
                     _log.info("waiting for the lease", why=problem.message)
                     self._progress.retrying(problem, state)
@@ -384,7 +384,7 @@ class PipelineRun:
             try:
                 return self._rounds(state, checkpoint, record, learned)
             except (ServerChanged, PositionInvalid):
-                # The log of the server that answers now has the same transactions at other positions.
+                # The log of the current server has the same transactions at other positions.
                 record = planned_again(self._logs, record)
                 if self._has_ranges_by_part():
                     # Parts already written covered other ranges: a duplicate is better than a loss.
@@ -476,8 +476,8 @@ class PipelineRun:
                     self._loading.reread_later(source, table, f"a foreign key, {end}")
 
     def _read_to(self, checkpoint: Checkpoint, record: BatchRecord, state: PipelineState) -> dict[str, int]:
-        """Return a commit version for each loaded table that no change in its rows has reached."""
-        ends: dict[str, int] = {}  # All chunks were read, so one look at each log is enough.
+        """Return a commit version for each loaded table that is above every change included in its rows."""
+        ends: dict[str, int] = {}  # All chunks were read, so it is enough to look at each log once.
         for name in {chunk.source for chunk in record.chunks}:
             if not self._logs[name].source.options.is_kept:
                 head = self._retried(self._logs[name].target, state).position

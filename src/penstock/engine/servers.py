@@ -45,7 +45,7 @@ class SourceServers:
         }
 
     def settings(self) -> PipelineSettings:
-        """Return the settings with the servers in use."""
+        """Return the settings, with the server in use for each source."""
         return replace(self._given, sources=tuple(self._in_use(source) for source in self._given.sources))
 
     def prefer(self, name: str, server_key: str) -> None:
@@ -65,7 +65,7 @@ class SourceServers:
         """
         turned = False
         for name, cluster in self._clusters.items():
-            # A check of a server that hangs takes long, and the server has been failing since its begin.
+            # Checking a server that hangs takes long, and the server has been failing since the check began.
             begun = time.monotonic()
             if not isinstance(problem, ServerBehind) and key_of_server(cluster.address) is not None:
                 cluster.failing_since = None
@@ -118,7 +118,7 @@ def watched(sources: Sequence[PipelineSource], report: Callable[[PenstockError],
 
 
 def _lost(address: ServerAddress) -> ConnectionLost | None:
-    """Return why a server does not answer; None if it answers, even with a refusal."""
+    """Return why a server does not answer, or None if it answers, even with an error."""
     try:
         connect(address).close()
     except ConnectionLost as problem:

@@ -145,7 +145,7 @@ def failed_sources(
 ) -> dict[str, PenstockError]:
     """Return the sources that an error may come from, with their own errors: those that fail when asked.
 
-    An error that no retry helps against comes from a source that fails in the same way.
+    An error that is not transient comes from a source that fails with the same error.
     """
     if not isinstance(problem, TransientError | OperatorError):
         return {}

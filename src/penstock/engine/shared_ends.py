@@ -39,7 +39,7 @@ class SharedEnds:
             return self._stretches.get(begin)
 
     def agree(self, stretch: Stretch) -> Stretch:
-        """Return the stretch to read in place of one that was planned: the same, or a shorter one."""
+        """Return the stretch to read: the planned one, or a shorter one that another sink agreed on."""
         with self._lock:
             known = self._stretches.get(stretch.begin)
             if known is not None and _is_before(known.end, stretch.end):

@@ -34,7 +34,7 @@ _Key = tuple[RangeWork, frozenset[TableName]]
 
 
 class _NoLongerInMemory(Exception):
-    """A reader is so far behind that its next part was dropped."""
+    """Raised for a reader that is so far behind that its next part was dropped."""
 
 
 class _SharedRange:
@@ -43,17 +43,17 @@ class _SharedRange:
     def __init__(self, decoder: Generator[Part, None, None], ends: list[Ends]) -> None:
         self.decoder = decoder
         self.ends = ends
-        # Held by the reader that decodes the next part.
+        # Held by the reader that is decoding the next part.
         self.decoding = threading.Lock()
         self.memory: deque[tuple[Part, int]] = deque()
-        # The number of parts that were dropped from the memory.
+        # The number of parts that were dropped from memory.
         self.dropped = 0
         self.has_ended = False
         self.error: PenstockError | None = None
         self.readers = 0
-        # The sinks that have read all of it.
+        # The sinks that have read the whole range.
         self.sinks_done: set[str] = set()
-        # Whether it accepts no further readers. Those that it has keep its decoder.
+        # Whether the range accepts no further readers. Its current readers keep the decoder.
         self.is_closed = False
 
     @property
@@ -152,7 +152,7 @@ class SharedRanges:
             for oldest_key, oldest in list(self._ranges.items())[:-_RANGES_MAX]:
                 self._forget(oldest_key, oldest)
         if is_unused:
-            # Nobody decodes it any more, so its connection is closed.
+            # No reader needs the decoder any more, so close its connection.
             shared.decoder.close()
 
     def _forget(self, key: _Key, shared: _SharedRange) -> None:
@@ -188,7 +188,8 @@ class SharedRanges:
                 shared.error, shared.has_ended = problem, True
             raise
         except BaseException as bug:
-            # Its generator is finished now, which the other readers must not take for the end of the range.
+            # The decoder's generator is finished now. Other readers must not mistake that for the end of the
+            # range.
             unread = ConnectionLost(
                 f"the decoding of a range ended in another sink: {bug!r}", hint="The batch is run again"
             )

@@ -25,7 +25,7 @@ class SharedTargets:
         self._tables = tables
 
     def target_of(self, key: str) -> Target | None:
-        """Return what the steps make of a table, None if no row of it passes."""
+        """Return the target that the steps give to a table, None if no row of it passes them."""
         table = self._tables.get(key)
         return None if table is None else target_through(self._steps, table.current)
 
@@ -38,7 +38,9 @@ class SharedTargets:
                     yield other
 
     def may_meet(self, keys: Collection[str]) -> bool:
-        """Return whether rows of other tables may have the keys of these tables' rows in one target."""
+        """Return whether rows of other tables may have the same keys as rows of these tables in one
+        target.
+        """
         by_target: dict[TableName, list[str]] = {}
         for key in self._tables:
             target = self.target_of(key)
@@ -47,7 +49,9 @@ class SharedTargets:
         return any(self._some_meet(group, keys) for group in by_target.values() if len(group) > 1)
 
     def _some_meet(self, group: Sequence[str], keys: Collection[str]) -> bool:
-        """Return whether rows of a group's tables in `keys` may have the keys of rows of its other tables."""
+        """Return whether rows of the tables in `keys` may have the same keys as rows of the group's other
+        tables.
+        """
         shards = {key: self._shard_of(key) for key in group}
         return any(
             other != key and may_share_rows(shards[key], shards[other])

@@ -21,7 +21,7 @@ from penstock.retry import Backoff, Retry
 
 _log = structlog.get_logger(__name__)
 
-# Pauses before a sink that failed is started again. It has been retried for `errors.retry_for` before.
+# Pauses before a failed sink is started again. The sink has already been retried for `errors.retry_for`.
 _RESTARTS = Backoff(first=5.0, longest=300.0)
 _POLL_SECONDS = 0.5
 _BACKOFF = Backoff(first=0.5)
@@ -215,7 +215,7 @@ class _SinkRun:
                     self._runs.end_after(self._settings.sink.name)
                     return
         except BaseException as bug:
-            # A thread cannot raise it for its caller.
+            # An exception in a thread does not reach the caller.
             self._runs.end_with(bug)
             raise
 

@@ -26,7 +26,7 @@ from penstock.source.tracking import TrackedSchemas
 if TYPE_CHECKING:
     from penstock.source.daemon import DaemonSource, Listing
 
-# One try, so that reading continues where a lost connection ended.
+# Only one attempt, so that reading continues where a lost connection ended.
 _RECONNECT_TRIES_MAX = 1
 
 _log = structlog.get_logger(__name__)
@@ -62,16 +62,18 @@ class SourceLog:
         self._log = _opened_log(self._settings)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
-        # Each sink and shard holds the log by itself, so the daemon keeps it from their smallest position.
+        # Each sink and shard registers its own hold on the log, so the daemon keeps the log from the smallest
+        # position.
         part = (str(name) for name in (settings.sink.name, settings.shard) if name)
         self._reader = ("pipeline", settings.name, source.name, *part)
         self._hold_at = 0.0
-        # The end of the log when a batch was last planned, and the source that waits for a later end. Any
-        # thread may use them.
+        # The end of the log when a batch was last planned, and the source that waits for growth beyond it.
+        # Any thread may use them.
         self._head: Offset | None = None
         self._arrivals: DaemonSource | None = None
         self._listing: Listing | None = None
-        # The end of the log after which a daemon has reported growth. Another daemon may not have it yet.
+        # The end of the log in the daemon's last report of growth. Another daemon may not have reached it
+        # yet.
         self._outgrown: Offset | None = None
 
     def close(self) -> None:
@@ -128,8 +130,8 @@ class SourceLog:
     def first(self, earlier: Mapping[str, Any] | None = None) -> Offset:
         """Return where the pipeline begins in this log.
 
-        `earlier` is its position before it was reset: new changes get higher commit versions, whatever the
-        numbers of the files.
+        `earlier` is its position before it was reset: the commit versions of new changes must be higher, even
+        if file numbers restart.
         """
         first = self._log.first()
         if earlier is None or self.source.options.address is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a batch whose tasks ask for the same preparations again, though they were made."""
+"""The error for a batch whose tasks request the same preparations again after they were made."""
 
 from collections.abc import Sequence
 

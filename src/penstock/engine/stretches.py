@@ -52,8 +52,8 @@ class Stretches:
         with log.listed(begin):
             here = log.resume(begin)
             if target is not None and self._targets is not None and not log.has(target, here):
-                # Another server answers. Its positions cannot be compared with the target, so settle a new
-                # one.
+                # A different server answers. Its positions cannot be compared with the target, so choose a
+                # new target.
                 target = self._targets[name] = log.target()
                 _log.warning("the run now ends at another server's log", source=name, target=str(target))
                 _, until = around_skips(begin, target, skips)
@@ -65,7 +65,7 @@ class Stretches:
             return here, end, log.works(here, end)
 
     def is_caught_up(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a run that ends by itself has read everything up to its end, if nothing is new."""
+        """Return whether a run that stops once caught up has reached its end, given that nothing is new."""
         return self._targets is not None and not self._is_loading(checkpoint)
 
     def _until(self, name: str, checkpoint: Checkpoint) -> Offset | None:
@@ -78,7 +78,7 @@ class Stretches:
             # The rows of a load are consistent only together with the changes made during the load.
             self._targets = {source: log.target() for source, log in self._logs.items()}
         if name not in self._targets:
-            # The source was set aside until now.
+            # The source was set aside until now, so it has no end yet.
             self._targets[name] = self._logs[name].target()
         return self._targets[name]
 

@@ -69,8 +69,8 @@ from penstock.source.reading import LoggedStatement, schema_version
 _log = structlog.get_logger(__name__)
 
 # Errors that may concern a single table, if it is known which one. All other errors stop the pipeline: a full
-# disk or a refused login would otherwise skip every table in turn. If nothing of a batch could be written,
-# the run treats such an error as one of the whole target.
+# disk or a refused login would otherwise skip every table in turn. If no row of a batch could be written, the
+# run treats such an error as a problem of the whole target.
 _OF_ONE_TABLE = (StreamError, OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupported)
 
 # The number of times that a chunk is retried with a new definition because its table was altered.
@@ -144,7 +144,7 @@ class PipelineTables:
         return sorted(key for key, table in self._tables.items() if not table.gone)
 
     def is_streamed(self, key: str) -> bool:
-        """Whether the log contains every row of a table since its CREATE TABLE."""
+        """Whether the log contains every row of a table, from its CREATE TABLE on."""
         return self._tables[key].streamed
 
     def is_keyless(self, key: str) -> bool:
@@ -174,7 +174,8 @@ class PipelineTables:
         """Read the current definitions from a server, record them and return them.
 
         A server is ahead of its log: rows still to be read may violate a unique key that the table has gained
-        since, and would replace each other in the target. `new_keys` adopts such keys nevertheless.
+        since, and would replace each other in the target. With `new_keys`, such keys are adopted
+        nevertheless.
         """
         if source.server is None:
             return {}
@@ -231,7 +232,9 @@ class PipelineTables:
         self._save()
 
     def undone(self) -> None:
-        """Restore which tables were gone before the batch. All of its statements will be read again."""
+        """Restore which tables were gone before the batch, because all of its statements will be read
+        again.
+        """
         for table in self._tables.values():
             table.gone = table.was_gone
 
@@ -279,10 +282,10 @@ class PipelineTables:
         elif tracked.gone:
             tracked.gone = False
         if columns_agree(tracked.current, value["columns"]):
-            # The columns are the same, and the server declares their types more precisely than the log.
+            # The columns are the same, but the server declares their types more precisely than the log does.
             logged = replace(tracked.current)
         elif source.server is None:
-            # No server is named that could have a later definition.
+            # The source names no server that could have a later definition.
             tracked.current = logged
         tracked.definitions[value["version"]] = logged
         tracked.logged = tuple(value["columns"])
@@ -290,7 +293,7 @@ class PipelineTables:
     def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
         """Read the definition of a table that was altered while its chunk was read.
 
-        If its key orders rows otherwise now, or that happens too often, its load begins again.
+        If its key now orders rows differently, or the table is altered too often, its load begins again.
         """
         name, problem, chunk = surprise.value
         source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
@@ -409,7 +412,7 @@ class PipelineTables:
     ) -> None:
         """Request that a table's rows are deleted from targets that may also contain rows of other tables.
 
-        That takes a comparison with the source. Raises SchemaChanged if there can be none.
+        This requires a comparison with the source. Raises SchemaChanged if none is possible.
         """
         if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
             return
@@ -440,7 +443,7 @@ class PipelineTables:
                 # An earlier table had this name. Its rows do not belong to the new table.
                 table.gone = False
                 emptied.add(name)
-                # If the columns are the same, logged rows do not show that the keys differ.
+                # If the columns are the same, the logged rows do not reveal that the keys differ.
                 self._read_server(source, name, new_keys=True)
                 table.logged = table.keys = None
         for key, table in self._tables.items():
@@ -471,7 +474,7 @@ class PipelineTables:
                     position=str(statement.position),
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
-            # Two requests for one statement are one request, so include what an emptied table needs.
+            # Requests with the same reason are merged, so include what an emptied table needs.
             key = table_key(source.name, name)
             how = self.shared.emptied(key, self.targets) if name in emptied else Emptied.STAYS
             remove = name in rereads.compared or how is Emptied.COMPARED
@@ -491,7 +494,7 @@ class PipelineTables:
     def stop(self, failures: Iterable[Failure]) -> bool:
         """Continue without tables whose rows cannot be processed or written; return whether that helps.
 
-        It helps if every failure is transient, or belongs to a table that the pipeline still included.
+        It helps if every failure is transient, or belongs to a table that was not stopped yet.
         """
         problems = {
             failure.table: failure.error
@@ -508,7 +511,7 @@ class PipelineTables:
         return True
 
     def take_up(self, key: str) -> None:
-        """Include a stopped table again; the caller has to load it whole.
+        """Include a stopped table again; the caller has to load all of its rows.
 
         If its target cannot be prepared, raises that error and leaves the table stopped.
         """

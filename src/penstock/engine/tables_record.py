@@ -32,7 +32,7 @@ class TablesRecord:
         written: Collection[TableName],
     ) -> None:
         """Write the record, unless nothing was replaced since it was written last."""
-        # Every batch saves, and few change anything: the same objects have the same JSON.
+        # Every batch calls this, and few change anything. Identical objects have identical JSON.
         parts = [*tables, *targets.values(), *written]
         parts += (part for table in tables.values() for part in table.parts)
         saved = self._saved

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan that the tasks of a batch receive, and the words that they return. Everything pickles.
+"""The plan that the tasks of a batch receive, and the messages that they return. Everything pickles.
 
 A batch is one job of a driver. Tasks decode rows and apply steps. If the sink needs rows grouped by key or
 table, they emit them as blobs, which the driver shuffles to the tasks that write. A task that meets something
@@ -21,7 +21,7 @@ from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
 from penstock.sinks.sink import BatchMark, Evolution, Spread
 
-# The kinds of rows that tasks emit: rows for a part, and words for the engine.
+# The kinds of rows that tasks emit: rows for a part, and messages for the engine.
 ROWS, EMPTIED, STATEMENT, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
     "rows",
     "emptied",
@@ -146,14 +146,14 @@ class Counts:
     time_us: int = 0
     rejected: int = 0
     chunk_rows: int = 0
-    # Of a table that was read at one place of the log: the commit version before which changes are in it.
+    # For a table that was read at one log position: the commit version up to which its rows include changes.
     floors: dict[str, int] = field(default_factory=dict)
-    # Tables, by key, whose changes may have changed rows of others without a trace in the log.
+    # Tables, by key, whose changes may have changed rows of other tables without a log record.
     cascaded: set[str] = field(default_factory=set)
-    # Of a range: where it was opened and where the next one begins, by the number of the work.
+    # For a range: where it was opened and where the next range begins, by the number of the work.
     ends: dict[int, Ends] = field(default_factory=dict)
 
 
 def place_key(source: str, position: Any) -> str:
-    """Return how a place in a source's log is named in a plan."""
+    """Return the key of a log position in a plan."""
     return f"{source}/{position}"

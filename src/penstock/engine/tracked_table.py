@@ -20,8 +20,8 @@ class TrackedTable:
     `logged` and `keys` are its columns and keys at the position up to which the log was read, None if they
     are unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
     `gone` says whether the table was dropped as of that position, whatever its server has now, and `was_gone`
-    the same as of the end of the last completed batch. `dropped` are the lower-case names of all columns that
-    it ever lost: targets may still have their values.
+    whether it was dropped at the end of the last completed batch. `dropped` are the lower-case names of all
+    columns that it ever lost: targets may still have their values.
     """
 
     current: Target
@@ -35,7 +35,7 @@ class TrackedTable:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The objects that `to_json` describes. None of them is ever changed, only replaced."""
+        """The objects that `to_json` serializes. They are never modified, only replaced."""
         known = (self.current, self.was_gone, self.logged, self.streamed, self.dropped, self.keys)
         return (*known, *self.definitions, *self.definitions.values())
 
@@ -44,7 +44,7 @@ class TrackedTable:
         return {
             "current": self.current.to_json(),
             "definitions": [[number, target.to_json()] for number, target in self.definitions.items()],
-            # A batch that is run again reads the same statements, and must draw the same conclusions.
+            # A batch that is run again reads the same statements and must reach the same decisions.
             "gone": self.was_gone,
             "logged": None if self.logged is None else [column.to_json() for column in self.logged],
             "streamed": self.streamed,

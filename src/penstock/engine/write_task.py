@@ -29,10 +29,10 @@ from penstock.errors import PenstockError
 def write_parts(
     plan: TaskPlan, batches: Iterable[pyarrow.RecordBatch], resources: TaskResources = CLOSED_AFTER_USE
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Write the rows of a part. Yield its receipt and the words for the engine, in the columns of BETWEEN.
+    """Write the rows of a part. Yield its receipt and the messages for the engine, in the columns of BETWEEN.
 
-    The input is sorted by work and seq, with the words of earlier tasks first. If a word says that the batch
-    cannot be written yet, no row is written. Sinks come from `resources`.
+    The input is sorted by work and seq, with the messages of earlier tasks first. If a message says that the
+    batch cannot be written yet, no row is written. Sinks come from `resources`.
     """
     return_large_buffers()
     part = _Part(plan, resources)
@@ -43,7 +43,7 @@ def write_parts(
     except PenstockError as problem:
         part.writing.abort()
         for failure in part.writing.failures(problem):
-            yield part.word(PROBLEM, pickle.dumps(failure))
+            yield part.message(PROBLEM, pickle.dumps(failure))
     except BaseException:
         part.writing.abort()
         raise
@@ -65,7 +65,7 @@ class _Part:
             kind = kinds[at].as_py()
             if kind in (SURPRISE, PROBLEM):
                 self._refused = True
-                # Every part receives this word; part 0 returns it.
+                # Every part receives this message; part 0 returns it.
                 if self._part == 0:
                     yield batch.slice(at, 1)
             elif kind == COUNTS:
@@ -87,9 +87,9 @@ class _Part:
     def finish(self) -> Iterator[pyarrow.RecordBatch]:
         receipt = self.writing.finish()
         if receipt is not None:
-            yield self.word(RECEIPT, as_json(receipt))
+            yield self.message(RECEIPT, as_json(receipt))
 
-    def word(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
+    def message(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
         values: list[list[Any]] = [[self._part], [0], [0], [kind], [body]]
         arrays = [
             pyarrow.array(column_values, field.type)

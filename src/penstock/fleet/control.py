@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators ask of a fleet, and change in it, by its coordination store: members and jobs."""
+"""What operators query and change in a fleet through its coordination store: members and jobs."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -23,7 +23,7 @@ from penstock.fleet.jobs import (
 from penstock.fleet.records import DRAINED, FLEET, JOB_RUNS, JOBS, WORKERS, names_below
 from penstock.fleet.status import worker_statuses
 
-# What becomes of a job, by the word of the command line.
+# The desired state of a job, by the verb of the command line.
 JOB_CHANGES: dict[str, Callable[[JobSpec], JobSpec]] = {
     "pause": lambda job: replace(job, paused=True),
     "resume": lambda job: replace(job, paused=False),
@@ -32,7 +32,7 @@ JOB_CHANGES: dict[str, Callable[[JobSpec], JobSpec]] = {
 
 
 class FleetControl:
-    """The members and jobs of a store. Thread-safe: each call has a connection of its own.
+    """The members and jobs of a store. Thread-safe: each call opens its own connection.
 
     Every call raises CoordinationLost if the store does not answer, SchemaInvalid for an unreadable record. A
     dry run returns the same as the change, and raises the same errors.
@@ -42,9 +42,9 @@ class FleetControl:
         self._open = open_store
 
     def jobs(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the workers, and the status of every job with the number of failures in place of the exits.
+        """Return the workers, and the status of every job, with the number of failures instead of the exits.
 
-        The store is asked once, not once for each job.
+        The store is queried once for all jobs.
         """
         with closing(self._open()) as store:
             records = snapshot_of(store, FLEET, _is_of_jobs)
@@ -76,7 +76,7 @@ class FleetControl:
             return before
 
     def move_job(self, name: str, worker: str | None, *, dry_run: bool) -> dict[str, Any]:
-        """Have a worker run a job, None: any; return its status before.
+        """Assign a job to a worker, or to any worker with None; return its status before.
 
         Raises SourceMissing, OptionInvalid.
         """
@@ -89,7 +89,7 @@ class FleetControl:
             return before
 
     def drain(self, member: str, *, at_once: bool, dry_run: bool) -> list[str]:
-        """Drain a member; return the instances and jobs that it has. Raises SourceMissing, OptionInvalid."""
+        """Drain a member; return its instances and jobs. Raises SourceMissing, OptionInvalid."""
         with closing(self._open()) as store:
             draining.refuse_drain(store, member)
             held = draining.held_by(store, member)
@@ -98,7 +98,7 @@ class FleetControl:
             return held
 
     def undrain(self, member: str, *, dry_run: bool) -> list[str]:
-        """Let a member gain work again; return what it has. Raises SourceMissing."""
+        """Let a member receive work again; return its instances and jobs. Raises SourceMissing."""
         with closing(self._open()) as store:
             draining.refuse_undrain(store, member)
             held = draining.held_by(store, member)
@@ -112,7 +112,7 @@ def _is_of_jobs(path: str) -> bool:
 
 
 def _listed(records: CoordinationStore, name: str) -> dict[str, Any]:
-    """Return a job as a list shows it, also if its record cannot be read."""
+    """Return a job as shown in a list, even if its record cannot be read."""
     try:
         status = job_status(records, name)
     except SchemaInvalid as problem:

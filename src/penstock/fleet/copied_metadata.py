@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table definitions and the holds of a copied log, as the capturing member has them."""
+"""The table definitions and the holds of a copied log, copied from the capturing member."""
 
 import time
 
@@ -19,25 +19,27 @@ _REFRESH_SECONDS = 10.0
 class CopiedMetadata:
     """Keeps definitions and holds equal to those of another member; see `penstock.capture.receive.Schemas`.
 
-    A statement's definitions are copied before its bytes are stored, never the other way round, so that the
-    member that continues the log knows the tables of every byte in it.
+    A statement's definitions are always copied before its bytes are stored. So a member that continues the
+    log knows the table definitions for all of its data.
     """
 
     def __init__(self, log: Log, client: DaemonClient) -> None:
         self._files = GenerationFiles(log.disk, log.layout)
         self._holds = Holds(log.disk, log.layout)
         self._client = client
-        # The end of the other log when its definitions were listed.
+        # The end of the other log at the time when its definitions were listed.
         self._copied_to: Position | None = None
         self._due = 0.0
 
     def refresh(self) -> None:
-        """Copy what has changed, if the last copy is old. Raises the errors of the daemon and of the disk."""
+        """Copy the changes, if the last copy is old enough. Raises the errors of the daemon and of the
+        disk.
+        """
         if time.monotonic() >= self._due:
             self.copy()
 
     def copy(self) -> None:
-        """Copy what has changed. Raises the errors of the daemon and of the disk."""
+        """Copy the changes. Raises the errors of the daemon and of the disk."""
         answer = self._client.ask("copy/metadata")
         wanted = {entry["version"]: Generation(**entry) for entry in answer["definitions"]}
         present = {generation.version: generation for generation in self._files.list()}
@@ -60,7 +62,7 @@ class CopiedMetadata:
     def begin(self, position: Position) -> None:
         """Copy the definitions before the first bytes from a position on are stored.
 
-        An epoch begins with definitions that no statement in it gives.
+        The first definitions of an epoch do not come from any statement in it.
         """
         self._cover(position)
 

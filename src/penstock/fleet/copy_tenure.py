@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's copy of one instance's log, from its begin to its end. It needs no lease."""
+"""A member's copy of one instance's log, from its beginning to its end. It needs no lease."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyTenure:
-    """A copy as one piece of a member's work; see `penstock.fleet.group.Tenure`.
+    """A copy as a piece of a member's work; see `penstock.fleet.group.Tenure`.
 
     `registration` returns `MemberRecord.created` of the member, None before it has registered.
     """
@@ -38,18 +38,18 @@ class CopyTenure:
         self._registration = registration
         self._recorded: CopyRecord | None = None
         self._left = threading.Event()
-        # A member that was killed leaves a record that says its copy was in step then.
+        # A member that was killed leaves a record that may claim that its copy was in step.
         begun = CopyRecord(updated_us=time.time_ns() // 1000, registration=registration())
         store.put(self._path, begun.encode())
 
     @property
     def is_lost(self) -> bool:
-        """False: nobody else can have this member's copy."""
+        """False: no other member can take over this member's copy."""
         return False
 
     @property
     def damage(self) -> None:
-        """None: a damaged copy begins again."""
+        """None: a damaged copy is replaced by a new one."""
 
     @property
     def left(self) -> bool:
@@ -57,7 +57,7 @@ class CopyTenure:
         return self._left.is_set()
 
     def record(self) -> None:
-        """Record how far the copy is, if that has changed. Raises CoordinationLost."""
+        """Record the progress of the copy, if it has changed. Raises CoordinationLost."""
         current = replace(self.copy.record(), registration=self._registration())
         if current == self._recorded:
             return

@@ -3,8 +3,8 @@
 
     listing (waits) ─▶ definitions, holds ─▶ bytes ─▶ the kernel proves them and finds blocks ─▶ the own log
 
-Every log has the server's own bytes at the server's own positions, so a copy needs no protocol to agree with
-another: it is a log that received its bytes from a member instead of the server. A member that takes over the
+Every log has the server's own bytes at the server's own positions, so copies need no protocol to agree: a
+copy is simply a log that received its bytes from a member instead of the server. A member that takes over the
 capture continues the log at its own end.
 """
 
@@ -33,16 +33,17 @@ from penstock.retry import Backoff, Retry
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 
-# A copy asks again this often while nothing arrives, so that it learns soon that a member is gone.
+# The interval between requests while nothing arrives. It is short, so that the loss of a member is noticed
+# soon.
 _POLL_SECONDS = 2.0
 _SILENCE_SECONDS = 5.0
 _BACKOFF = Backoff(longest=2.0)
 
-# A copy with less than this to receive has nearly all of the log.
+# A copy with less than this left to receive has nearly all of the log.
 _IN_STEP_BYTES_MAX = 64 * MIB
-# A copy that heard nothing for this long may have missed any amount.
+# A copy that received nothing for this long may be behind by any amount.
 _UNHEARD_SECONDS_MAX = 60.0
-# The end of a copy that is compared with the other log before the copy continues.
+# The length of the end of a copy that is compared with the other log before the copy continues.
 _COMPARED_BYTES = 64 * 1024
 
 _log = structlog.get_logger(__name__)
@@ -50,10 +51,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Listing:
-    """What the capturing member has: its epochs, ascending, and the end of its log, None without a byte.
+    """The log of the capturing member: its epochs, ascending, and its end, None if it is empty.
 
-    `extents` are its unbroken runs of bytes, ascending, without those that end before this copy. `readable`
-    is the end that its readers see, None if that is all.
+    `extents` are its unbroken runs of bytes, ascending, without those that end before this copy's end.
+    `readable` is the end that its readers see, None if they see everything.
     """
 
     url: str
@@ -63,13 +64,13 @@ class Listing:
     readable: Position | None = None
 
     def bytes_after(self, position: Position | None) -> int:
-        """Return how many of its bytes follow a position."""
+        """Return how many of the listed bytes follow a position."""
         if position is None:
             return sum(extent.end - extent.start for extent in self.extents)
         return sum(extent.bytes_after(position) for extent in self.extents)
 
     def extent_with(self, position: Position) -> LogExtent | None:
-        """Return the extent that a position is in or at the end of."""
+        """Return the extent that contains a position or ends there."""
         file = position.epoch, position.file
         return next(
             (
@@ -86,8 +87,8 @@ class LogCopy:
 
     `open_log` opens the copy, `put_aside` moves the folder of the closed copy away, and `find_source` returns
     a member that knows who captures, None if nobody does. Failures are retried until `stop`; the record names
-    the last. `member` is the one that copies, and `note_readable` is called with what readers of the log have
-    been able to see.
+    the last one. `member` is the name of the copying member, and `note_readable` is called with the end that
+    readers of the log have been able to see.
     """
 
     def __init__(
@@ -106,12 +107,12 @@ class LogCopy:
         self._member = member
         self._note_readable = note_readable
         self._stopping = threading.Event()
-        # Held while the log is changed, so that `stop` need not wait for an answer of a member that is gone.
+        # Held while the log is changed, so that `stop` need not wait for an answer of a lost member.
         self._writing = threading.Lock()
         self._log: Log | None = None
         self._why: str | None = None
         self._behind_bytes: int | None = None
-        # Whether the copy has had everything since the connection to the capturing member began.
+        # Whether the copy has been complete at some time since it connected to the capturing member.
         self._has_caught_up = False
         self._heard_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"copy-{instance}", daemon=True)
@@ -133,7 +134,7 @@ class LogCopy:
         return self._log
 
     def record(self) -> CopyRecord:
-        """Return how far the copy is. Never waits."""
+        """Return the progress of the copy. Never waits."""
         log, behind_bytes = self._log, self._behind_bytes
         is_following = self._has_caught_up and time.monotonic() - self._heard_at < _UNHEARD_SECONDS_MAX
         return CopyRecord(
@@ -159,7 +160,7 @@ class LogCopy:
                 self._why = problem.message
                 if isinstance(problem, DiskFailed):
                     with self._writing:
-                        # What a failed write left is known only once the file was read again.
+                        # The effect of a failed write is known only once the file has been read again.
                         self._close_log(finish=False)
                 retry.wait(problem, instance=self._instance)
             except Exception as defect:
@@ -179,7 +180,7 @@ class LogCopy:
                 with self._permitted() as log:
                     metadata = CopiedMetadata(log, client)
             except (LogDamaged, LogTorn) as problem:
-                # Only another log that can be read replaces it.
+                # The copy may only be replaced if the other log can be read.
                 _list(client, None, 0.0, None)
                 self._begin_again(problem.message)
                 return
@@ -191,7 +192,7 @@ class LogCopy:
                         f"the folder {log.folder} was removed or replaced while it was in use",
                         hint="Check the disk; the copy begins again",
                     )
-                # Bytes of another history must not count as a copy.
+                # Bytes of a different history must not count as a copy.
                 synced = None if proved is None else log.durable
                 listing = _list(client, log.visible, 0.0 if proved is None else _POLL_SECONDS, synced)
                 is_first = proved is None
@@ -264,7 +265,7 @@ class LogCopy:
         self._why = why
 
     def _begin_again(self, reason: str) -> None:
-        """Move the log away, so that the copy begins again. Its bytes are never served."""
+        """Move the log away, so that the copy begins again. The bytes of the moved log are never served."""
         with self._writing:
             if self._stopping.is_set():
                 return
@@ -278,7 +279,7 @@ class LogCopy:
         )
 
     def _close_log(self, *, finish: bool = True) -> None:
-        # The log that is opened next may have less.
+        # The log that is opened next may be shorter.
         self._has_caught_up, self._behind_bytes = False, None
         log, self._log = self._log, None
         if log is not None:
@@ -381,10 +382,10 @@ def adopt_epochs(log: Log, listing: Listing, until: int) -> None:
 
 
 def divergence(log: Log, listing: Listing, client: DaemonClient) -> str | None:
-    """Return why a log is not the start of another one, None if it is.
+    """Return why a log is not a prefix of another log, None if it is.
 
-    A host that captured before may have received what no other host did, before another server took over.
-    Raises ServerBusy while the other log ends earlier, and the errors of the daemon.
+    A host that captured before may have received bytes that no other host received before another server took
+    over. Raises ServerBusy while the other log ends earlier, and the errors of the daemon.
     """
     last, end = log.epoch, log.visible
     if last is None:

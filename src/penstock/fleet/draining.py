@@ -15,11 +15,12 @@ _HINT = "See the members: penstock fleet status"
 
 
 def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> None:
-    """Let the daemon and the worker of a name do no work until `undrain`. Draining it again is harmless.
+    """Give no work to the daemon and the worker of this name until `undrain`.
 
-    An instance whose log has copies is captured on until a copy is in step, unless the member is to hand over
-    `at_once`. Copies of logs stay, so that the member needs no new ones when it is back. Raises
-    SourceMissing for an unknown member, OptionInvalid if no other member would be left, and CoordinationLost.
+    Draining twice is harmless. The member keeps capturing an instance whose log has copies until a copy is in
+    step, unless it hands over `at_once`. Copies of logs stay, so that the member needs no new ones when it
+    returns. Raises SourceMissing for an unknown member, OptionInvalid if no other member would be left, and
+    CoordinationLost.
     """
     refuse_drain(store, member)
     store.put(DRAINED + path_of(member), DrainRecord(time.time_ns() // 1000, at_once).encode())
@@ -42,7 +43,7 @@ def refuse_drain(store: CoordinationStore, member: str) -> None:
 
 
 def undrain(store: CoordinationStore, member: str) -> None:
-    """Let a member gain work again. Raises SourceMissing if it is not drained, CoordinationLost."""
+    """Let a member receive work again. Raises SourceMissing if it is not drained, CoordinationLost."""
     refuse_undrain(store, member)
     store.delete(DRAINED + path_of(member))
 

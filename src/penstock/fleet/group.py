@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of members that share work of one kind, and one member's part in a piece of work."""
+"""A group of members that share work of one kind, and a member's role in a piece of work."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from penstock.fleet.records import FLEET, INSTANCES, JOB_RUNS, JOBS, WORKERS, Me
 
 @dataclass(frozen=True)
 class Group:
-    """The paths of a group's records, and what work there is.
+    """The paths of a group's records, and its work.
 
-    `work_path` is watched by the leader for new work, None if members bring it with their own records.
-    `works` returns the work from the members' records and the store.
+    The leader watches `work_path` for new work; it is None if the members' own records list the work. `works`
+    returns the work from the members' records and the store.
     """
 
     top: str
@@ -57,7 +57,7 @@ class Group:
 
 
 def _works_of_members(store: CoordinationStore, members: Mapping[str, MemberRecord]) -> list[Work]:
-    """Return every instance that a member knows. Where settings differ, the newest member's count."""
+    """Return every instance that a member knows. If settings differ, those of the newest member count."""
     works: dict[str, Work] = {}
     for member in sorted(members.values(), key=lambda member: member.since_us):
         works.update(member.instances)
@@ -69,7 +69,7 @@ JOB_WORKERS = Group(WORKERS, JOB_RUNS, JOBS, lambda store, members: works_of_job
 
 
 class Tenure(Protocol):
-    """A member's part in one piece of work, from acquiring its lease to releasing it."""
+    """A member's role in one piece of work, from acquiring its lease to releasing it."""
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class Tenure(Protocol):
         """Whether the work has ended and the lease was released."""
 
     def record(self) -> None:
-        """Record how far the work is, if that has changed. Raises LeaseLost, CoordinationLost."""
+        """Record the progress of the work, if it has changed. Raises LeaseLost, CoordinationLost."""
 
     def leave(self, why: str, left: Callable[[], None]) -> None:
         """End the work and release the lease, in a separate thread; then call `left`."""
@@ -99,5 +99,6 @@ class Tenure(Protocol):
 
 # Begins work under a lease.
 Begin = Callable[[CoordinationStore, str, Lease], Tenure]
-# Begins a copy of the log of a piece of work, which needs no lease: its bytes decide what it may have.
+# Begins to copy the log of a piece of work. It needs no lease, because its bytes determine whether it is
+# valid.
 BeginCopy = Callable[[CoordinationStore, str], Tenure]

@@ -16,7 +16,7 @@ from penstock.fleet.records import capturer_of
 from penstock.fleet.tenure import TenuredCapture
 from penstock.logstore.followed_log import ServedLog
 
-# An answer of the store is used for this long; requests that come more often share it.
+# An answer of the store is used for this long, and shared by all requests in that time.
 _FRESH_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ class _Capturer:
 
 
 class Directory:
-    """Who captures each instance, read from the store when somebody asks. Never blocks. Thread-safe."""
+    """The member that captures each instance, read from the store on demand. Never blocks. Thread-safe."""
 
     def __init__(self, open_store: Callable[[], CoordinationStore], member: str) -> None:
         self._open_store = open_store
@@ -92,7 +92,7 @@ class Directory:
                 self._store = self._open_store()
             member = capturer_of(self._store, instance)
         except PenstockError as problem:
-            # The last answer stays: that member serves readers without the store too.
+            # Keep the last answer: that member serves readers even without the store.
             _log.warning("it is not known who captures", instance=instance, why=str(problem))
             return
         name, address = (None, None) if member is None else (member.name, member.address)
@@ -123,7 +123,7 @@ class FleetInstance:
         return self._name
 
     def status(self) -> Mapping[str, Any]:
-        """Return the status of its capture, or who captures it. Never waits."""
+        """Return the status of its capture, or the member that captures it. Never waits."""
         capture = self._capture()
         if capture is not None:
             return capture.status()

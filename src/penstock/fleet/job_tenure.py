@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's part in one job: it runs the job as a child process, and starts it again when it ends badly.
+"""A worker's role in one job: it runs the job as a child process, and starts it again after a failure.
 
-Two processes of one job exclude each other by the lease in the pipeline's own state. So a child goes on while
-the store does not answer the worker, and ends when the worker loses the job.
+Two processes of one job exclude each other by the lease in the pipeline's own state. So a child continues
+while the store does not answer the worker, and ends when the worker loses the job.
 """
 
 import os
@@ -57,8 +57,8 @@ _log = structlog.get_logger(__name__)
 class JobTenure:
     """A job that this worker runs; see `penstock.fleet.group.Tenure`.
 
-    `command` is the program to which the job's verb, file and options are added. The job's file and output
-    are in a folder of its own below `folder`.
+    `command` is the program; the job's verb, file and options are appended. The job's file and output are in
+    a separate folder below `folder`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class JobTenure:
                     self._news.wait()
                     continue
                 if job.work == self._run_record.ended:
-                    # It has ended well, perhaps on another worker.
+                    # The job has ended successfully, perhaps on another worker.
                     self._wait_for_change(job, None)
                     continue
                 started_at = time.monotonic()
@@ -159,7 +159,7 @@ class JobTenure:
         try:
             process = self._start(job)
         except (OSError, ValueError) as problem:
-            # ValueError: a character that no argument and no variable may have.
+            # ValueError: the command or environment contains a character that is not allowed there.
             self._note_exit(JobExit(-1, f"it cannot be started: {problem}", _now_us()))
             return -1
         reading = threading.Thread(
@@ -182,7 +182,7 @@ class JobTenure:
                 if self._stopping.is_set() or current is None or not current.is_same_work(job):
                     was_stopped = True
                     _stop(process)
-        # What it started must not write to the target beside the next process.
+        # Processes that the job started must not write to the target at the same time as the next process.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         reading.join(_OUTPUT_SECONDS_MAX)
@@ -213,7 +213,7 @@ class JobTenure:
     def _read_output(self, process: "subprocess.Popen[bytes]") -> None:
         """Store the output of the process, in bounded files and the newest lines in memory.
 
-        A disk that is full costs output. The process must not wait for it.
+        If the disk is full, output is lost, because the process must not wait.
         """
         assert process.stdout is not None
         was_refused = False
@@ -245,7 +245,9 @@ class JobTenure:
         self._output.flush()
 
     def _wait_for_change(self, job: JobSpec, seconds: float | None) -> None:
-        """Wait for a time, or until the job is given up or changed; without a time it has ended well."""
+        """Wait for a time, or until the job is given up or changed. A job that has ended successfully waits
+        without a time limit.
+        """
         if seconds is None:
             self._note(state="ended", ended=job.work)
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -261,7 +263,7 @@ class JobTenure:
                 return
 
     def _read_job(self) -> JobSpec | None:
-        """Return the desired state; it is asked for until the store answers or the job is given up."""
+        """Return the desired state. Retries until the store answers or the job is given up."""
         retry = Retry("a job's state is not known", backoff=_RELEASE_BACKOFF, stop=self._stopping)
         while not self._stopping.is_set():
             try:

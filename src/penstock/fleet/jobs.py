@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs: pipelines and relays that users want to run, kept in the store, and what became of them."""
+"""Jobs: pipelines and relays that users want to run, kept in the store, and their runs."""
 
 import re
 import time
@@ -24,7 +24,7 @@ from penstock.fleet.records import (
     reading_fields,
 )
 
-# The exits and the lines of output that the store keeps of each job.
+# The number of exits and lines of output that the store keeps for each job.
 EXITS_KEPT = 10
 LINES_KEPT = 100
 
@@ -35,12 +35,12 @@ _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a user wants: `verb` and `options` of the command line, and the text of the pipeline file.
+    """The desired state of a job:
 
-    `version` counts the changes of the work itself, `restarts` the restarts that were asked for. `${NAME}` in
-    the text is one of `values`, or else read where the job runs. `worker` runs it while it can, if the job
-    was moved there. `created` is the change that created the record: a job of the same name that was deleted
-    before has another.
+    `verb` and `options` of the command line, and the text of the pipeline file. `version` counts the changes
+    of the work itself, `restarts` the requested restarts. `${NAME}` in the text is one of `values`, otherwise
+    read where the job runs. If the job was moved to a worker, `worker` runs it as long as it can. `created`
+    is the change that created the record: it differs from that of a deleted job of the same name.
     """
 
     name: str
@@ -89,16 +89,16 @@ class JobSpec:
 
     @property
     def work(self) -> tuple[int, int, int]:
-        """What a process of this job runs: it differs once another process is wanted."""
+        """Identifies the work of a process of this job. It changes when another process is wanted."""
         return self.created, self.version, self.restarts
 
     @property
     def process(self) -> tuple[object, ...]:
-        """What its process is started with."""
+        """The inputs with which its process is started."""
         return self.verb, self.options, self.text, self.values
 
     def is_same_work(self, other: "JobSpec") -> bool:
-        """Return whether a running process of this job needs no restart for the other version."""
+        """Return whether a running process of this job can continue with the other version."""
         return (self.work, self.paused) == (other.work, other.paused)
 
 
@@ -113,10 +113,11 @@ class JobExit:
 
 @dataclass(frozen=True)
 class JobRun:
-    """What a worker last recorded of a job.
+    """The last record of a worker about a job.
 
-    `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest of its output,
-    all of which is in `log` on the worker. `ended` is the newest `JobSpec.work` that ended without an error.
+    `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest lines of its
+    output; the complete output is in `log` on the worker. `ended` is the newest `JobSpec.work` that ended
+    without an error.
     """
 
     worker: str = ""
@@ -155,7 +156,7 @@ class JobRun:
 
 
 def check_job_name(name: str) -> None:
-    """Raise OptionInvalid for a name that a worker cannot use as the name of a folder and a file."""
+    """Raise OptionInvalid for a name that a worker cannot use as a folder and file name."""
     if not _NAME.fullmatch(name):
         raise OptionInvalid(
             f"{name!r} cannot name a job: use letters, digits, _ - and ., and begin with no . or -",
@@ -179,15 +180,15 @@ def read_job(store: CoordinationStore, name: str) -> JobSpec:
 
 
 def read_run(store: CoordinationStore, name: str) -> JobRun:
-    """Return what was last recorded of a job. Raises SchemaInvalid, CoordinationLost."""
+    """Return the last record about a job. Raises SchemaInvalid, CoordinationLost."""
     return JobRun.of(name, store.get(run_path(name)))
 
 
 def apply_job(store: CoordinationStore, wanted: JobSpec) -> tuple[JobSpec, bool]:
-    """Store what a user wants, and return it with whether it has changed.
+    """Store the desired state of a job; return it, and whether it has changed.
 
     A new version of a job stays paused, or with the worker that it was moved to. Raises VersionConflict if
-    somebody else changes the job at the same time, CoordinationLost, LimitExceeded.
+    another client changes the job at the same time, CoordinationLost, LimitExceeded.
     """
     check_job_name(wanted.name)
     record = store.get(job_path(wanted.name), latest=True)
@@ -223,10 +224,10 @@ def change_job(store: CoordinationStore, name: str, change: Callable[[JobSpec], 
 
 
 def move_job(store: CoordinationStore, name: str, worker: str | None) -> JobSpec:
-    """Have a worker run a job whenever it can; None: any worker again.
+    """Assign a job to a worker, which runs it whenever it can; None allows any worker again.
 
-    Raises SourceMissing for an unknown job, or a worker that does not run; OptionInvalid for a drained one;
-    VersionConflict, CoordinationLost.
+    Raises SourceMissing for an unknown job, or a worker that is not running; OptionInvalid for a drained
+    worker; VersionConflict, CoordinationLost.
     """
     if worker is not None:
         refuse_worker(store, worker)
@@ -234,7 +235,7 @@ def move_job(store: CoordinationStore, name: str, worker: str | None) -> JobSpec
 
 
 def refuse_worker(store: CoordinationStore, worker: str) -> None:
-    """Raise SourceMissing for a worker that does not run, OptionInvalid for a drained one."""
+    """Raise SourceMissing for a worker that is not running, OptionInvalid for a drained worker."""
     if worker not in names_below(store, f"{WORKERS}/members"):
         raise SourceMissing(f"no worker {worker!r} runs", hint="See the workers: penstock fleet status")
     if worker in names_below(store, DRAINED):
@@ -252,11 +253,11 @@ def delete_job(store: CoordinationStore, name: str) -> None:
 
 
 def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
-    """Return a job's desired state, without its text, and what it does, as plain JSON values."""
+    """Return a job's desired state, without its text, and its current run, as plain JSON values."""
     job, run = read_job(store, name), read_run(store, name)
     holder = Holder.of(store.get(job_lease_path(name)))
     if holder is None or holder.name != run.worker:
-        # The worker that recorded it has the job no more.
+        # The worker that wrote the record no longer has the job.
         run = replace(run, state="placed" if holder is not None else "unplaced", process=None)
     wanted = {key: value for key, value in asdict(job).items() if key not in ("text", "values", "created")}
     return {
@@ -272,13 +273,13 @@ def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
 
 
 def works_of_jobs(store: CoordinationStore) -> list[Work]:
-    """Return every job that is to run, and those whose records cannot be read. Raises CoordinationLost."""
+    """Return every job that should run, and those whose records cannot be read. Raises CoordinationLost."""
     works = []
     for name in names_below(store, JOBS):
         try:
             job = JobSpec.of(name, store.get(job_path(name)))
         except SchemaInvalid as problem:
-            # It may run already, and the other jobs must run in any case.
+            # The job may be running already, and the other jobs must run in any case.
             _log.error("a job cannot be read", job=name, why=str(problem), hint=problem.hint)
             works.append(Work(name))
             continue

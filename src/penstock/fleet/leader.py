@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leader's work for a group: place the work on the members that are alive.
 
-All writes are conditional on versions and carry the leader's token, so that of two processes that both
-believe to lead, one detects the other.
+All writes are conditional on versions and carry the leader's token, so that if two processes both believe
+that they lead, one of them detects the other.
 """
 
 import threading
@@ -32,16 +32,17 @@ from penstock.fleet.records import (
 
 # Members often join or leave together, so work is placed once membership is stable for this long.
 SETTLE_SECONDS = 0.2
-# Nothing is done yet when the first members start, so that those that start together share.
+# When the first members start, no work is placed yet. Wait for others that start at the same time, so that
+# they share the work.
 FIRST_SETTLE_SECONDS = 1.0
 
-# A member that returns within this time still has its copies of logs; longer, and others get them.
+# A member that returns within this time keeps its copies of logs. After that, others get them.
 AWAY_SECONDS = 60.0
 
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 
-# Times of joining that are kept of each member.
+# The number of recorded join times per member.
 _JOINS_KEPT = 8
 _JOINS_KEPT_US = 3_600 * 1_000_000
 
@@ -55,10 +56,10 @@ class FleetLeadership:
         self._store = store
         self._group = group
         self._lease = lease
-        # Each member's record, and the change that created it: a member that joins again has another.
+        # Each member's record, and the change that created it, which differs when a member joins again.
         self._members: dict[str, tuple[int, MemberRecord]] = {}
         self._members_since = time.monotonic()
-        # The members with work that do not run, and since when; monotonic seconds.
+        # Members with work that are not running, and since when, in monotonic seconds.
         self._away: dict[str, tuple[float, Host]] = {}
         self._placements: dict[str, tuple[int, PlacementRecord]] | None = None
         self._joins: tuple[int, dict[str, list[int]]] | None = None
@@ -76,7 +77,7 @@ class FleetLeadership:
         self._lease.release()
 
     def forget_work(self) -> None:
-        """Read the work again: it has changed. May be called by any thread."""
+        """Read the work again because it has changed. May be called by any thread."""
         self._has_new_work.set()
 
     def lead(self) -> float:
@@ -99,7 +100,7 @@ class FleetLeadership:
     # --- Members ----------------------------------------------------------------------------
 
     def _read_members(self) -> None:
-        """Read the members that are alive; of known members only the change that created them."""
+        """Read the members that are alive. For known members, read only the change that created them."""
         members = {}
         for name in names_below(self._store, self._group.members):
             record = self._store.get(self._group.members + path_of(name))
@@ -125,7 +126,7 @@ class FleetLeadership:
         self._note_joins(sorted(name for name, created in now.items() if before.get(name) != created))
 
     def _note_joins(self, joined: list[str]) -> None:
-        """Record that members joined. A leader that has just begun finds most of them recorded."""
+        """Record that members joined. A new leader finds that most of them are recorded already."""
         version, joins = self._joins or self._read_joins()
         changed = False
         for name in joined:
@@ -155,12 +156,15 @@ class FleetLeadership:
             record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
-                # Members that left with the last leader; their zones left with their records.
+                # Members that left together with the last leader. Their zones are unknown, because their
+                # records are gone.
                 self._away.setdefault(name, (time.monotonic(), Host(name)))
         return placements
 
     def _place_works(self, placements: dict[str, tuple[int, PlacementRecord]]) -> float:
-        """Write what has changed; return the seconds until a damped member may gain work, at most a look."""
+        """Write the placements that have changed; return the seconds until a damped member may receive work,
+        at most the polling interval.
+        """
         now_us = time.time_ns() // 1000
         joins = self._joins[1] if self._joins is not None else {}
         settled_us = {name: settled_at_us(joins.get(name, ())) for name in self._members}
@@ -204,7 +208,7 @@ class FleetLeadership:
         ]
 
     def _forget_away(self) -> None:
-        """Forget members that returned, or that have been away for too long."""
+        """Forget members that have returned or have been away for too long."""
         now = time.monotonic()
         self._away = {
             name: (since, host)
@@ -240,11 +244,11 @@ class FleetLeadership:
             record = PlacementRecord(self._lease.token, tuple(sorted(instances)), tuple(sorted(copies[name])))
             if replace(record, token=placed.token) == placed and version != ABSENT:
                 if name not in self._members and not instances and not copies[name]:
-                    # The member is gone, and so is what it had.
+                    # The member is gone, and so are its copies.
                     self._store.delete(self._group.placements + path_of(name), version)
                     del placements[name]
                 continue
-            # Should the answer be lost, the placements are read again.
+            # If the answer is lost, the placements are read again.
             self._placements = None
             version = self._store.put(self._group.placements + path_of(name), record.encode(), version)
             placements[name], self._placements = (version, record), placements

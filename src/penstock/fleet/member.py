@@ -30,15 +30,15 @@ from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
 from penstock.fleet.records import DRAINED, DamageRecord, LoadRecord, MemberRecord, PlacementRecord
 
-# How often progress is recorded: another host then reads this much from a server again.
+# How often progress is recorded. After a takeover, another host reads at most this much from a server again.
 RECORD_SECONDS = 5.0
 
-# Upper bounds on polling; watches wake the thread earlier.
+# Upper limits for polling intervals; watches wake the thread earlier.
 _LOOK_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.5
-# Work that cannot be begun here is tried again after this time.
+# Work that cannot be begun here is retried after this time.
 _REFUSED_SECONDS = 5.0
-# A load is written again once it has changed by a tenth, at most this often.
+# A load is written again once it has changed by a tenth, but no more often than this.
 _LOAD_SECONDS = 10.0
 
 _log = structlog.get_logger(__name__)
@@ -46,7 +46,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Membership:
-    """What a member says of itself. `works` are the instances of its settings, None if it can do all work."""
+    """A member's description of itself. `works` are the instances of its settings, None if it can do all
+    work.
+    """
 
     name: str
     address: str
@@ -58,11 +60,11 @@ class Membership:
 
 
 class FleetMember:
-    """This process's part in a group. `start` and `stop` belong to the main thread.
+    """This process's role in a group. `start` and `stop` belong to the main thread.
 
     `open_store` opens the store; a store that does not answer yet is opened later. `begin` begins a piece of
-    work under its lease, and `begin_copy` a copy of its log. `bytes_per_second` measures all of it, and
-    `stop` waits for `end_seconds` for its end. `joined` is called with each session.
+    work under its lease, and `begin_copy` a copy of its log. `bytes_per_second` measures the load of all
+    work, and `stop` waits up to `end_seconds` for the work to end. `joined` is called with each session.
     """
 
     def __init__(
@@ -86,10 +88,10 @@ class FleetMember:
         self._joined = joined
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
-        # This member's record in the session, which names all instances of its settings.
+        # This member's record in the session, which lists all instances of its settings.
         self._record_value = b""
         self._joined_us = 0
-        # Set by `change` for the thread: whether the record differs, and the work that begins again.
+        # Set by `change` for the thread: whether the record has changed, and the work that has to restart.
         self._change_lock = threading.Lock()
         self._has_other_works = False
         self._restarted: set[str] = set()
@@ -98,13 +100,13 @@ class FleetMember:
         self._tenures: dict[str, Tenure] = {}
         self._copies: dict[str, Tenure] = {}
         self._leaving: list[Tenure] = []
-        # Work whose lease the session may have without doing the work, because an answer was lost.
+        # Work whose lease the session may hold without doing the work, because an answer was lost.
         self._doubtful: set[str] = set()
-        # Work whose progress is recorded no more after a defect.
+        # Work whose progress is no longer recorded after a defect.
         self._unrecorded: list[Tenure] = []
-        # What the session's record of damaged logs has, and what it is to have.
+        # The damaged logs in the session's record, and those that should be in it.
         self._damage_recorded = self._damage = DamageRecord()
-        # Work that could not be begun, and when it is tried again; monotonic seconds.
+        # Work that could not be begun, and when it is retried, in monotonic seconds.
         self._refused: dict[str, float] = {}
         self._watches: dict[str, Watch] = {}
         self._news = threading.Event()
@@ -128,7 +130,7 @@ class FleetMember:
 
     @property
     def failure(self) -> PenstockError | None:
-        """Why this daemon takes part no more, None while it does."""
+        """Why this daemon no longer takes part, None while it does."""
         return self._failure
 
     def start(self, failed: Callable[[], None]) -> None:
@@ -146,7 +148,7 @@ class FleetMember:
                 thread.join()
 
     def change(self, works: Mapping[str, Work], restarted: Collection[str]) -> None:
-        """Do this work from now on; what is done of `restarted` ends, and begins again."""
+        """Do this work from now on. Work in `restarted` ends, and begins again."""
         with self._change_lock:
             self._self = replace(self._self, works=works)
             self._has_other_works = True
@@ -206,12 +208,12 @@ class FleetMember:
             self._give_up_lost()
             return _RETRY_SECONDS
         except SchemaInvalid as problem:
-            # A later version may have written it. What is done here goes on.
+            # A later version may have written the record. The current work continues.
             _log.error("a record of the fleet cannot be read", member=self.name, why=str(problem))
             self._give_up_lost()
             return _LOOK_SECONDS_MAX
         except PenstockError as problem:
-            # Work goes on only under a lease, so all of it ends.
+            # Work may only continue under a lease, so all of it ends.
             _log.error("a member leaves the fleet", member=self.name, why=str(problem))
             self._failure = problem
             return 0.0
@@ -248,7 +250,7 @@ class FleetMember:
         self._release_doubtful(wanted)
         copied = {name for name in placed.copies if works is None or name in works} - wanted
         for name in [name for name, copy in self._copies.items() if copy in self._unrecorded]:
-            # Its record is the last one, and would count as a copy.
+            # Its record would otherwise remain, and count as a copy.
             self._give_up(self._copies, name, "a defect")
         for name in [name for name in self._copies if name not in copied]:
             self._give_up(self._copies, name, "captured here" if name in wanted else "placed elsewhere")
@@ -257,7 +259,7 @@ class FleetMember:
         return pause
 
     def _record_damage(self) -> None:
-        """Report damaged logs to the leader until they are begun again. Raises CoordinationLost."""
+        """Report damaged logs to the leader until their copies begin again. Raises CoordinationLost."""
         assert self._session is not None
         known = {name: why for name, why in self._damage.logs.items() if name not in self._copies}
         damages = {name: why for name, tenure in self._tenures.items() if (why := tenure.damage)}
@@ -273,12 +275,14 @@ class FleetMember:
         self._damage_recorded = self._damage
 
     def _apply_change(self) -> None:
-        """Register with other work, and end what begins again. Raises CoordinationLost, and is repeated."""
+        """Register with the changed work, and end the work that has to restart. Raises CoordinationLost; the
+        call is then repeated.
+        """
         assert self._session is not None
         with self._change_lock:
             if not self._has_other_works:
                 return
-            # It joined when it did: this is no return that the damper counts.
+            # Keep the time of joining, because this does not count as a return for the damper.
             self._record_value = self._member_record().encode()
             self._session.remove(self._group.members + path_of(self.name))
             self._has_other_works = False
@@ -348,7 +352,7 @@ class FleetMember:
         try:
             return self._leadership.lead()
         except SchemaInvalid as problem:
-            # A member of another version may be able to read the records, so it gets its turn.
+            # A member of another version may be able to read the records, so let it try to lead.
             _log.error("the work cannot be placed", member=self.name, why=str(problem))
             self._leadership.resign()
             return _LOOK_SECONDS_MAX
@@ -372,9 +376,9 @@ class FleetMember:
         return _LOOK_SECONDS_MAX
 
     def _release_doubtful(self, wanted: set[str]) -> None:
-        """Release leases that the session may have of work that is placed elsewhere by now.
+        """Release leases that the session may hold for work that is placed elsewhere by now.
 
-        Otherwise nobody could do that work while the session lives.
+        Otherwise, no other member could do that work while the session lives.
         """
         assert self._session is not None
         done_here = {*self._tenures, *(tenure.name for tenure in self._leaving)}
@@ -400,12 +404,14 @@ class FleetMember:
             self._doubtful.discard(name)
             return
         self._doubtful.discard(name)
-        # Its log may have been repaired.
+        # The log may have been repaired.
         self._damage = DamageRecord({work: why for work, why in self._damage.logs.items() if work != name})
         _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
     def _take_copies(self, store: CoordinationStore, wanted: set[str]) -> None:
-        """Begin the copies that are placed here, once this member has nothing else to do with their logs."""
+        """Begin the copies that are placed here, once this member no longer uses their logs for anything
+        else.
+        """
         busy = {*self._tenures, *self._copies, *(tenure.name for tenure in self._leaving)}
         if self._begin_copy is None or self._stopping.is_set():
             return
@@ -475,7 +481,8 @@ class FleetMember:
             if tenure is None:
                 self._failure = _defect("the recording of progress", defect)
             else:
-                # With the work, the defect would end the member that takes it over, and so on.
+                # Do not release the work: the defect would then also end the member that takes it over, and
+                # so on.
                 _log.error("a defect: progress is recorded no more", work=tenure.name, why=repr(defect))
                 self._unrecorded.append(tenure)
                 self._recording = self._new_recording()

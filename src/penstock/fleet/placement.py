@@ -3,17 +3,18 @@
 
     place_works(works, hosts, current) ─▶ the member of each work, and the members with copies of its log
 
-Work stays where it is unless its member is gone, drained or overloaded. A member that has just come back
-several times gains nothing for a while (a damper), so that a host that flaps does not drag work along. Work
-whose log has copies moves only to a member with a copy, so that the log continues. A member whose own log of
-a work is damaged is treated as if its disk were lost: it has the work only if nobody else can do it.
+Work stays where it is unless its member is gone, drained or overloaded. A member that has just returned
+several times receives no work for a while (a damper), so that a flapping host does not cause work to move
+back and forth. Work whose log has copies moves only to a member with a copy, so that the log continues. A
+member whose own log of a work is damaged is treated as if its disk were lost: it has the work only if nobody
+else can do it.
 """
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-# A member may have this much more than its share before work is taken from it.
+# A member may exceed its share by this fraction before work is taken from it.
 TOLERANCE = 0.10
 
 # A member that joined this often within the window is damped.
@@ -25,9 +26,10 @@ _DAMPED_US_MAX = 600 * 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Something that exactly one member does: `member` while it can, else one in `zone` while it has any.
+    """A piece of work that exactly one member does.
 
-    Its log exists `copies` times: with that member, and with as many others as it takes.
+    `member` does it as long as it can, otherwise a member in `zone` if there is one. Its log exists `copies`
+    times, including the log of that member.
     """
 
     name: str
@@ -39,12 +41,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Host:
-    """A member. `works` are the names that it knows, None for all.
+    """A member.
 
-    A drained host and one that is `away` for a moment gain nothing, but keep the copies of logs that they
-    have. A drained host that `hands_over` keeps work whose log has copies until one of them is in step; other
-    drained hosts do no work. A host that is not `settled` keeps what it has and gains only what nobody else
-    can do. The host's logs of the works in `damaged` cannot be continued.
+    `works` are the names of the work that it can do, None for all. Hosts that are drained or temporarily
+    `away` receive no work, but keep their copies of logs. A drained host that `hands_over` keeps work whose
+    log has copies until one of them is in step; other drained hosts do no work. A host that is not `settled`
+    keeps its work and receives only work that no other host can do. The host's logs for the work in `damaged`
+    cannot be continued.
     """
 
     name: str
@@ -78,14 +81,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """The member of each work, and the other members that are to keep a copy of its log."""
+    """The member of each piece of work, and the other members that should keep a copy of its log."""
 
     owners: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def settled_at_us(joined_us: Sequence[int]) -> int:
-    """Return when a member that joined at these times (ascending) may gain work; 0 if at once."""
+    """Return when a member that joined at these times (ascending) may receive work; 0 if at once."""
     if not joined_us:
         return 0
     last = joined_us[-1]
@@ -103,21 +106,20 @@ def place_works(
 ) -> Placement:
     """Return the placement of all work that any host can do.
 
-    Work stays with its `current` member if it may. The rest goes to the members with the least load relative
-    to their weight. Then work moves from members with more than their share and `TOLERANCE`, as far as whole
-    pieces of work allow.
-
-    `in_step` returns the members whose copies of a work's log have nearly all of it, the most complete copy
-    first. A work whose member is gone goes to a member with a copy. A work whose member is alive, drained or
-    not, moves only to a member with a copy in step, and a member that is to get the work gets a copy first. A
-    copy that is no longer wanted stays until those that replace it are in step.
+    Work stays with its `current` member if possible. The rest goes to the members with the least load
+    relative to their weight. Then work moves from members with more than their share and `TOLERANCE`, as far
+    as whole pieces of work allow. `in_step` returns the members whose copies of a work's log have nearly all
+    of it, the most complete copy first. Work whose member is gone goes to a member with a copy. Work whose
+    member is alive, drained or not, moves only to a member with a copy in step, so a member that should
+    receive the work gets a copy first. A copy that is no longer wanted stays until those that replace it are
+    in step.
     """
 
     def ready(work: str) -> list[str]:
         return [name for name in in_step(work) if name in current.copies.get(work, ())]
 
     placing = _Placing(_with_last_resorts(works, hosts))
-    # Where the log of a work is that has copies: its member, or the copy that continues it.
+    # The location of a work's log that has copies: its member, or the copy that continues it.
     anchors: dict[str, Host] = {}
     homeless = []
     for work in sorted(works, key=lambda work: (-work.weight, work.name)):
@@ -153,7 +155,9 @@ def place_works(
 
 
 def _with_last_resorts(works: Sequence[Work], hosts: Sequence[Host]) -> list[Host]:
-    """Let hosts with a damaged log do the work if no other host can: its state names the damage."""
+    """Let hosts with a damaged log do the work if no other host can. The state of the work then names the
+    damage.
+    """
     damaged = frozenset().union(*(host.damaged for host in hosts))
     needed = {
         work.name for work in works if work.name in damaged and not any(host.knows(work) for host in hosts)
@@ -213,13 +217,15 @@ class _Copying:
         self.copies[name] = tuple(sorted(copies))
 
     def _choose(self, work: Work, owner: Host, kept: Sequence[Host], awaited: Host | None) -> list[Host]:
-        """Return the members with copies: in zones of their own if possible, those that have one first."""
+        """Return the members with copies: preferably in different zones, and those that already have one
+        first.
+        """
         holders = sorted(kept, key=lambda host: host.name)
-        # A drained member keeps its copy, so the copy that it waits for replaces no other one.
+        # A drained member keeps its copy. So the copy that it waits for does not replace another copy.
         chosen = [awaited] if awaited is not None and owner.drained else []
         former = self._placing.hosts.get(self._current.owners.get(work.name, ""))
         if former is not None and former.may_keep(work) and former not in (owner, *holders):
-            # Its log is complete up to the move.
+            # Its log is complete until the work moves.
             holders.append(former)
         while len(chosen) < work.copies - 1:
             taken = {owner, *chosen, *([] if awaited is None else [awaited])}
@@ -246,7 +252,7 @@ class _Copying:
         return self._first(lambda host: host.knows(work) and host not in taken)
 
     def _first(self, may: Callable[[Host], bool]) -> Host | None:
-        """Return the least loaded host that may get a copy, one that is settled if there is any."""
+        """Return the least loaded host that may get a copy, preferably a settled one."""
         return self._placing.first(lambda host: may(host) and host.settled) or self._placing.first(may)
 
 
@@ -341,7 +347,9 @@ class _Placing:
 
 @dataclass(frozen=True)
 class _Eligible:
-    """The hosts that may do a work: of those that know it, its own member or those in its zone, if any."""
+    """The hosts that may do a piece of work. Of the hosts that know it, this is its own member or the hosts
+    in its zone, if there are any.
+    """
 
     work: Work
     zone: str | None

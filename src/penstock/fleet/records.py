@@ -19,17 +19,17 @@ from penstock.gtid_sets import LoggedSet
 from penstock.logstore.holds import Hold
 from penstock.model import Position
 
-# A record with a larger number is refused; one without a number has format 0.
+# A record with a larger number is refused. A record without a number has format 0.
 FORMAT = 1
 
 # The daemons, and the workers that run jobs.
 FLEET = path_of("fleet")
 WORKERS = f"{FLEET}/workers"
-# Members of both groups that an operator wants to do nothing.
+# Members of both groups that an operator has drained.
 DRAINED = f"{FLEET}/drained"
 
 INSTANCES = f"{FLEET}/instances"
-# What users want to run, and what runs.
+# The jobs that users want to run, and their runs.
 JOBS = f"{FLEET}/jobs"
 JOB_RUNS = f"{FLEET}/runs"
 
@@ -42,7 +42,7 @@ HINT_VERSION = "Upgrade this member; all members of a fleet should have one vers
 class MemberRecord:
     """A running member: where clients reach it, and the instances of its settings with weight and zone.
 
-    `created` is the change that created the record: a member that registers again has another.
+    `created` is the change that created the record; it differs when a member registers again.
     """
 
     name: str
@@ -69,7 +69,7 @@ class MemberRecord:
     @classmethod
     def of(cls, name: str, record: Record) -> Self:
         """Read a member's record. Raises SchemaInvalid."""
-        # The instances are the last field. Members have equal ones, which are read once for all of them.
+        # The instances are the last field. Most members have equal ones, which are parsed only once.
         fields, instances_mark, instances = record.value.partition(b', "instances": ')
         fields_record = replace(record, value=fields + (b"}" if instances_mark else b""))
         with reading_fields(f"the record of member {name}", fields_record) as values:
@@ -98,7 +98,7 @@ def _read_instances(text: bytes) -> Mapping[str, Work]:
 
 @dataclass(frozen=True)
 class PlacementRecord:
-    """The instances that a member is to capture, and those whose logs it is to copy.
+    """The instances that a member should capture, and those whose logs it should copy.
 
     `token` belongs to the leader's lease that wrote it.
     """
@@ -128,11 +128,12 @@ class PlacementRecord:
 
 @dataclass(frozen=True)
 class CaptureRecord:
-    """An instance's capture: the token of the lease that may write, and where another host would begin.
+    """An instance's capture: the token of the lease that may write, and the position where another host would
+    begin.
 
-    `holds` are those of the capturer's log, which another host's log takes over, None before its first log.
-    `state` and `why` are those of the capture when the record was written, at `updated_us`. `member` has the
-    lease of the token.
+    `holds` are the holds of the capturer's log, which another host's log takes over; None before its first
+    log. `state` and `why` describe the capture at `updated_us`, when the record was written. `member` holds
+    the lease with the token.
     """
 
     token: int
@@ -185,11 +186,11 @@ class CaptureRecord:
 
 @dataclass(frozen=True)
 class CopyRecord:
-    """A member's copy of an instance's log when the record was written, at `updated_us`.
+    """A member's copy of an instance's log, as of `updated_us`.
 
-    `position` is the end of the copy, None without a byte. `in_step` is true if the copy has nearly all that
-    the capturing member has. `why` says what keeps it from following. `registration` was
-    `MemberRecord.created` of the member then, None in the record of an earlier version.
+    `position` is the end of the copy, None if it is empty. `in_step` is true if the copy has nearly all that
+    the capturing member has. `why` says what keeps it from following. `registration` is the value of
+    `MemberRecord.created` of the member at that time, None in the record of an earlier version.
     """
 
     position: Position | None = None
@@ -229,9 +230,9 @@ class CopyRecord:
 
 @dataclass(frozen=True)
 class DrainRecord:
-    """An operator's request that a member do nothing, since `since_us`.
+    """An operator's request, since `since_us`, to drain a member.
 
-    `at_once`: the member hands over logs to copies that are behind, too.
+    With `at_once`, the member hands over logs even to copies that are behind.
     """
 
     since_us: int = 0
@@ -252,7 +253,7 @@ class DrainRecord:
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """What a member does now, written every few seconds while it changes."""
+    """A member's current load, written every few seconds while it changes."""
 
     captures: int = 0
     bytes_per_second: float = 0.0
@@ -264,7 +265,7 @@ class LoadRecord:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read the record; without one the member does nothing. Raises SchemaInvalid."""
+        """Read the record. Without a record, the member does nothing. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_fields("a member's load", record) as values:
@@ -286,7 +287,7 @@ class DamageRecord:
 
     @classmethod
     def of(cls, member: str, record: Record | None) -> Self:
-        """Read the record; without one no log is damaged. Raises SchemaInvalid."""
+        """Read the record. Without a record, no log is damaged. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_fields(f"the damaged logs of {member}", record) as values:
@@ -322,7 +323,7 @@ def members_in_step(
     Raises SchemaInvalid, CoordinationLost.
     """
     positions: list[tuple[Position, str]] = []
-    # An instance whose server writes nothing has a log without a byte, and so have its copies.
+    # An instance whose server writes nothing has an empty log, and so are its copies.
     empty: list[str] = []
     for name in names_below(store, INSTANCES + path_of(instance, "copies")):
         member = members.get(name)
@@ -344,7 +345,7 @@ def names_below(store: CoordinationStore, path: str) -> list[str]:
 
 
 def member_of(store: CoordinationStore, name: str) -> MemberRecord | None:
-    """Return a running member, None if it does not run. Raises SchemaInvalid, CoordinationLost."""
+    """Return a running member, None if it is not running. Raises SchemaInvalid, CoordinationLost."""
     record = store.get(f"{FLEET}/members" + path_of(name))
     return None if record is None else MemberRecord.of(name, record)
 
@@ -356,7 +357,7 @@ def capturer_of(store: CoordinationStore, instance: str) -> MemberRecord | None:
 
 
 def read_damages(store: CoordinationStore, path: str) -> dict[str, DamageRecord]:
-    """Return the damaged logs by member, from below a path; without those of records that cannot be read.
+    """Return the damaged logs by member, from below a path, without unreadable records.
 
     Raises CoordinationLost.
     """
@@ -365,7 +366,8 @@ def read_damages(store: CoordinationStore, path: str) -> dict[str, DamageRecord]
         try:
             damages[name] = DamageRecord.of(name, store.get(path + path_of(name)))
         except SchemaInvalid as problem:
-            # A member of a later version may have written it. All other work is placed.
+            # A member of a later version may have written it. Unreadable records must not prevent the
+            # placement of other work.
             _log.error("damaged logs cannot be read", member=name, why=str(problem), hint=problem.hint)
     return damages
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a fleet as its coordination store has it: members, and who captures which instance."""
+"""The state of a fleet according to its coordination store: members, and who captures which instance."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     members = {name: member_of(store, name) for name in names_below(store, DAEMONS.members)}
     running = {name: member for name, member in members.items() if member is not None}
     names = {instance for member in running.values() for instance in member.instances}
-    # One that was captured before may be in the file of a member that does not run.
+    # A captured instance may be defined only in the file of a member that is not running.
     removed = {name for name, wanted in read_wanted(store).items() if wanted.text is None}
     names |= set(names_below(store, INSTANCES)) - removed
     damages = read_damages(store, DAEMONS.damaged)
@@ -88,14 +88,14 @@ def worker_statuses(store: CoordinationStore, drained: Collection[str]) -> list[
 
 
 def _works_of(placement: PlacementRecord) -> int:
-    """Return how many logs a member captures or copies."""
+    """Return the number of logs that a member captures or copies."""
     return len(placement.instances) + len(placement.copies)
 
 
 def _copy_status(
     store: CoordinationStore, instance: str, name: str, running: Mapping[str, MemberRecord]
 ) -> dict[str, Any]:
-    """Return a member's copy of an instance's log, and how far it was when the member last recorded it."""
+    """Return a member's copy of an instance's log, and its progress at the member's last record."""
     record = CopyRecord.of(instance, store.get(copy_path(instance, name))) or CopyRecord()
     member = running.get(name)
     return {
@@ -109,7 +109,7 @@ def _copy_status(
 
 
 def _worker_status(store: CoordinationStore, name: str, drained: Collection[str]) -> dict[str, Any]:
-    """Return a worker, which runs jobs: `penstock jobs list` shows them."""
+    """Return a worker. Its jobs are listed by `penstock jobs list`."""
     record = store.get(JOB_WORKERS.members + path_of(name))
     member = None if record is None else MemberRecord.of(name, record)
     placed = PlacementRecord.of(store.get(JOB_WORKERS.placements + path_of(name)))
@@ -159,7 +159,7 @@ def _instance_status(
         "address": None if member is None else member.address,
         "token": None if holder is None else holder.token,
         "since_us": None if holder is None else holder.since_us,
-        # What the last capturer recorded, which may have died since.
+        # The last record of the capturer, which may have died since.
         "state": (record.state or None) if record is not None and holder is not None else None,
         "why": record.why if record is not None and holder is not None else None,
         "position": None if handover is None else str(handover.reached),

@@ -38,9 +38,9 @@ from penstock.model import Position
 from penstock.retry import Backoff, Retry
 
 _BACKOFF = Backoff(longest=1.0)
-# Errors of a log that a copy of the log does not have.
+# Errors that affect a log but not a copy of it.
 _DAMAGES = (LogDamaged.__name__, LogTorn.__name__)
-# An end that takes longer than this is logged each time.
+# An end that takes longer than this is logged.
 _JOIN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -70,7 +70,7 @@ class FencedRecord:
         return self._record
 
     def write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
-        """Replace the record, or only `base`: nothing is written if another thread has replaced that.
+        """Replace the record. With `base`, write nothing if another thread has replaced that record.
 
         Raises LeaseLost if a later holder has written, CoordinationLost.
         """
@@ -98,7 +98,7 @@ class FencedRecord:
 
 
 class TenuredCapture(Protocol):
-    """The capture of one instance, in this process or in one of its own."""
+    """The capture of one instance, in this process or in a separate process."""
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ class CaptureTenure(CaptureLease):
         before = self._fenced.before
         # The newest holds are in the folder of the member that captured last.
         self._is_own_folder = before is not None and before.member == lease.holder
-        # Taken over by the first log that is opened.
+        # The first log that is opened takes these over.
         self._holds_before = None if before is None else before.holds
         self._damage: str | None = None
         self._left = threading.Event()
@@ -209,15 +209,15 @@ class CaptureTenure(CaptureLease):
         self._write(replace(self._fenced.record, handover=beginning))
 
     def log_opened(self, log: Log) -> None:
-        """Give a log the holds of the last host; see `CaptureLease`."""
+        """Set the holds of the last host in a log; see `CaptureLease`."""
         if not isinstance(log, MemoryLog):
             self.adopt_holds(log.disk, log.layout, has_epoch=log.epoch is not None)
 
     def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
-        """Give a log on disk the holds of the last host, once; `has_epoch` unless the log is new.
+        """Set the holds of the last host in a log on disk, once; `has_epoch` is false for a new log.
 
-        A reader that is not connected now would otherwise lose its hold with the last host. What the folder
-        has from an earlier time here is out of date: those readers have gone on elsewhere.
+        Otherwise, a reader that is not connected now would lose its hold together with the last host. Holds
+        from an earlier time in this folder are outdated, because their readers have continued elsewhere.
         """
         recorded, self._holds_before = self._holds_before, None
         if recorded is None or (self._is_own_folder and has_epoch):
@@ -242,7 +242,7 @@ class CaptureTenure(CaptureLease):
     # --- Recording --------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Record how far the capture is and where another host would begin, if that has changed.
+        """Record the progress of the capture and where another host would begin, if that has changed.
 
         Raises LeaseLost, CoordinationLost, and the errors of the log.
         """
@@ -251,7 +251,7 @@ class CaptureTenure(CaptureLease):
             self._record_change(record, self._progress_of(self._capture, record))
 
     def _progress_of(self, capture: TenuredCapture, record: CaptureRecord) -> CaptureRecord:
-        """Return a record with how far the capture is. Does not wait for the store."""
+        """Return a record with the progress of the capture. Does not wait for the store."""
         status = capture.status()
         changed = replace(record, state=status["state"], why=status["why"])
         failure = status["error"]
@@ -274,7 +274,7 @@ class CaptureTenure(CaptureLease):
 
     def _record_change(self, record: CaptureRecord, changed: CaptureRecord) -> None:
         if changed != record and self._lease.held:
-            # An epoch may have been agreed on meanwhile.
+            # An epoch may have been agreed on since.
             self._write(replace(changed, updated_us=time.time_ns() // 1000), base=record)
 
     def _write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
@@ -291,7 +291,7 @@ class CaptureTenure(CaptureLease):
         assert not self._leaving
         self._leaving = True
         _log.info("a capture is given up", instance=self.name, token=self.token, why=why)
-        # Readers that wait for changes learn that there will be none here.
+        # Readers that wait for changes must learn that none will arrive here.
         self._arrived(self.name)
         threading.Thread(target=self._end, args=(left,), name=f"leave-{self.name}", daemon=True).start()
 
@@ -345,10 +345,11 @@ def _holds_of(log: ServedLog) -> tuple[Hold, ...]:
 
 
 def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
-    """Return whether a log continues what was recorded, so that a host without it could begin where it is.
+    """Return whether a log continues what was recorded, so that a host without it could begin at its
+    position.
 
-    The log of a member that captured before ends earlier, and its epoch may be older than the agreed one,
-    until the server has accepted its end and the log begins the agreed epoch or a later one.
+    The log of a member that captured before ends earlier. Its epoch may be older than the agreed one, until
+    the server has accepted its end and the log begins the agreed epoch or a later one.
     """
     if agreed is None or epoch.epoch > agreed.position.epoch:
         return True
@@ -360,16 +361,18 @@ def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is
 def _handover_of(
     log: ServedLog, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None
 ) -> Handover:
-    """Return where a host without this log would begin: where the last known reader is, else at its end."""
+    """Return where a host without this log would begin: at the last known reader, otherwise at the end of the
+    log.
+    """
     visible, earliest = log.visible, log.earliest()
     reached = visible if visible is not None and visible.epoch == epoch.epoch else epoch.position
     needed = [hold.position for hold in holds]
     if isinstance(log, MemoryLog) and earliest is not None:
-        # It keeps only what its readers have not consumed.
+        # The log keeps only what its readers have not consumed.
         needed.append(earliest)
     position = max(min([reached, *needed]), epoch.position)
     if earliest is not None and earliest.epoch == epoch.epoch:
-        # What has left the log is not to be read again.
+        # Data that has left the log must not be read again.
         position = max(position, min(earliest, reached))
     if position not in (reached, epoch.position):
         position = replace(position, offset=log.boundary_before(position))
@@ -404,5 +407,5 @@ def _fingerprint(log: ServedLog, position: Position) -> str:
     try:
         return file_fingerprint(log.head_bytes(position.epoch, position.file))
     except SourceMissing:
-        # The log has none of the file yet.
+        # The log has no data of the file yet.
         return ""

@@ -12,7 +12,7 @@ from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
 from penstock.errors import SchemaInvalid, SourceMissing
 from penstock.fleet.records import FLEET, INSTANCES, encode_record, member_of, names_below, reading_fields
 
-# The path below which the wanted instances are.
+# The path below which the wanted instances are stored.
 WANTED = f"{FLEET}/wanted"
 
 _log = structlog.get_logger(__name__)
@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 class WantedInstance:
     """An instance as users want it: the text of its section of a settings file, None if it was removed.
 
-    `${NAME}` in the text is one of `values`, or else read by each daemon. `version` counts the changes.
+    `${NAME}` in the text is one of `values`, otherwise read by each daemon. `version` counts the changes.
     """
 
     name: str
@@ -77,9 +77,9 @@ def known_instances(store: CoordinationStore) -> set[str]:
 
 
 def want_instance(store: CoordinationStore, wanted: WantedInstance) -> tuple[WantedInstance, bool]:
-    """Store an instance, and return it with whether it has changed.
+    """Store an instance; return it, and whether it has changed.
 
-    Raises VersionConflict if somebody else changes it at the same time, SchemaInvalid, CoordinationLost.
+    Raises VersionConflict if another client changes it at the same time, SchemaInvalid, CoordinationLost.
     """
     path = WANTED + path_of(wanted.name)
     record = store.get(path, latest=True)
@@ -93,7 +93,9 @@ def want_instance(store: CoordinationStore, wanted: WantedInstance) -> tuple[Wan
 
 
 def next_version(before: WantedInstance | None, wanted: WantedInstance) -> WantedInstance:
-    """Return an instance with the version that it gets if it is stored, or `before` itself if it is equal."""
+    """Return an instance with the version that it would get when stored, or `before` itself if it is
+    equal.
+    """
     if before is None:
         return replace(wanted, version=1)
     is_equal = (before.text, before.values) == (wanted.text, wanted.values)
@@ -101,7 +103,7 @@ def next_version(before: WantedInstance | None, wanted: WantedInstance) -> Wante
 
 
 def forget_instance(store: CoordinationStore, name: str) -> None:
-    """Let the settings files decide about an instance again. Raises SourceMissing, CoordinationLost."""
+    """Apply the settings files to an instance again. Raises SourceMissing, CoordinationLost."""
     store.delete(WANTED + path_of(name), refuse_forgetting(store, name).version)
 
 

@@ -64,7 +64,7 @@ class LocalDriver:
 
     @classmethod
     def of_share(cls, shares: int) -> Self:
-        """Return a driver with one of several equal shares of this host's cores and of the memory."""
+        """Return a driver that uses one of several equal shares of this host's cores and memory."""
         return cls(max(1, _available_cores() // shares), BUFFERED_BYTES_MAX // shares)
 
     def beside(self, runs: int, ranges: SharedRanges) -> "LocalDriver":
@@ -103,7 +103,9 @@ class LocalDriver:
 
 
 class _Job:
-    """One plan's tasks. After an error, an interrupt or a cancellation all tasks end at their next row."""
+    """The tasks of one plan. After an error, an interrupt or a cancellation, all tasks end at their next
+    row.
+    """
 
     def __init__(
         self,
@@ -121,23 +123,23 @@ class _Job:
         self._cancelled = cancelled
         self._shuffle = Shuffle(buffered_bytes_max)
         self._sessions = SessionPool()
-        self._words: list[pyarrow.RecordBatch] = []
+        self._messages: list[pyarrow.RecordBatch] = []
         self._error: BaseException | None = None
 
     def run(self) -> list[pyarrow.RecordBatch]:
-        """Run both stages; return the words."""
+        """Run both stages; return the messages."""
         works = range(len(self._plan.record.works))
         if len(works) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
             # A thread costs more than a small batch.
             self._run_threads(self._decode_and_write, works)
-            return self._words
+            return self._messages
         self._run_threads(self._decode, works)
         parts = self._shuffle.parts()
         if self._plan.in_driver:
             rows = chain.from_iterable(map(self._shuffle.rows_of, parts))
             return list(write_parts(self._plan, self._until_ended(rows), self._resources))
         self._run_threads(self._write, parts)
-        return self._words
+        return self._messages
 
     def close(self) -> None:
         """Release the memory, delete the spilled rows, and end the sessions."""
@@ -149,7 +151,7 @@ class _Job:
             decode_works(self._plan, [work], self._parts, self._resources, self._sessions)
         )
         if self._plan.in_one_stage and not self._plan.in_driver:
-            self._words.extend(rows)
+            self._messages.extend(rows)
             return
         output = self._shuffle.output_of(work)
         for row in rows:
@@ -162,7 +164,7 @@ class _Job:
 
     def _write(self, part: int) -> None:
         rows = self._until_ended(self._shuffle.rows_of(part))
-        self._words.extend(write_parts(self._plan, rows, self._resources))
+        self._messages.extend(write_parts(self._plan, rows, self._resources))
 
     def _until_ended(self, rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for row in rows:
@@ -200,7 +202,7 @@ class _Job:
             for thread in threads:
                 thread.start()
             self._join(threads)
-        # After an interrupt of this thread.
+        # This happens after an interrupt of this thread.
         self._join(threads)
         if self._error is not None:
             raise self._error

@@ -12,9 +12,9 @@ from penstock.engine.task_resources import Closable, Resource, TaskResources
 
 
 class ReusedResources(TaskResources):
-    """Keeps what tasks give back for the next task with the same settings. Safe for threads.
+    """Keeps returned resources for later tasks with the same settings. Safe for threads.
 
-    A resource has one user at a time, so it keeps as many as were used at once.
+    A resource has one user at a time, so the number kept is the largest number in use at the same time.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a local pipeline with shards: the parent starts them, again and again if they fail.
+"""The processes of a local pipeline with shards. The parent starts them, and restarts those that fail.
 
     parent ─▶ one thread a shard ─▶ penstock run --local --shard 1-of-4 FILE ─▶ reports, a line of JSON each
 
 The kernel ends a child with its thread, so no shard outlives the parent. Each shard has a lease of its own,
-so two parents of one pipeline exclude each other. Before another number of shards starts, the shards so far
-run up to one position, where `penstock.pipeline.handover` gives their tables to others.
+so two parents of one pipeline exclude each other. When the number of shards changes, the previous shards
+first run up to a common position, where `penstock.pipeline.handover` gives their tables to the new shards.
 """
 
 import json
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 _RESTARTS = Backoff(first=1.0, longest=300.0)
 _STORE_BACKOFF = Backoff(first=0.5)
 _POLL_SECONDS = 0.2
-# The errors behind the exit codes of the command line; any other kind of PenstockError is a defect.
+# The errors that correspond to the exit codes of the command line. Any other PenstockError is a defect.
 _KINDS: Mapping[int, type[PenstockError]] = {1: PenstockError, 2: OperatorError, 3: StreamError}
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -54,11 +54,11 @@ class ShardCommand(Protocol):
 class ShardRuns:
     """The run of all shards of a pipeline, each in a process.
 
-    A shard that fails is started again, after a pause that doubles up to five minutes, while the others go
-    on. Once all shards have failed, `run` raises the worst of their errors. With `until_caught_up`, a shard
-    that ended with an error is not started again: `run` raises the worst error after the others have caught
-    up. `command` is the command line of a shard's process. `report` is called with the reports of all shards,
-    by one thread at a time; each names its `shard`.
+    A shard that fails is started again, after a pause that doubles up to five minutes, while the others
+    continue. Once all shards have failed, `run` raises the worst of their errors. With `until_caught_up`, a
+    shard that ended with an error is not started again: `run` raises the worst error after the others have
+    caught up. `command` is the command line of a shard's process. `report` is called with the reports of all
+    shards, by one thread at a time; each names its `shard`.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class ShardRuns:
                 )
 
     def _is_handed_over(self, state: PipelineState, before: Sequence[PipelineState]) -> bool:
-        """Hand the progress over if it has to be. Return False if the shards have to run to a barrier first.
+        """Hand over the progress if necessary. Return False if the shards first have to run to a barrier.
 
-        The lease of the whole pipeline keeps other parents out.
+        The lease of the whole pipeline excludes other parents.
         """
         state.hold()
         try:
@@ -178,7 +178,8 @@ class ShardRuns:
         def is_restarted(process: "_ShardProcess") -> bool:
             if process.failure is None:
                 if not until_caught_up:
-                    # It is paused, and so are all others, also those that would not see it before a resume.
+                    # The pipeline is paused. Other shards might not notice before it is resumed, so end them
+                    # all.
                     self._stop.set()
                 return False
             if until_caught_up:
@@ -217,15 +218,15 @@ class ShardRuns:
 
 
 class _ShardProcess:
-    """The process of one shard, started again when it fails. `run` belongs to a thread of its own."""
+    """The process of one shard, started again when it fails. A separate thread calls `run`."""
 
     def __init__(
         self, shard: Shard, command: Sequence[str], retries: Retry, stop: threading.Event, report: Report
     ) -> None:
         self.shard = shard
-        # Why it ended last, None while it works or after it has ended well.
+        # Why the last process ended, None while it runs or if it succeeded.
         self.failure: PenstockError | None = None
-        # Whether a signal ended it last.
+        # Whether a signal ended the last process.
         self.was_killed = False
         self._command = command
         self._retries = retries
@@ -236,7 +237,7 @@ class _ShardProcess:
         self._is_stopping = False
 
     def run(self, is_restarted: Callable[["_ShardProcess"], bool]) -> None:
-        """Run the process until it is stopped, or `is_restarted` returns False after an end."""
+        """Run the process until it is stopped, or until `is_restarted` returns False after it ended."""
         try:
             while True:
                 try:
@@ -254,14 +255,14 @@ class _ShardProcess:
         except PenstockError as problem:
             self.failure = problem
         except Exception as defect:
-            # The kernel ends the process with this thread, so the other shards must not run on without it.
-            # The end of the thread prints the traceback.
+            # The kernel ends the process together with this thread, so stop the other shards too. The end of
+            # the thread prints the traceback.
             self.failure = PenstockError(f"a defect ended the thread of shard {self.shard}: {defect!r}")
             self._stop.set()
             raise
 
     def stop(self) -> None:
-        """Ask the process to end, once: a second signal would end it at once."""
+        """Ask the process to end. Do it only once, because a second signal would kill it."""
         with self._lock:
             if not self._is_stopping and self._process is not None:
                 self._process.send_signal(signal.SIGTERM)
@@ -279,7 +280,7 @@ class _ShardProcess:
                     stdout=subprocess.PIPE,
                     encoding="utf-8",
                     errors="replace",
-                    # An interrupt at the terminal is for the parent, which stops its children.
+                    # An interrupt at the terminal should reach only the parent, which stops its children.
                     start_new_session=True,
                 )
             except OSError as problem:
@@ -287,7 +288,7 @@ class _ShardProcess:
             return self._process
 
     def _wait(self, process: "subprocess.Popen[str]") -> PenstockError | None:
-        """Pass the reports of the process on until it ends; return why it failed, None if it did not."""
+        """Pass on the reports of the process until it ends; return why it failed, None if it succeeded."""
         assert process.stdout is not None
         last: Mapping[str, Any] = {}
         for line in process.stdout:
@@ -314,7 +315,9 @@ class _ShardProcess:
 
 
 def _report_of(line: str) -> Mapping[str, Any] | None:
-    """Return the report in a line of a shard's output, None if it is other output, as of a step in Python."""
+    """Return the report in a line of a shard's output, None for other output, such as that of a Python
+    step.
+    """
     try:
         report = json.loads(line)
     except ValueError:

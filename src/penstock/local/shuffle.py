@@ -45,17 +45,17 @@ class Shuffle:
             return True
 
     def parts(self) -> list[int]:
-        """Return the parts with rows or words, ascending."""
+        """Return the parts with rows or messages, ascending."""
         return sorted({part for output in self._outputs for part in output.parts})
 
     def rows_of(self, part: int) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of a part: words first, then rows by work and sequence number.
+        """Yield the rows of a part: messages first, then rows by work and sequence number.
 
         Call it once per part, after every work has finished. It releases each row after yielding it.
         """
         outputs = sorted(self._outputs, key=lambda output: output.work)
         for output in outputs:
-            yield from output.words_of(part)
+            yield from output.messages_of(part)
         for output in outputs:
             yield from output.rows_of(part)
 
@@ -71,7 +71,7 @@ class WorkOutput:
     def __init__(self, shuffle: Shuffle, work: int) -> None:
         self.work = work
         self.parts: dict[int, list[pyarrow.RecordBatch | int]] = {}
-        self._words: dict[int, list[pyarrow.RecordBatch]] = {}
+        self._messages: dict[int, list[pyarrow.RecordBatch]] = {}
         self._shuffle = shuffle
         self._spill: _SpillFile | None = None
 
@@ -80,7 +80,7 @@ class WorkOutput:
         part, kind = batch.column("part")[0].as_py(), batch.column("kind")[0].as_py()
         rows = self.parts.setdefault(part, [])
         if batch.column("work")[0].as_py() < 0:
-            self._words.setdefault(part, []).append(batch)
+            self._messages.setdefault(part, []).append(batch)
         elif kind != ROWS or self._shuffle.reserve(batch.nbytes):
             rows.append(batch)
         else:
@@ -88,9 +88,9 @@ class WorkOutput:
                 self._spill = _SpillFile()
             rows.append(self._spill.write(batch))
 
-    def words_of(self, part: int) -> list[pyarrow.RecordBatch]:
-        """Return the words that come before all rows of a part."""
-        return self._words.get(part, [])
+    def messages_of(self, part: int) -> list[pyarrow.RecordBatch]:
+        """Return the messages that come before all rows of a part."""
+        return self._messages.get(part, [])
 
     def rows_of(self, part: int) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of a part in the order they were appended."""

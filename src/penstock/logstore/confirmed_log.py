@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log as readers see it who get only confirmed bytes: those that other copies of the log have too.
+"""A log as seen by readers that get only confirmed bytes: those that other copies of the log have too.
 
-It shares the writer's files and memory. `follow` sets its end; everything after that is as if it were not
-stored yet.
+It shares the writer's files and memory. `follow` sets its end; bytes after the end count as not stored yet.
 """
 
 from collections.abc import Callable
@@ -20,9 +19,10 @@ from penstock.settings.daemon import LogSettings
 
 
 class ConfirmedLog(LogReader):
-    """Reads `stored`, which this process writes, up to what was confirmed last. Thread-safe.
+    """Reads the confirmed part of `stored`, which this process writes. Thread-safe.
 
-    `confirmed_end` returns the end to follow, a boundary of transactions in `stored`, None for no byte.
+    `confirmed_end` returns the end to follow, a transaction boundary in `stored`, or None if nothing is
+    confirmed.
     """
 
     def __init__(self, stored: Log, confirmed_end: Callable[[], Position | None]) -> None:
@@ -45,18 +45,19 @@ class ConfirmedLog(LogReader):
 
     @property
     def durable(self) -> Position | None:
-        """The end of what survives a power failure here."""
+        """The end of the data that survives a power failure here."""
         return self.stored.durable
 
     @property
     def time_max_us(self) -> int:
-        """The latest commit time in the log, also of what is not confirmed yet."""
+        """The latest commit time in the log, including data that is not confirmed yet."""
         return self.stored.time_max_us
 
     def follow(self) -> None:
-        """Make visible what is confirmed by now, and see segments as they are now."""
+        """Make visible what has been confirmed, and update the list of segments."""
         with self._changed:
-            # First: of an earlier version, the index would lack a segment begun since that the end is in.
+            # Read this first: an earlier version of the index would lack a newer segment that contains the
+            # end.
             end = self._confirmed_end()
             self._epochs = self.stored.epochs
             self._index = _index_up_to(self.stored.segments, end)
@@ -75,7 +76,7 @@ class ConfirmedLog(LogReader):
 
 
 def _index_up_to(index: SegmentIndex, end: Position | None) -> SegmentIndex:
-    """Return the segments that begin before a position; the last one is as if it were open."""
+    """Return the segments that begin before a position. The last one counts as open."""
     if end is None:
         return SegmentIndex([])
     order_key = (end.epoch, end.file_number, end.offset)

@@ -95,7 +95,9 @@ class Held(Protocol):
 
     @property
     def in_place(self) -> bool:
-        """Whether its path still is the locked file, not a removed or replaced one."""
+        """Whether the lock's path still refers to the locked file, which may have been removed or
+        replaced.
+        """
         ...
 
     def close(self) -> None:
@@ -466,7 +468,7 @@ class LocalLock(_LocalFile):
 
     @property
     def in_place(self) -> bool:
-        """Whether its path still is the locked file."""
+        """Whether the lock's path still refers to the locked file."""
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file))
         except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a log whose writer continues without it."""
+"""Ends a log whose writer continues without it."""
 
 import time
 from pathlib import Path

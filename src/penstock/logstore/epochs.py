@@ -75,7 +75,7 @@ class EpochFile:
         """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
         records = [dataclasses.asdict(record) for record in self.epochs]
         for record in records:
-            # Earlier versions read every log without a loss.
+            # Earlier versions can read any log in which no loss was accepted.
             if not record["lost"]:
                 del record["lost"]
         disk.write_atomic(layout.epochs, seal_json({"epochs": records}))
@@ -129,7 +129,7 @@ class EpochFile:
 
 
 def stored_segments(disk: Disk, layout: Layout) -> list[StoredSegment]:
-    """Return all segments in a log's folder by commit version. Raises LogDamaged."""
+    """Return the records of all segments in a log's folder. Raises LogDamaged."""
     return layout.segments(disk, lambda: EpochFile.load(disk, layout).decode_version)
 
 

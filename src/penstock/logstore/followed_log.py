@@ -2,7 +2,7 @@
 """A log that another process of this host writes, as the process that serves it reads it.
 
 The writer reports each change, and `FollowedLog.apply` makes it visible here. Reading needs neither a lock
-nor the writer, so readers go on while the writer is down.
+nor the writer, so readers continue while the writer is down.
 """
 
 import threading
@@ -29,7 +29,7 @@ from penstock.settings.daemon import LogSettings
 
 @dataclass(frozen=True)
 class LogReport:
-    """What the writer of a log, or a process that follows it, has made visible.
+    """The state that the writer of a log, or a process that follows it, has made visible.
 
     `files` changes with its segments and epochs.
     """
@@ -43,17 +43,17 @@ class LogReport:
     @classmethod
     def of(cls, log: "ServedLog") -> "LogReport":
         """Return the report of a log."""
-        # A process that follows its files would see what is not confirmed yet. The settings refuse this.
+        # A process that follows the files would see unconfirmed data. The settings refuse this.
         assert not isinstance(log, ConfirmedLog), "a log that is served when durable has no other process"
         visible = log.visible
         gtid_set = NO_GTIDS if visible is None else log.gtid_set(visible)
         durable, time_max_us = log.durable, log.time_max_us
-        # Last: of an earlier version, the files would lack a segment begun since that `visible` is in.
+        # Read this last: an earlier version of the files would lack a newer segment that contains `visible`.
         return cls(log.files_version, visible, durable, gtid_set, time_max_us)
 
 
 class FollowedLog(LogReader):
-    """A log as last reported by its writer. Only one thread calls `apply`; all else is thread-safe.
+    """A log as last reported by its writer. Only one thread calls `apply`; everything else is thread-safe.
 
     `settler` resolves definitions in doubt where the log is written. The newest bytes are kept in memory, as
     the writer itself would keep them. Raises LogDamaged, DiskFailed.
@@ -70,7 +70,7 @@ class FollowedLog(LogReader):
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes)
         share_holds(self.layout)
-        # The writer's lock: a folder in the place of this one has another.
+        # The writer's lock file. If the folder is replaced, the new folder has another one.
         self._lock_there = self._stat_lock()
         # For processes that follow this one.
         self.files_version = next_files_version()
@@ -97,7 +97,7 @@ class FollowedLog(LogReader):
         """Make visible what the writer has reported. Raises LogDamaged, SourceMissing, DiskFailed."""
         with self._refreshing:
             if report.files != self._files:
-                # Another writer may have cut the end of the log.
+                # Another writer may have truncated the end of the log.
                 self._close_newest()
                 self.refresh()
                 self._files, self.files_version = report.files, next_files_version()
@@ -109,13 +109,13 @@ class FollowedLog(LogReader):
             self.durable, self.time_max_us = report.durable, report.time_max_us
 
     def forget_writer(self) -> None:
-        """Expect the reports of another writer, whose versions of the files mean nothing here."""
+        """Expect reports from another writer, whose file versions are not comparable to the last writer's."""
         with self._refreshing:
             self._files = None
 
     def refresh(self) -> Position | None:
         """Load newly written data and return the end of the whole transactions. Raises LogDamaged."""
-        # What the writer has reported is in the files, so the visible end never goes back.
+        # Everything that the writer has reported is in the files, so the visible end never moves backward.
         with self._refreshing:
             before, visible = self._visible, super().refresh()
             if visible is not None and visible != before and self.memory is not None:
@@ -123,13 +123,14 @@ class FollowedLog(LogReader):
             return visible
 
     def earliest_on_disk(self) -> Position | None:
-        """Return the start of the oldest segment, also if some have left since the last report.
+        """Return the start of the oldest segment, including removals since the last report.
 
-        Exact while the holds are unchanged, since segments leave under the same lock. Raises LogDamaged.
+        Exact while the holds are unchanged, because segments are removed under the same lock. Raises
+        LogDamaged.
         """
         with self._refreshing:
             stored = SegmentIndex.load(self.disk, self.layout.segments_index)
-            # To load everything would drop the bytes in memory.
+            # Loading everything would drop the bytes in memory.
             if not stored or not self._index or stored[0].version != self._index[0].version:
                 self.refresh()
             return self.earliest()
@@ -149,7 +150,7 @@ class FollowedLog(LogReader):
     # --- Inside -----------------------------------------------------------------------------
 
     def _keep(self, before: Position | None, visible: Position) -> None:
-        """Keep the newly visible bytes in memory, if they are few: most readers are at the end."""
+        """Keep the newly visible bytes in memory if there are few, because most readers are at the end."""
         memory = self.memory
         if memory is None:
             return
@@ -164,7 +165,7 @@ class FollowedLog(LogReader):
                     data, epoch=visible.epoch, file=visible.file, start=before.offset, end=visible.offset
                 )
                 return
-        # Readers find these bytes in the files.
+        # Readers read these bytes from the files.
         memory.clear()
 
     def _newest_reader(self, position: Position) -> SegmentReader:
@@ -186,5 +187,5 @@ class FollowedLog(LogReader):
         return self._open_current(record, self.refresh)
 
 
-# A log as the listeners read it, wherever it is written.
+# A log in the form that the listeners read, wherever it is written.
 ServedLog = Log | FollowedLog | ConfirmedLog

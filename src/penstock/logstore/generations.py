@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a log's table definitions as a copy of the log receives them: whole, and proved by a CRC32."""
+"""The files of a log's table definitions, in the form that a copy of the log receives: complete, and checked
+by a CRC32.
+"""
 
 import zlib
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from penstock.logstore.schemas import FOLDER, SUFFIX
 
 @dataclass(frozen=True)
 class Generation:
-    """One file of definitions: the commit version of its snapshot, and its content at one moment."""
+    """One file of definitions: the commit version of its snapshot, and its content at one time."""
 
     version: int
     bytes: int
@@ -20,7 +22,9 @@ class Generation:
 
 
 class GenerationFiles:
-    """The files of definitions in a log's folder. The process that writes them may change them meanwhile."""
+    """The files of definitions in a log's folder. The process that writes them may change them
+    concurrently.
+    """
 
     def __init__(self, disk: Disk, layout: Layout) -> None:
         self._disk = disk
@@ -36,7 +40,7 @@ class GenerationFiles:
             try:
                 content = self._disk.read(self._folder / name)
             except SourceMissing:
-                # Its positions have just left the log.
+                # The segments with its positions have just been removed.
                 continue
             generations.append(Generation(int(version), len(content), zlib.crc32(content)))
         return sorted(generations, key=lambda generation: generation.version)
@@ -46,7 +50,9 @@ class GenerationFiles:
         return self._disk.read(self._folder / self._name(version))
 
     def store(self, generation: Generation, content: bytes) -> None:
-        """Replace a file durably. Raises ServerBusy if the content is another one, LogFull, DiskFailed."""
+        """Replace a file durably. Raises ServerBusy if the content does not match its checksum, LogFull,
+        DiskFailed.
+        """
         if (len(content), zlib.crc32(content)) != (generation.bytes, generation.crc32):
             raise ServerBusy("table definitions changed while they were copied", hint="Ask again")
         self._disk.make_folder(self._folder)

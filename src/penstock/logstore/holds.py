@@ -84,7 +84,7 @@ class LocatingLog(Protocol):
         """Return the start of the oldest segment, None in an empty log."""
 
     def earliest_on_disk(self) -> Position | None:
-        """Return `earliest()` after whatever has left until now."""
+        """Return `earliest()` after all removals so far."""
 
     def locate_position(self, position: Position) -> object:
         """Raise PositionPurged or PositionInvalid for a position that the log does not have."""
@@ -111,15 +111,16 @@ class Holds:
     def put(self, hold: Hold, *, log: LocatingLog | None = None, admin: bool = False) -> None:
         """Set a hold durably, replacing any hold of the same name.
 
-        With `log`, raises what locating the position raises, and what the hold is to keep is still in the log
-        when this returns. Raises OptionInvalid for a bad name; AccessDenied for a hold of another account,
-        unless an `admin` sets it; QuotaReached if the account has too many holds.
+        With `log`, raises the errors of locating the position, and guarantees that the log still has the held
+        data when this returns. Raises OptionInvalid for a bad name; AccessDenied for a hold of another
+        account, unless an `admin` sets it; QuotaReached if the account has too many holds.
         """
         path = self._path(hold.name)
         while True:
             begin = None if log is None else log.earliest()
             if log is not None:
-                # Outside of the lock: a store that does not answer must not keep segments from leaving.
+                # Do this without the lock: a store that does not answer must not block the removal of
+                # segments.
                 log.locate_position(hold.position)
             with self.unchanged():
                 if log is not None and log.earliest_on_disk() != begin:
@@ -135,7 +136,7 @@ class Holds:
                 return
 
     def _prove_may_put(self, hold: Hold, *, admin: bool) -> str:
-        """Return the account that owns a hold once it is set."""
+        """Return the account that will own a hold."""
         owner = self._owner(hold.name)
         if owner is None:
             prove_may_add((active.account for active in self._active_holds()), hold.account)
@@ -246,7 +247,7 @@ def share_holds(layout: Layout) -> None:
 
 
 def consumer_hold_name(consumer: str) -> str:
-    """Return the name of a named consumer's hold, which says whose it is."""
+    """Return the name of a named consumer's hold, which includes the owner."""
     return CONSUMER_PREFIX + reader_name(consumer)
 
 

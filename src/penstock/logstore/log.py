@@ -133,8 +133,8 @@ class Log(LogReader, Closing):
 
     @property
     def in_place(self) -> bool:
-        """Whether the log's folder is still the opened one; a closed log does not know."""
-        # A lock that another thread releases meanwhile is not in place, but then the log is closed.
+        """Whether the log's folder is still the opened one; unknown for a closed log."""
+        # A lock that another thread releases at the same time is not in place, but then the log is closed.
         return self._lock.in_place or self._closed.is_set()
 
     @property
@@ -217,7 +217,7 @@ class Log(LogReader, Closing):
         return self.adopt_epoch(EpochRecord(epoch, *source, file, offset, gtid_set, time_us, True, lost))
 
     def adopt_epoch(self, record: EpochRecord) -> EpochRecord:
-        """Record an epoch as it is in the log that this one copies; see `begin_epoch`."""
+        """Record an epoch as the log that this one copies has it; see `begin_epoch`."""
         with self._writing:
             self._check()
             latest = self._epochs.latest

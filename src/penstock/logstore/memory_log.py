@@ -160,7 +160,7 @@ class MemoryLog(Log):
         why, visible = super().full_because(), self._visible
         slowest = min(self.acknowledged().items(), key=lambda reader: reader[1], default=None)
         if why is None or visible is None or slowest is None or slowest[1] >= visible:
-            # Only the open segment is left. It grows, or it contains a transaction that is too large.
+            # Only the open segment is left. It keeps growing, or it contains a transaction that is too large.
             return None
         return f"memory is full, and {slowest[0]} has acknowledged up to {slowest[1]}"
 
@@ -208,7 +208,9 @@ class MemoryLog(Log):
         return self.disk.room
 
     def _consumed(self) -> Position | None:
-        """Return the position that all readers have acknowledged; without readers, the visible position."""
+        """Return the position up to which all readers have acknowledged; without readers, the visible
+        position.
+        """
         acknowledged = self.acknowledged().values()
         return min([*acknowledged, self._visible]) if self._visible is not None else None
 

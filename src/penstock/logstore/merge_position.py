@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a log of a TiDB cluster is in the cluster's time: `tidb-position.json`.
+"""How far a log of a TiDB cluster has advanced in the cluster's time:
 
-The last transaction of the log does not say it, because an idle cluster advances, too.
+`tidb-position.json`. The log's last transaction does not tell, because the time of an idle cluster advances
+too.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ POSITION_FILE = "tidb-position.json"
 
 @dataclass(frozen=True)
 class MergePosition:
-    """A commit timestamp up to which everything is durable in the log, which then reached `log_end`."""
+    """A commit timestamp up to which the log has everything durably, and the end of the log at that time."""
 
     commit_ts: int
     log_end: Position | None

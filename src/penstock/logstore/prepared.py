@@ -212,7 +212,9 @@ class PreparedSurvey:
         return prepared, Position(epoch, *decoder.position)
 
     def _hold(self, prepared: PreparedFile) -> None:
-        """Hold the oldest prepared transaction. One without an outcome for too long is given up."""
+        """Hold the oldest prepared transaction. A transaction that is without an outcome for too long is no
+        longer held.
+        """
         lasting_us = PREPARED_HOLD_SECONDS_MAX * _SECOND_US
         now = self._clock()
         held = [

@@ -399,7 +399,7 @@ class LogReader:
         with self._changed:
             current = self._index.get(record.version)
         if current is None or current.state != TIERED:
-            # Where the log begins now is not known here: the segment may be its first in this index.
+            # The current start of the log is unknown here: the segment may be the first in this index.
             raise PositionPurged(
                 "the segment was removed from the log",
                 position=str(Position(record.epoch, self._name_of_file(record), record.base)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a log: what it has on which storage, what holds it, and how much room is left."""
+"""The metrics of a log: its contents by storage, its holds, and the free space."""
 
 import heapq
 import time
@@ -42,7 +42,7 @@ def _read_segments(readings: Readings, log: Log, instance: str) -> None:
         numbers[tier] += 1
         if segment.state != OPEN:
             sizes[tier] += segment.stored_bytes
-    # L1 has no size of the open segment, while the status does.
+    # L1 does not know the size of the open segment, but the status does.
     sizes["local"] += status.bytes - sum(sizes.values())
     for tier in _TIERS:
         readings.add("penstock_log_bytes", sizes[tier], penstock_instance=instance, tier=tier)

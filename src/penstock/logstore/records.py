@@ -23,7 +23,7 @@ SEGMENTS_MAGIC = b"PSTKL1\x00\x01"
 BEGINS_AT_BOUNDARY = 1
 ENDS_AT_BOUNDARY = 2
 GTIDS_IN_SEQUENCE = 8
-# Without it, the record is of version 0.1, whose tables leave out XA transactions that commit in the block.
+# Without this flag, the record is of version 0.1, whose tables omit XA transactions that commit in the block.
 COVERS_XA_COMMITS = 32
 
 # States of a segment, and their names.

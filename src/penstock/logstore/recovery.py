@@ -85,7 +85,9 @@ class _KnownState:
         return noted if noted.position.offset >= head.base else None
 
     def may_lack(self, segment: StoredSegment) -> bool:
-        """Return whether no byte of a segment was ever durable, so that the file may be no valid segment."""
+        """Return whether no byte of a segment was ever durable, so that the file may not be a valid
+        segment.
+        """
         if self.accept_loss:
             return True
         if self.noted is None:

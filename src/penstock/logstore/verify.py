@@ -80,7 +80,7 @@ class Finding:
 
     @property
     def hint(self) -> str | None:
-        """What helps, None if it is healed."""
+        """The remedy, None if the inconsistency is healed."""
         return None if self.healed else _HINTS[self.kind]
 
     def to_json(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _SPLIT = "_-"
 # A prefix of tables: orders_*
 _WILDCARD = re.compile(r"[0-9A-Za-z_$]+\*")
 _ALL_DATABASES, _ALL_TABLES = "AllDataBases", "AllTables"
-# user:password@tcp(host:port)/database?parameters, as Go's MySQL driver writes it.
+# A selection of tables in one entry of the original, as pairs of patterns for databases and tables.
 _DSN = re.compile(
     r"(?:(?P<user>[^:@]*)(?::(?P<password>.*))?@)?(?:tcp)?\(?(?P<host>[^()/]+?)\)?(?:/(?P<rest>.*))?$"
 )
@@ -47,7 +47,9 @@ class _Selection:
     exclude: list[tuple[str, str]]
 
     def overlaps(self, other: "_Selection") -> bool:
-        """Say whether one pipeline would treat tables of one entry as the other says."""
+        """Return whether one pipeline could handle tables of one entry in the way that another entry
+        specifies.
+        """
         return any(
             _have_common_names(database, other_database) and _have_common_names(table, other_table)
             for selection, exclusion in ((self, other), (other, self))
@@ -58,7 +60,7 @@ class _Selection:
 
 @dataclass
 class _Pipeline:
-    """What one pipeline gathers from the tables of a data source that have the same target."""
+    """A pipeline for the tables of a data source that have the same target."""
 
     selections: list["_Selection"] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -141,7 +143,7 @@ def _add_source(
 
 
 def _file_name(name: str) -> str:
-    """Return a name with `_` for what the names of pipelines and sources cannot have."""
+    """Return a name with `_` for characters that names of pipelines and sources cannot have."""
     return re.sub(r"[^0-9A-Za-z_.-]", "_", name)
 
 
@@ -198,7 +200,7 @@ def _add_table(
 
 
 def _synchronisations(table: Mapping[str, Any], location: str) -> list[Mapping[str, Any]]:
-    """Return the synchronisations of a table. Raises OptionInvalid if a position is not one."""
+    """Return the synchronisations of a table. Raises OptionInvalid for an invalid position."""
     synchronisations = table.get("ToServerList") or []
     try:
         for sync in synchronisations:
@@ -215,7 +217,7 @@ def _synchronisations(table: Mapping[str, Any], location: str) -> list[Mapping[s
 def _tables(
     database: str, name: str, properties: OriginalProperties
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the tables and exclusions of a table of the original, which may stand for several."""
+    """Return the tables and exclusions of a table of the original, which may stand for several tables."""
     schema = "*" if database in (_ALL_DATABASES, "*") else literal(database)
     only = [table.strip() for table in properties.get("DoTable").split(",") if table.strip()]
     ignored = [table.strip() for table in properties.get("IgnoreTable").split(",") if table.strip()]
@@ -233,7 +235,7 @@ def _patterns(names: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
 
 
 def _have_common_names(first: str, second: str) -> bool:
-    """Say whether a name can match both patterns, which are literal or have one `*`, at the end."""
+    """Return whether a name can match both patterns, which are literal or end with the only `*`."""
     if first.endswith("*") and second.endswith("*"):
         return first.startswith(second[:-1]) or second.startswith(first[:-1])
     for pattern, name in ((first, second), (second, first)):
@@ -248,10 +250,10 @@ def _have_common_names(first: str, second: str) -> bool:
 def _start(
     source: Mapping[str, Any], properties: OriginalProperties, synchronisations: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return where a target goes on.
+    """Return where a target continues.
 
-    A synchronisation with everything in its target does not hold the others back. If one has changes in its
-    queue, the oldest of their positions counts, and otherwise the position of the data source.
+    A synchronisation whose target has everything does not hold the others back. If one has changes in its
+    queue, the oldest of their positions counts, otherwise the position of the data source.
     """
     names = ("BinlogDumpFileName", "BinlogDumpPosition", "IsGtid", "Gtid")
     properties.carried(*names, remark="source.start")
@@ -261,7 +263,7 @@ def _start(
         if _order(queued) > _order(success) and any(_order(success)):
             pending.append(success)
         elif _order(queued) > _order(success):
-            # Nothing of it is in the target, and its first change has no position of its own.
+            # None of its changes are in the target, and its first change has no position of its own.
             return "earliest"
     prefix = str(source.get("BinlogDumpFileName") or "").rpartition(".")[0]
     if pending:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bifrost's targets as sinks: the address and account of the connection, and what the parameters choose."""
+"""Bifrost's targets as sinks: the address and account of the connection, and what the parameters select."""
 
 import json
 import re
@@ -182,14 +182,14 @@ def _matched(expression: re.Pattern[str], uri: str, name: str) -> re.Match[str]:
 
 
 def _same(parameters: Sequence[OriginalProperties], name: str, *options: str) -> None:
-    """Refuse tables of one target with different parameters, which one sink cannot have."""
+    """Refuse tables of one target with different parameters, because one sink cannot have both."""
     for option in options:
         if len({properties.get(f"PluginParam.{option}") for properties in parameters}) > 1:
             raise _different_values(name, option)
 
 
 def _chosen_by_all(parameters: Sequence[OriginalProperties], name: str, option: str, value: str) -> bool:
-    """Say whether all tables of a target have a value. Raises OptionInvalid if only some have it."""
+    """Return whether all tables of a target have a value. Raises OptionInvalid if only some have it."""
     choices = {properties.get(f"PluginParam.{option}") == value for properties in parameters}
     if len(choices) > 1:
         raise _different_values(name, option)

@@ -30,7 +30,7 @@ _INSTANCE_FILE = "instance.properties"
 _PRODUCER_CLIENT = 1001
 _OF_INSTANCES = ("canal.instance.", "canal.mq.")
 _KINDS = ("insert", "update", "delete")
-# Where the first event of a binlog file is.
+# The offset of the first event in a binlog file.
 _FILE_START = 4
 
 
@@ -158,7 +158,8 @@ class _Destination:
     def start(self, cursor: CanalCursor | None, *, whole_file: bool) -> str:
         """Return where the changes start: at a cursor, or where Canal would start without one.
 
-        With `whole_file` a position becomes the start of its file, so that a log has whole transactions.
+        With `whole_file`, a position becomes the start of its file, so that a log contains whole
+        transactions.
         """
         names = ("journal.name", "position", "timestamp", "gtid")
         of_master = [f"canal.instance.master.{name}" for name in names]
@@ -356,7 +357,7 @@ def _add_routes(
 
 
 def _steps(destination: _Destination) -> list[dict[str, Any]]:
-    """Return the steps that leave out kinds of changes and columns."""
+    """Return the steps that drop kinds of changes and columns."""
     dropped = [kind for kind in _KINDS if destination.flag(f"canal.instance.filter.dml.{kind}")]
     destination.carried(*(f"canal.instance.filter.dml.{kind}" for kind in _KINDS), remark="step `only`")
     steps: list[dict[str, Any]] = []

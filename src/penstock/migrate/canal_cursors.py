@@ -56,7 +56,7 @@ class CanalCursor:
 
     @property
     def order(self) -> tuple[int, int]:
-        """What orders cursors of one server: the number of the file, and the offset in it."""
+        """The sort key of cursors of one server: the number of the file, and the offset in it."""
         number = re.search(r"\.(\d+)$", self.file)
         return int(number[1]) if number is not None else 0, self.offset
 

@@ -18,7 +18,7 @@ _PRIMARY_KEY = "$pk$"
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a rule sets, and the tables that it is about: an expression, None for all."""
+    """A rule's settings, and the tables that it applies to: an expression, None for all tables."""
 
     expression: str | None
     settings: dict[str, Any]
@@ -28,7 +28,8 @@ class _Rule:
 class Route:
     """The tables of one pair of rules, and the settings of their sink.
 
-    `tables` is an expression, None for all tables; tables that `earlier` expressions match have other routes.
+    `tables` is an expression, None for all tables; tables that `earlier` expressions match belong to other
+    routes.
     """
 
     tables: str | None
@@ -37,7 +38,7 @@ class Route:
 
 
 def routes_of(topic: str, dynamic_topic: str, partition_hash: str) -> list[Route]:
-    """Return the routes of an instance. Together they have each table once, if there is a default topic."""
+    """Return the routes of an instance. Together they cover each table once, if there is a default topic."""
     topics = _topic_rules(topic, dynamic_topic)
     hashes = _hash_rules(partition_hash)
     routes = []
@@ -62,10 +63,10 @@ def _topic_rules(topic: str, text: str) -> list[_Rule]:
         whole, of_table = _expression(expression)
         name = "{database}_{table}" if of_table else "{database}"
         rules.append(_Rule(whole, {"topic": _without_dots(fixed) if colon else name}))
-    # Canal replaces the dots of every topic, but only where it has rules.
+    # Canal replaces the dots of every topic, but only if it has rules.
     if not rules:
         return [_Rule(None, {"topic": _literal(topic)})]
-    # Without a default topic, Canal drops what no rule matches.
+    # Without a default topic, Canal drops tables that no rule matches.
     return rules + ([_Rule(None, {"topic": _without_dots(topic)})] if topic else [])
 
 
@@ -91,7 +92,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expression(text: str) -> tuple[str, bool]:
-    """Return an expression over `database.table`, and whether the original is about tables."""
+    """Return an expression over `database.table`, and whether the original rule names a table."""
     text = text.strip()
     if _META.search(text):
         return (text, True) if "\\." in text else (f"(?:{text})\\..*", False)

@@ -169,7 +169,7 @@ def _tables(properties: OriginalProperties) -> tuple[list[str], list[str]]:
 
 
 def _pattern(expression: str, name: str) -> list[str]:
-    # A single expression, even if it has commas inside brackets that a list would be split at.
+    # A single expression, even if its brackets contain commas at which a list would be split.
     return patterns_of(f"(?:{expression})", name)
 
 
@@ -191,7 +191,7 @@ def _offset(path: Path, prefix: str) -> Mapping[str, Any]:
 
 
 def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> tuple[str, str | None]:
-    """Return the load's mode, and where the changes start; None: where the load begins."""
+    """Return the load's mode, and where the changes start; None means where the load begins."""
     mode = properties.get("snapshot.mode", "initial").lower()
     if mode not in (*_WITHOUT_LOAD, *_WITH_LOAD):
         properties.not_carried("snapshot.mode", remark=f"there is no load of the kind {mode}")
@@ -206,7 +206,7 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
     if offset is None:
         return ("none", "latest") if mode in _WITHOUT_LOAD else ("full", None)
     if offset.get("snapshot"):
-        # The snapshot did not end, so that its rows are not all in the topics.
+        # The snapshot did not end, so not all of its rows are in the topics.
         return "full", None
     # Debezium writes this key only while an incremental snapshot is in progress (debezium-design-documents).
     if offset.get("incremental_snapshot_collections"):

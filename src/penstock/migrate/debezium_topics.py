@@ -52,7 +52,7 @@ def topics_of(properties: OriginalProperties, prefix: str, *, flat: bool) -> dic
 
 
 def leave_out_topics(properties: OriginalProperties) -> None:
-    """Account for these topics beside an outbox, whose sink writes its events alone."""
+    """Account for these topics if there is an outbox, whose sink writes only its events."""
     remark = "a sink with an outbox writes its events alone"
     for name in (_STATEMENTS, _TRANSACTIONS):
         properties.not_carried(name, remark=remark, attention=properties.flag(name))
@@ -61,6 +61,6 @@ def leave_out_topics(properties: OriginalProperties) -> None:
 
 
 def _heartbeat_milliseconds(properties: OriginalProperties) -> int:
-    """Return the interval of heartbeats, 0 without them."""
+    """Return the interval of heartbeats, 0 if there are none."""
     text = properties.get(_HEARTBEATS)
     return int(text) if text.isdecimal() else 0

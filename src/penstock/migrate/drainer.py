@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Drainer's configuration as a daemon that takes its place among the Pumps, and a pipeline into its target.
+"""A Drainer's configuration as a daemon that replaces it in the cluster, and a pipeline into its target.
 
 The daemon's log starts after the commit timestamp of the Drainer's checkpoint, and the pipeline reads the log
 from its start. The checkpoint is the file `savepoint`, or a row of the target with the same values as JSON.
@@ -76,7 +76,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the properties of a document, with the names of their sections in front."""
+    """Return the properties of a document, prefixed with the names of their sections."""
     properties: dict[str, str] = {}
     for name, value in document.items():
         if isinstance(value, dict):
@@ -108,7 +108,9 @@ def _cluster(properties: OriginalProperties) -> str:
 
 
 def _drainer(properties: OriginalProperties, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the instance takes the Drainer's place: its address, its name and its certificates."""
+    """Return the settings with which the instance replaces the Drainer: its address, its name and its
+    certificates.
+    """
     listen = _address(properties.get("addr", f"127.0.0.1:{_DRAINER_PORT}"))
     drainer: dict[str, Any] = {"listen": listen}
     if advertised := properties.get("advertise-addr"):
@@ -125,7 +127,7 @@ def _drainer(properties: OriginalProperties, document: Mapping[str, Any]) -> dic
         settings["tls"] = security | ({"allowed_names": names} if names else {})
         properties.carried(*(f"security.{name}" for name in document["security"]))
     elif not is_loopback(split_host_port(listen)[0]):
-        # The Drainer's port was open to the network, and Pumps have to reach it.
+        # The Drainer's port was open to the network, because Pumps have to reach it.
         settings["insecure"] = True
         properties.remind("The drainer listens without TLS, as before: keep its port in a private network.")
     return settings
@@ -167,7 +169,9 @@ def _database_pattern(database: str, name: str) -> str:
 
 
 def _name(text: str, name: str) -> str:
-    """Return the expression of a name: a regex after `~` matches anywhere in it, other text the whole."""
+    """Return the expression of a name. A regex after `~` may match anywhere in the name, other text matches
+    the whole name.
+    """
     return name_expression(text.removeprefix("~"), name, is_anchored=not text.startswith("~"))
 
 
@@ -180,7 +184,7 @@ def _steps(properties: OriginalProperties, document: Mapping[str, Any]) -> list[
     return [{"filter": {"where": f"_commit_version NOT IN ({versions})"}}]
 
 
-# --- The target -----------------------------------------------------------------------------
+# Return the setting of a Drainer sink that leaves out statements, if statements are not synced.
 
 
 def _sink(migration: Migration, properties: OriginalProperties, pipeline: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +286,7 @@ def _loops(properties: OriginalProperties, pipeline: dict[str, Any], settings: d
 def _checkpoint(
     migration: Migration, properties: OriginalProperties, savepoint: Path | None, from_server: bool
 ) -> OriginalProperties | None:
-    """Return the Drainer's checkpoint, None if it was not asked for."""
+    """Return the Drainer's checkpoint, None if it was not requested."""
     if savepoint is not None:
         values, location = _parse_checkpoint(read_text(savepoint), str(savepoint)), savepoint.name
     elif from_server:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of each property of a Drainer's configuration and checkpoint.
+"""The outcome of each property of a Drainer's configuration and checkpoint.
 
 The names are those of TiDB-Binlog's drainer.toml (docs.pingcap.com, "TiDB Binlog Configuration File"), with
 the names of their sections in front.

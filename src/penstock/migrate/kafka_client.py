@@ -46,7 +46,9 @@ PRODUCER_OPTIONS: dict[str, Rule] = {
 
 
 def options_below(prefix: str) -> dict[str, Rule]:
-    """Return the reference of a producer's options with a prefix; others of the prefix are not carried."""
+    """Return the reference of a producer's options with a prefix. Other options with the prefix are not
+    carried.
+    """
     rules = {f"{prefix}{name}": rule for name, rule in PRODUCER_OPTIONS.items()}
     return rules | {f"{prefix}*": missing("an option of Kafka's Java client that librdkafka may not have")}
 

@@ -142,7 +142,7 @@ def migrate_maxwell(
     the server.
     """
     values = parse_properties(read_text(path))
-    # Maxwell's names are lower case on the command line, and kafka.* are passed on as they are written.
+    # Maxwell's names are lower case on the command line, and kafka.* options are passed on unchanged.
     properties = OriginalProperties(migration.report, path.name, values, REFERENCE)
     source, address = _source(migration, properties)
     if start is None and from_server:
@@ -272,7 +272,7 @@ def _sink(migration: Migration, properties: OriginalProperties) -> dict[str, Any
 
 
 def _partitions(properties: OriginalProperties, settings: dict[str, Any]) -> None:
-    """Choose what determines the partition of a message, and so what keeps its order."""
+    """Choose what determines the partition of a message, and thereby the order of messages."""
     partition_by = properties.get("producer_partition_by", "database").lower()
     if partition_by == "primary_key":
         properties.changed(

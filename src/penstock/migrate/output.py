@@ -48,7 +48,9 @@ class Variable:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The checkpoint of a consumer, for the daemon's coordination store. `filter` is a Canal client's."""
+    """The checkpoint of a consumer, for the daemon's coordination store. `filter` is the filter of a Canal
+    client.
+    """
 
     instance: str
     name: str
@@ -148,7 +150,7 @@ class Migration:
                 path.write_text(secret.reveal(), encoding="utf-8")
 
     def _check(self, staging: Path) -> None:
-        """Read every file as the product reads it. Raises OptionInvalid."""
+        """Read every file in the way that the product reads it. Raises OptionInvalid."""
         environment: Mapping[str, str] = dict(os.environ)
         if self.secrets_in == "env":
             environment = {**environment, **{name: secret.reveal() for name, secret in self._secrets.items()}}

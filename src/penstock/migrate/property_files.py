@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
 
 
 def number_of(text: str) -> int | str:
-    """Return text as a number. Other text stays, so that the settings refuse it by name."""
+    """Return text as a number. Other text is returned unchanged, so that the settings refuse it by name."""
     return int(text) if text.isdecimal() else text
 
 

@@ -2,7 +2,7 @@
 """A Ptubes reader's configuration as a daemon for Ptubes clients.
 
 The folder has reader.conf and a file of properties for each reader task. It may also have sdk.conf and the
-files of SDK tasks. The clients keep their storage points in ZooKeeper and go on using them; the daemon's
+files of SDK tasks. The clients keep their storage points in ZooKeeper and continue to use them; the daemon's
 log has to begin before the oldest one. Helix keeps them below /SDK_TASK/PROPERTYSTORE, a node for each
 partition.
 """
@@ -100,7 +100,7 @@ def migrate_ptubes(folder: Path, migration: Migration, *, zookeeper: str | None 
     listen = {
         "http": "127.0.0.1:7070",
         "ptubes": f"0.0.0.0:{reader.get('ptubes.server.dataport', '28332')}",
-        # Ptubes ignores its property, and always listens here.
+        # Ptubes ignores this property, and always listens here.
         "ptubes_monitor": "0.0.0.0:23333",
         "insecure": ["ptubes", "ptubes_monitor"],
     }
@@ -182,7 +182,7 @@ def _shard_columns(text: str, name: str) -> dict[str, list[str]]:
 
 
 def _starts(folder: Path, migration: Migration, zookeeper: str | None) -> dict[str, str]:
-    """Return where the log of each reader task begins, by the storage points of the SDK tasks."""
+    """Return where the log of each reader task begins, according to the storage points of the SDK tasks."""
     sdk_tasks = list(_sdk_tasks(folder, migration))
     if zookeeper is None:
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of each property of the original: carried, changed or not carried, and why.
+"""The outcome of each property of the original: carried, changed or not carried, and why.
 
 An `OriginalProperties` is one file of the original beside the reference of its properties. A reader accounts
 for the properties that it uses. `account_for_the_rest` accounts for all others by the reference, so none is
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What the reference says about a property: its outcome, and where it went, or why it is not carried.
+    """The reference's rule for a property: its outcome, and the new setting, or why it is not carried.
 
     `harmless` are the values, in lower case, with which the missing property makes no difference; None means
     every value.
@@ -43,7 +43,7 @@ def carried(remark: str) -> Rule:
 
 
 def changed(remark: str) -> Rule:
-    """Return the rule of a property whose setting has another meaning; `remark` says which."""
+    """Return the rule of a property whose setting has a different meaning; `remark` describes it."""
     return Rule(Outcome.CHANGED, remark)
 
 
@@ -71,14 +71,14 @@ class Entry:
 
 @dataclass
 class Report:
-    """The entries of all files, in the order of the originals, and what is left to do."""
+    """The entries of all files, in the order of the originals, and the remaining tasks."""
 
     entries: list[Entry] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
 
     @property
     def attention(self) -> list[Entry]:
-        """The entries that somebody has to decide on."""
+        """The entries that need a decision."""
         return [entry for entry in self.entries if entry.attention]
 
     def count(self, outcome: Outcome) -> int:
@@ -87,7 +87,7 @@ class Report:
 
 
 class OriginalProperties:
-    """The properties of one file, and the reference of all that the original knows.
+    """The properties of one file, and the reference of all properties that the original knows.
 
     Names of the reference may contain `*`. `own_names` are those of this kind of file, by default all without
     a `*`; the report lists them even if they are not set.
@@ -151,11 +151,11 @@ class OriginalProperties:
         self._account(Outcome.NOT_CARRIED, tuple(names), remark, attention=False)
 
     def remind(self, step: str) -> None:
-        """Add what somebody has to know or do, and what no property of the file says."""
+        """Add a reminder that does not come from a property of the file."""
         self._report.steps.append(step)
 
     def account_for_the_rest(self) -> None:
-        """Account for every other property by the reference: those of the file, then those not set."""
+        """Account for every other property by the reference: those set in the file, then those not set."""
         for name in self._values:
             if name not in self._accounted:
                 self._report.entries.append(self._by_reference(name))
@@ -167,7 +167,7 @@ class OriginalProperties:
                 )
 
     def rule_of(self, name: str) -> Rule | None:
-        """Return what the reference says about a property, None if it does not know it."""
+        """Return the rule of the reference for a property, None if it is unknown."""
         exact = self._reference.get(name)
         return exact or next((rule for pattern, rule in self._patterns if pattern.fullmatch(name)), None)
 
@@ -194,7 +194,7 @@ class OriginalProperties:
         attention = rule.harmless is not None and value not in rule.harmless
         if rule.outcome is Outcome.NOT_CARRIED:
             return Entry(self.location, name, rule.outcome, rule.remark, attention=attention)
-        # The reader has not used it, whatever becomes of it elsewhere.
+        # The reader has not used it, whatever its outcome elsewhere.
         remark = (
             f"it has no effect beside the others; its setting is {rule.remark}" if value else "it is empty"
         )

@@ -8,7 +8,7 @@ from penstock.migrate.report import Entry, Report
 
 
 def report_text(original: str, report: Report) -> str:
-    """Return the whole report: what needs a decision, what is left to do, and every property by file."""
+    """Return the whole report: decisions to make, remaining tasks, and every property by file."""
     return "\n".join(_lines(original, report)) + "\n"
 
 

@@ -42,8 +42,9 @@ def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
 def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
     """Return the expression of a database or table name that a regex matches, by default anywhere in it.
 
-    With `is_anchored` the original puts `^` and `$` around the regex, without a group: each binds to one
-    alternative. Raises OptionInvalid if anchors cannot be carried; `name` is its property.
+    With `is_anchored`, the original puts `^` and `$` around the regex without a group, so that each anchor
+    applies to one alternative only. Raises OptionInvalid if anchors cannot be carried; `name` is its
+    property.
     """
     if "|" in regex and (is_anchored or re.search(r"[\^$](?![^\[]*\])", regex)):
         raise OptionInvalid(
@@ -53,7 +54,7 @@ def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
     begin, end = regex.startswith("^"), regex.endswith("$") and not regex.endswith("\\$")
     regex = regex[1:] if begin else regex
     regex = regex[:-1] if end else regex
-    # A dot stands for a letter of this name, and never for the dot between both names.
+    # A dot stands for a character of this name, and never for the dot between both names.
     inside = re.sub(
         r"\\.|\[(?:\\.|[^\]])*\]|\.", lambda token: "[^.]" if token[0] == "." else token[0], regex
     )

@@ -59,7 +59,7 @@ def _finding(settings: PipelineSettings, sink: Sink, source: PipelineSource, cas
 
 @dataclass
 class CascadeWatch:
-    """Knows, while a pipeline runs, which tables to read again when rows of a parent table change.
+    """Determines, while a pipeline runs, which tables to read again when rows of a parent table change.
 
     `parents` maps the key of a parent table to its columns that foreign keys refer to.
     """
@@ -110,7 +110,7 @@ class CascadeWatch:
 
 
 def may_cascade(rows: pyarrow.RecordBatch, columns: Collection[str]) -> bool:
-    """Return whether changes delete rows or change columns that foreign keys refer to."""
+    """Return whether changes delete rows or modify columns that foreign keys refer to."""
     kinds = rows.column("_change_type")
     if pc.any(pc.equal(kinds, "delete")).as_py():
         return True
@@ -121,7 +121,7 @@ def may_cascade(rows: pyarrow.RecordBatch, columns: Collection[str]) -> bool:
         return True
     names = {name.lower() for name in columns}
     if any(name.lower() in names for name in absent_columns(rows)):
-        # Their values before and after cannot be compared.
+        # Values before and after the change cannot be compared in these columns.
         return True
     return any(
         not before.column(name).equals(after.column(name))

@@ -108,7 +108,7 @@ def plain_type(text: str) -> str:
 
 
 def _logged_type(text: str) -> str:
-    """Return what the optional metadata of a Table_map event, minimal or full, tells about a type."""
+    """Return what the optional metadata of a Table_map event, minimal or full, reveals about a type."""
     plain = plain_type(text)
     word = re.split(r"[ (]", plain)[0]
     if _SPATIAL.fullmatch(word):

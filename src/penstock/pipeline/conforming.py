@@ -25,10 +25,10 @@ def check_key(prepared: Target, target: Target) -> None:
 
 
 def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bool:
-    """Return whether rows lack columns of the key that their table, as `current`, has by now.
+    """Return whether rows lack key columns that their table, as `current`, has by now.
 
-    The statement that added the key follows in the log. It makes the table be read again and compared, so
-    nothing is lost without these rows.
+    The statement that added the key follows in the log. It causes the table to be read again and compared, so
+    nothing is lost if these rows are skipped.
     """
     return (
         current is not None
@@ -77,7 +77,7 @@ def conform_changes(changes: Changes, prepared: Target, reread: frozenset[str] =
 def columns_reread(changes: Changes, prepared: Target, current: Target | None) -> frozenset[str]:
     """Return the columns of older rows whose type in the `current` target has changed since.
 
-    The statement that changed the type is further on in the log, and the table is read again for it. A column
+    The statement that changed the type follows in the log, and causes the table to be read again. A column
     whose type only seems different, because the log describes types in less detail than the server, keeps its
     values.
     """

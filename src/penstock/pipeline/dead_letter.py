@@ -172,7 +172,7 @@ def dead_letters(settings: PipelineSettings, *, replayed: bool = False) -> list[
 def rows_of_letter(settings: PipelineSettings, name: str, *, replayed: bool = False) -> Changes:
     """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed.
 
-    Only names of listed entries are known: no other file can be read with a path in place of a name.
+    Only names of listed entries are accepted, so that a path instead of a name cannot read another file.
     """
     folder = _folder_of(settings, replayed=replayed)
     folder.select([name])
@@ -219,7 +219,7 @@ def replay(settings: PipelineSettings, names: Sequence[str] = ()) -> Iterator[Re
 
 
 def overwrites(sink: Sink) -> bool:
-    """Return whether a write overwrites what is there, so that old rows must not be written late."""
+    """Return whether a write replaces existing rows. If so, old rows must not be written late."""
     in_order = sink.spread is not Spread.RANGES
     return sink.keeps_state or (sink.delivery is Delivery.IDEMPOTENT and in_order)
 
@@ -259,7 +259,7 @@ def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Cha
 def _replay_entry(
     settings: PipelineSettings, sink: Sink, steps: Sequence[Step], name: str, changes: Changes
 ) -> Replayed:
-    """Write the rows of an entry through the steps, as a batch of its own."""
+    """Write the rows of an entry through the steps, as a separate batch."""
     mark = BatchMark(settings.name, f"dead-letter/{name.removesuffix(_SUFFIX)}", 1)
     aside = DeadLetterPart(settings.dead_letter, mark_for_rejects(mark), 0)
     written = rejected = 0
@@ -298,7 +298,8 @@ def purgeable_letters(
     before_us: int | None = None,
     replayed: bool = False,
 ) -> list[DeadLetter]:
-    """Return the entries to purge, oldest first: with these names, or all, and written before a time.
+    """Return the entries to purge, oldest first: those with these names, or all, that were written before a
+    time.
 
     With `replayed` only replayed entries are returned, otherwise only entries that were not replayed. Raises
     SourceMissing for an unknown name, DiskFailed.
@@ -319,8 +320,8 @@ def purge(
     """Delete entries and their rows for good.
 
     Before the first entry is deleted, a record of who purged what is written to the folder `purged` inside
-    the dead letter. It has no value of a row, and no message, which may quote one. Raises SourceMissing if an
-    entry is not there any more, and DiskFailed.
+    the dead letter. The record has no row values, and no messages, which may contain some. Raises
+    SourceMissing if an entry no longer exists, and DiskFailed.
     """
     if not letters:
         return

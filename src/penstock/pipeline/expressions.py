@@ -225,7 +225,9 @@ class Expressions:
         )
 
     def _named(self, part: Part, schema: pyarrow.Schema) -> tuple[str, set[str]]:
-        """Return an expression in DuckDB's SQL, and the columns it reads as the rows name them."""
+        """Return an expression in DuckDB's SQL, and the columns that it reads, under the names in the
+        rows.
+        """
         from sqlglot import expressions
 
         part = part.copy()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handing recorded progress over: from `sink` to one of `sinks`, and from one number of shards to another.
 
-Shards have positions of their own. So before their number changes, all of them apply their changes up to one
-position, the barrier: the furthest that a shard has begun to apply. There the tables change their owners.
+Each shard has its own position. So before their number changes, all shards apply their changes up to one
+position, the barrier: the furthest position up to which a shard has begun to apply changes. There, the tables
+change their owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,8 @@ def refuse_adopting(state: PipelineState, sink: str) -> PipelineState:
 
 
 def barrier_of(states: Sequence[PipelineState]) -> Offsets | None:
-    """Return the furthest offset of each source that a shard has applied or begun to; None before a start.
+    """Return, by source, the furthest offset up to which a shard has applied changes or begun to; None before
+    the first start.
 
     Raises OptionInvalid if a shard still loads tables or has not begun.
     """
@@ -74,7 +76,7 @@ def barrier_of(states: Sequence[PipelineState]) -> Offsets | None:
 
 
 def is_at(state: PipelineState, checkpoint: Checkpoint, barrier: Offsets) -> bool:
-    """Return whether a shard has applied everything up to the barrier, and nothing else."""
+    """Return whether a shard has applied everything up to the barrier, and nothing after it."""
     return state.begun(checkpoint) is None and _places(checkpoint.offsets) == _places(barrier)
 
 
@@ -91,7 +93,8 @@ def hand_over(before: Sequence[PipelineState], after: Sequence[PipelineSettings]
         checkpoints = []
         if barrier is not None:
             for state in before:
-                # A shard that starts meanwhile waits for the lease, and then finds that it is not needed.
+                # A shard that starts concurrently waits for the lease, and then finds that it is no longer
+                # needed.
                 leases.callback(state.release)
                 checkpoints.append(state.take())
                 if not is_at(state, checkpoints[-1], barrier):
@@ -126,7 +129,7 @@ def _unfinished(state: PipelineState, count: int, what: str) -> OptionInvalid:
 
 
 def _merge_tables(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is known of the tables of all shards, in the form of `PipelineTables`."""
+    """Return the tables known to all shards, in the form of `PipelineTables`."""
     return {
         "tables": {key: table for value in values for key, table in value.get("tables", {}).items()},
         "targets": [target for value in values for target in value.get("targets", ())],
@@ -135,7 +138,7 @@ def _merge_tables(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tables_of(part: PipelineSettings, tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a shard has to know of the tables."""
+    """Return the tables that a shard has to know."""
     return {
         "tables": {key: table for key, table in tables["tables"].items() if _has_table(part, key)},
         "targets": [
@@ -146,7 +149,7 @@ def _tables_of(part: PipelineSettings, tables: Mapping[str, Any]) -> dict[str, A
 
 
 def _checkpoint_of(part: PipelineSettings, before: Sequence[Checkpoint], barrier: Offsets) -> Checkpoint:
-    """Return the progress of a shard that begins at the barrier, under a generation of its own."""
+    """Return the progress of a shard that begins at the barrier, under its own generation."""
     return Checkpoint(
         Checkpoint.new().generation,
         offsets=barrier,
@@ -168,7 +171,7 @@ def _has_target(part: PipelineSettings, target: TableName) -> bool:
 
 
 def remove_leftovers(state: PipelineState, shards: Sequence[PipelineState]) -> None:
-    """Delete what an interrupted handover left behind of a pipeline. `shards` are the states that count."""
+    """Delete what an interrupted handover of a pipeline left behind. `shards` are the states to keep."""
     state.shards.set_barrier(None)
     kept = {str(shard.shard) for shard in shards}
     for shard in state.shards.known():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that a statement changes without logging them: which tables to read again, and how.
 
-A target that can be read back is compared with the rows read. A history cannot be compared: it first ends the
-periods of all rows of the table, and the rows read begin new periods. A feed only holds changes, so its
+A target that can be read back is compared with the rows read. A history cannot be compared: instead, the
+periods of all rows of the table end, and the rows read begin new periods. A feed only holds changes, so its
 operator decides.
 """
 

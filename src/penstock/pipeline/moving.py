@@ -43,7 +43,7 @@ class PlannedRewind:
 
 @dataclass(frozen=True)
 class PlannedSkip:
-    """A transaction that one sink or shard skips."""
+    """A transaction to be skipped by one sink or shard."""
 
     sink: str
     transaction: Skipped
@@ -89,7 +89,9 @@ def reset_progress(state: PipelineState, sink: str | None) -> None:
 
 
 def parts_of_sink(state: PipelineState, sink: str | None) -> list[PipelineState]:
-    """Return the states of the shards of one sink, or of all. Raises OptionInvalid for an unknown sink."""
+    """Return the states of the shards of one sink, or of all sinks. Raises OptionInvalid for an unknown
+    sink.
+    """
     if sink is not None and sink not in (known := state.sinks()):
         raise OptionInvalid(
             f"the pipeline {state.name} has no state of a sink {sink!r}",

@@ -140,7 +140,7 @@ _HINT = "To go on without such rows, write on_error: dead_letter in the step, or
 
 
 def _middle(changes: Changes) -> int | None:
-    """Return where to cut changes in two without splitting a pair, None for a single change."""
+    """Return where to divide changes without splitting a pair, None for a single change."""
     rows = len(changes)
     if rows < 2:
         return None

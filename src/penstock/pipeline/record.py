@@ -127,7 +127,7 @@ class BatchRecord:
 
     @property
     def works(self) -> tuple[RangeWork | ChunkWork, ...]:
-        """The work of the tasks, in the order in which rows apply: log ranges first, then tables."""
+        """The works of the tasks, in the order in which their rows apply: log ranges first, then tables."""
         return (*self.ranges, *self.chunks)
 
     def to_json(self) -> dict[str, Any]:

@@ -33,11 +33,13 @@ class Resnapshot:
 
     @property
     def is_of_statement(self) -> bool:
-        """Whether its reason determines its number, so that a repeated statement repeats no request."""
+        """Whether its reason determines its number. A repeated statement then does not create another
+        request.
+        """
         return "-" not in self.number
 
     def covers(self, other: Self) -> bool:
-        """Return whether this request has not begun and will do all that another request asks for."""
+        """Return whether this request has not begun and includes everything that another request asks for."""
         return (
             self.state == "asked"
             and not self.is_of_statement

@@ -218,7 +218,9 @@ class PipelineSettings:
         return [self.of_shard(shard) for shard in Shard.all_of(self.shards)]
 
     def of_shard(self, shard: Shard) -> Self:
-        """Return the settings of a shard: its tables, and its part of what is limited for each server."""
+        """Return the settings of a shard: its tables, and its share of the limits that apply to each
+        server.
+        """
         if shard.count == 1:
             return replace(self, shards=1)
         steps = [step.settings for step in self.steps]
@@ -267,7 +269,8 @@ def load_pipeline(path: str | Path, environment: Mapping[str, str] | None = None
 
 
 def place_of_state(path: str | Path, document: Document | None = None) -> StatePlace:
-    """Read from a pipeline file, or its `document`, where its state is, and whether it begins with a load.
+    """Read from a pipeline file, or its `document`, where its state is stored, and whether it begins with a
+    load.
 
     An operator may not have the secrets that the runner has. Raises OptionInvalid.
     """

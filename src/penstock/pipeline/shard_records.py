@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For which shards the progress of a pipeline is recorded, and where they end before their number changes.
+"""The shards for which the progress of a pipeline is recorded, and the barrier at which they end before their
+number changes.
 
-/pipelines/NAME/shards          how many, if several
+/pipelines/NAME/shards          their number, if there are several
                /shards/barrier  the offsets, by source, at which all shards end
                /shards/1-of-4   the records of a shard
 """
@@ -26,20 +27,20 @@ class ShardRecords(PagedRecords):
         super().__init__(store, path)
 
     def count(self) -> int:
-        """Return for how many shards the progress is recorded: 1 if it is not divided."""
+        """Return the number of shards for which progress is recorded: 1 if it is not divided."""
         record = self.store.get(self._path, latest=True)
         with reading_record("the shards of a pipeline", HINT_STATE):
             return 1 if record is None else int(record.value)
 
     def write_count(self, count: int) -> None:
-        """Record for how many shards the progress is recorded."""
+        """Record the number of shards that the progress is recorded for."""
         if count == 1:
             self.store.delete(self._path)
         else:
             self.store.put(self._path, str(count).encode())
 
     def known(self) -> list[Shard]:
-        """Return every shard that has records, also those of another count."""
+        """Return every shard that has records, including those of another number of shards."""
         names = map(decoded_name, self.store.list(self._path))
         return [Shard.parse(name) for name in names if name != _BARRIER]
 
@@ -49,7 +50,7 @@ class ShardRecords(PagedRecords):
         return offsets
 
     def set_barrier(self, offsets: Offsets | None) -> None:
-        """Record where all shards end. With None, they go on."""
+        """Record where all shards end. With None, they continue."""
         if offsets is None:
             self.drop_large(_BARRIER)
         else:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards of a pipeline, each in a process of its own: which tables belong to which shard.
+"""Shards of a pipeline, each in a separate process: which tables belong to which shard.
 
-A table belongs to the shard that the hash of its target's name gives. So every target has one owner, and
-tables that are merged into one target stay together. Each shard reads the whole log, from its own position,
-and drops the changes of other shards' tables before it decodes their values.
+The hash of a target's name determines its shard, to which all source tables of the target belong. So every
+target has one owner, and tables that are merged into one target stay together. Each shard reads the whole
+log, from its own position, and drops the changes of other shards' tables before it decodes their values.
 """
 
 import zlib
@@ -38,7 +38,7 @@ class Shard:
 
     @classmethod
     def all_of(cls, count: int) -> list[Self]:
-        """Return all shards of a count."""
+        """Return all shards for a number of shards."""
         return [cls(number, count) for number in range(count)]
 
     def owns(self, target: TableName) -> bool:
@@ -73,7 +73,7 @@ class ShardTables(TablePatterns):
         name = TableName(database, table)
         owned = self._owned.get(name)
         if owned is None:
-            # The copy that a tool for schema changes makes of a table stays with the table.
+            # The copy that a schema change tool makes of a table belongs to the table's shard.
             is_own = self._source_tables.matches(database, table)
             owner = name if is_own else table_of_ghost(name) or name
             owned = self._owned[name] = self.shard.owns(target_name(self._steps, owner))
@@ -96,7 +96,7 @@ class ShardTables(TablePatterns):
 
 
 def whole_patterns(tables: TablePatterns) -> TablePatterns:
-    """Return the tables of a source without the narrowing to a shard."""
+    """Return the tables of a source, without the restriction to a shard."""
     if isinstance(tables, NarrowedPatterns) and isinstance(tables.narrower, ShardTables):
         return tables.requested
     return tables

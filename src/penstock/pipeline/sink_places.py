@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sinks write, as far as their settings tell: two sinks of a pipeline must not write one target."""
+"""Where sinks write, according to their settings: two sinks of a pipeline must not write to the same
+target.
+"""
 
 import os.path
 
 from penstock.settings.values import Section
 
 _ENDPOINTS = ("url", "path", "servers", "catalog")
-# The setting that names what is written at an endpoint. A sink has the first of these that it declares.
+# The settings that name what is written at an endpoint. For each sink, the first of them that it declares
+# counts.
 _NAMINGS = ("topic", "index", "namespace", "database", "key")
 
 
 def may_share_target(first: Section, second: Section) -> bool:
-    """Return whether two sinks of a kind may write to one table, topic, index or key.
+    """Return whether two sinks of a kind may write to the same table, topic, index or key.
 
-    They do not if their endpoints differ, or if the names that they give begin differently. Paths of which
-    one contains the other are one endpoint.
+    They cannot if their endpoints differ, or if the names that they produce start differently. Two paths
+    count as the same endpoint if one contains the other.
     """
     if not _share_endpoint(_endpoints(first), _endpoints(second)):
         return False
@@ -30,7 +33,7 @@ def may_share_target(first: Section, second: Section) -> bool:
 
 
 def _endpoints(settings: Section) -> set[str]:
-    """Return the addresses of a sink, each in one spelling. Standard output has none."""
+    """Return the addresses of a sink, each in a canonical spelling. Standard output has none."""
     endpoints = set[str]()
     for name in _ENDPOINTS:
         value = getattr(settings, name, None)
@@ -54,7 +57,9 @@ def _share_endpoint(first: set[str], second: set[str]) -> bool:
 
 
 def _start(settings: Section, naming: str) -> tuple[str, bool]:
-    """Return the text before the first placeholder of a naming template, and whether it is all of it."""
+    """Return the text before the first placeholder of a naming template, and whether that is the whole
+    template.
+    """
     text = getattr(settings, naming)
     start, brace, _ = ("", "{", "") if text is None else str(text).partition("{")
     return start.casefold(), not brace

@@ -21,5 +21,5 @@ def smallest_offsets(checkpoints: Iterable[Checkpoint]) -> dict[str, Mapping[str
 
 
 def place_of_offset(offset: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return what orders the offsets of a source."""
+    """Return a sort key for the offsets of a source."""
     return place_of(Offset.from_json(offset).position)

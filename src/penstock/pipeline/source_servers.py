@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 
 def key_of_server(address: ServerAddress) -> str | None:
-    """Return the identity of the server at an address, None if none answers."""
+    """Return the identity of the server at an address, None if it does not answer."""
     try:
         with connect(address) as connection:
             return connection.identity().key
@@ -26,7 +26,7 @@ def key_of_server(address: ServerAddress) -> str | None:
 
 
 def read_at(source: PipelineSource, address: ServerAddress) -> PipelineSource:
-    """Return a source whose tables are read at an address, and whose log too if a server has it."""
+    """Return a source that reads its tables at an address, and also its log if the log is a server's."""
     options = source.options
     if options.address is not None:
         options = replace(options, address=address)

@@ -59,7 +59,7 @@ _SINKS = "sinks"
 _SHARDS = "shards"
 # How long the lease of a dead runner keeps others out.
 _LEASE_SECONDS = 10.0
-# The records that belong to the whole pipeline, to none of its sinks or shards.
+# The records that belong to the whole pipeline, not to a sink or shard.
 _OF_PIPELINE = ("lease", "pause", _SINKS, _SHARDS)
 _OUTLIVES_RESET = (*_OF_PIPELINE, "reset")
 
@@ -83,8 +83,8 @@ class TableLoad:
 
     `pages` names the record of its chunks. `where`, `remove` and `request` belong to the request; `request`
     is "" for a full load. Changes with a commit version before `floor` are already in the load. No row that
-    was read comes from a change at or after version `read_to`. The first chunk ends rows of a history that
-    began before `ends_before`. A load that `begins_again` has chunks of an order that its key had before.
+    was read contains a change at or after version `read_to`. The first chunk ends rows of a history that
+    began before `ends_before`. The chunks of a load that `begins_again` are in an outdated key order.
     """
 
     chunks: int
@@ -143,7 +143,7 @@ class Checkpoint:
 
     @property
     def stands(self) -> dict[str, Mapping[str, Any]]:
-        """The offsets, moved to the end of a skipped range if they are at its begin."""
+        """The offsets. An offset at the begin of a skipped range is moved to its end."""
         offsets = dict(self.offsets)
         for source, skips in self.skips.items():
             for begin, end in skips:
@@ -159,7 +159,7 @@ class Checkpoint:
         return replace(self, number=record.number, offsets={**self.offsets, **record.end}, loads=loads)
 
     def with_read_versions(self, versions: Mapping[str, int]) -> Self:
-        """Return the progress with the end of the source's log noted after reads of tables, by key."""
+        """Return the progress after tables were read, with the log's end at that time, by table key."""
         read = [(key, self.loads[key], version) for key, version in versions.items()]
         loads = {key: replace(load, read_to=max(load.read_to, version)) for key, load, version in read}
         return replace(self, loads={**self.loads, **loads})
@@ -229,7 +229,7 @@ class PipelineState(ResnapshotRequests):
         return "/".join(map(str, filter(None, (self.sink, self.shard))))
 
     def parts(self) -> list[Self]:
-        """Return the states for which progress is recorded: of each sink and shard, or this one."""
+        """Return the states in which progress is recorded: one for each sink and shard, or this one."""
         sinks = [type(self)(self.store, self.name, sink) for sink in self.sinks()] or [self]
         return [shard for sink in sinks for shard in sink.shard_states()]
 
@@ -449,7 +449,7 @@ class PipelineState(ResnapshotRequests):
         self.write(replace(checkpoint, number=number, offsets={**checkpoint.offsets, source: dict(offset)}))
 
     def _forget_requests(self, source: str) -> None:
-        """Delete a source's requests. A request of a statement that is not done gets a number of its own."""
+        """Delete a source's requests. Requests of statements that have to be read again get other numbers."""
         for request in self.requests():
             if request.source == source and (request.ended_us or request.is_of_statement):
                 if not request.ended_us:
@@ -502,7 +502,7 @@ class PipelineState(ResnapshotRequests):
     # --- Handing over -----------------------------------------------------------------------
 
     def shard_states(self) -> list[Self]:
-        """Return the states for which the progress is recorded: of each shard, or this one."""
+        """Return the states in which progress is recorded: one for each shard, or this one."""
         count = self.shards.count()
         if count == 1 or self.shard is not None:
             return [self]
@@ -513,12 +513,12 @@ class PipelineState(ResnapshotRequests):
         self.store.put(self._at("standing"), checkpoint.encode())
 
     def copy_to(self, other: Self) -> None:
-        """Copy every record of this progress. The checkpoint is last, so a crash leaves no other complete."""
+        """Copy every record of this progress, the checkpoint last: without it, a copy is incomplete."""
         for name in sorted(self._own_names(), key=lambda name: name == "standing"):
             self._copy_below(self._at(name), other._at(name))
 
     def forget(self) -> None:
-        """Delete every record of this progress, first the checkpoint."""
+        """Delete every record of this progress, the checkpoint first."""
         for name in sorted(self._own_names(), key=lambda name: name != "standing"):
             self._delete_below(self._at(name))
 

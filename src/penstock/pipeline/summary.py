@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status of a pipeline as its state store has it, as plain values."""
+"""The status of a pipeline, according to its state store, as plain values."""
 
 import functools
 import time
@@ -11,7 +11,7 @@ from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
 
-# A page about thousands of pipelines asks of each whether its progress can be read, every few seconds.
+# A page about thousands of pipelines checks every few seconds whether the progress of each can be read.
 _PROGRESSES_CACHED, _CACHED_BYTES_MAX = 4096, 4096
 
 
@@ -21,16 +21,16 @@ def summarize_pipelines(store: CoordinationStore) -> list[dict[str, Any]]:
 
 
 def copied_states(store: CoordinationStore) -> list[PipelineState]:
-    """Return the state of every pipeline that a store knows, by name, as far as a status is made from it.
+    """Return the state of every pipeline that a store knows, by name, with the records that a status needs.
 
-    The store is asked once, not once for each pipeline. The states are copies in memory.
+    The store is queried once for all pipelines. The states are copies in memory.
     """
     snapshot = snapshot_of(store, path_of("pipelines"), _is_summarized)
     return [PipelineState(snapshot, name) for name in PipelineState.names(snapshot)]
 
 
 def _is_summarized(path: str) -> bool:
-    """Return whether a status is made from a record: not from those of any size, which a batch needs."""
+    """Return whether a status needs a record. It does not need large records, which only batches use."""
     _, _, _, *names = path.split("/")
     while names[:1] in (["sinks"], ["shards"]):
         names = names[2:]
@@ -38,11 +38,11 @@ def _is_summarized(path: str) -> bool:
 
 
 def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
-    """Return the status of a pipeline; with several sinks or shards the status of each, in `sinks` or
-    `shards`, and where the first one is.
+    """Return the status of a pipeline.
 
-    A source has to keep its log from the smallest position of all of them. One without rows to write
-    advances like the others.
+    With several sinks or shards, `sinks` or `shards` has the status of each, and the position is the smallest
+    of all. A source has to keep its log from there on. A sink or shard without rows to write advances like
+    the others.
     """
     states = state.parts()
     if not states[0].part:
@@ -121,7 +121,7 @@ def _open_requests(state: PipelineState) -> dict[str, str]:
 
 
 def _error_of(state_name: str, shown: dict[str, Any]) -> str | None:
-    """Return the error that a state is due to, as its runner published it."""
+    """Return the error that caused a state, as its runner published it."""
     is_error = state_name in ("failed", "retrying") and "what" in shown
     return f"{shown['error']}: {shown['what']}" if is_error else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of each table of a pipeline, as its state store has it."""
+"""The state of each table of a pipeline, according to its state store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -46,7 +46,7 @@ def table_states(state: PipelineState) -> list[TableState]:
         if not request.ended_us
     }
     is_run = state.runner() is not None
-    # The last report of a runner that has ended is about a source that may answer again.
+    # The last report of a runner that has ended may name a source that answers again by now.
     aside = state.shown().get("sources_aside", {}) if is_run else {}
     usual = "streaming" if is_run else "idle"
     keys = sorted(known.keys() | progress.loads.keys() | progress.stopped.keys())

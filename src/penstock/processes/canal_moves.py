@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the state of a Canal client follows its connections from one listener process to another.
+"""Moves the state of a Canal client between listener processes, following its connections.
 
     process that the client connected to     daemon                      process that has the client
     ClientWanted  ─────────────────────────▶ ClientRecalled  ──────────▶ ends its session, makes its
     ClientGranted ◀───────────────────────── ClientReturned  ◀────────── position durable
 
-The daemon only knows which process has which client. A process that has ended has none: its clients go on at
-their checkpoints in the store, whose leases fence what a late process may still write.
+The daemon only knows which process owns which client. A process that has ended owns none: its clients
+continue at their checkpoints in the store, whose leases fence late writes of that process.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class ClientWanted:
-    """A connection of a client, by destination and id, has reached the process that sends this."""
+    """A connection of a client, by destination and id, has arrived at the process that sends this."""
 
     key: _Key
 
 
 @dataclass(frozen=True)
 class ClientGranted:
-    """The process that receives this has the client now, with the state of the process before it."""
+    """The process that receives this owns the client now, with the state from the previous process."""
 
     key: _Key
     state: ClientState | None
@@ -60,14 +60,15 @@ class ClientReturned:
 
 @dataclass
 class _Holder:
-    """The process that has a client, None if none has. The lock is held while the client moves."""
+    """The process that owns a client, None if none does. The lock is held while the client moves."""
 
     process: int | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ClientMoves:
-    """Which listener process has which client, in the daemon. Belongs to the event loop.
+    """Tracks, in the daemon, which listener process owns which Canal client. Belongs to the event loop.
+    Belongs to the event loop.
 
     `send` sends a message to a process by its number, without waiting, in order.
     """
@@ -78,10 +79,10 @@ class ClientMoves:
         self._send = send
         self._return_seconds_max = return_seconds_max
         self._holders: dict[_Key, _Holder] = {}
-        # How often each process has ended.
+        # How many times each process has ended.
         self._ends: Counter[int] = Counter()
         self._numbers = itertools.count(1)
-        # The recalls that wait for an answer, with the process that was asked.
+        # The recalls that wait for an answer, each with the process that was asked.
         self._recalls: dict[int, tuple[int, asyncio.Future[ClientState | None]]] = {}
 
     async def move(self, process: int, message: ClientWanted) -> None:
@@ -121,7 +122,7 @@ class ClientMoves:
         try:
             return await asyncio.wait_for(answer, self._return_seconds_max)
         except TimeoutError:
-            # Its lease is taken over in the store, which fences what it may still write.
+            # The lease is taken over in the store, which fences late writes of the process.
             _log.warning("a listener process does not release a client", listener=process, client=key[1])
             return None
         finally:
@@ -129,14 +130,14 @@ class ClientMoves:
 
 
 class WantedClients:
-    """The clients of one listener process that it asks the daemon for. Belongs to the event loop."""
+    """The clients that a listener process requests from the daemon. Belongs to the event loop."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send = send
         self._waiting: dict[_Key, asyncio.Future[ClientState | None]] = {}
 
     async def bring(self, destination: str, client_id: int) -> ClientState | None:
-        """Take a client from the process that has it; see `penstock.serve.canal.clients.Bring`."""
+        """Take a client from the process that owns it; see `penstock.serve.canal.clients.Bring`."""
         key = destination, client_id
         granted: asyncio.Future[ClientState | None] = asyncio.get_running_loop().create_future()
         self._waiting[key] = granted

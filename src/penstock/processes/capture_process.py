@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capture process: some instances of a daemon, captured apart from it.
+"""A capture process: captures some instances of a daemon in a separate process.
 
     python -m penstock.processes.capture_process STREAM DATAGRAMS
 
-Both arguments are descriptors of sockets; see `channel`. The process ends in order when the daemon ends, for
-whatever reason. A defect or a panic in a capture ends it at once, and the daemon starts it again.
+Both arguments are descriptors of sockets; see `channel`. The process shuts down properly when the daemon
+ends, for whatever reason. A defect or a panic in a capture ends it at once, and the daemon starts it again.
 """
 
 import socket
@@ -42,17 +42,17 @@ from penstock.telemetry.readings import Readings
 
 REPORT_SECONDS = 0.5
 _JOIN_SECONDS_MAX = 10.0
-# The daemon waits for its coordination store.
+# The daemon waits longer than its coordination store does.
 _DAEMON_ANSWER_SECONDS_MAX = 60.0
 _REQUEST_THREADS = 4
-# More than wait at a time, since threads start on demand; see `Threads.definitions`.
+# Enough threads for all calls that can wait at a time. Threads start on demand; see `Threads.definitions`.
 _WAITING_THREADS = 64
 
 _log = structlog.get_logger(__name__)
 
 
 class CaptureProcess:
-    """The captures of this process, and what it reports of them."""
+    """The captures of this process, and its reports about them."""
 
     def __init__(self, channel: Channel, datagrams: socket.socket, start: Start) -> None:
         self._channel = channel
@@ -60,7 +60,7 @@ class CaptureProcess:
         settings = _without_memory(start.settings)
         for name in start.instances:
             share_holds(Layout(settings.log_of(name).folder))
-        # Only a single instance has one.
+        # Set only for a process with a single instance.
         self._lease: PermittedLease | None = None
         if start.permitted_until is not None:
             (name,) = start.instances
@@ -71,19 +71,19 @@ class CaptureProcess:
         }
         self._maintenance = Maintenance(settings, start.instances, lambda: list(self._captures.values()))
         self._stopping, self._ended = threading.Event(), threading.Event()
-        # Set once a report has to be sent before its time.
+        # Set once a report has to be sent before it is due.
         self._due = threading.Event()
         self._calls: dict[str, Callable[..., Any]] = {
             "read": self._read,
             "alerts": self._alerts,
             "give_definition": self._give_definition,
         }
-        # These wait for a server for seconds.
+        # These calls wait for a server for seconds.
         self._waiting_calls: dict[str, Callable[..., Any]] = {"wait_settled": self._wait_settled}
         self._reporting = threading.Thread(target=self._report_until_stopped, name="reports", daemon=True)
 
     def run(self) -> None:
-        """Capture until the daemon ends or lets this process end."""
+        """Capture until the daemon ends or stops this process."""
         self._reporting.start()
         for capture in self._captures.values():
             capture.start()
@@ -119,7 +119,7 @@ class CaptureProcess:
             try:
                 self._channel.send(self._report())
             except OSError:
-                # The daemon has ended, which the thread that receives requests sees too.
+                # The daemon has ended. The thread that receives requests sees that too.
                 return
             if is_last:
                 return
@@ -174,7 +174,7 @@ class CaptureProcess:
             answer = Answer(request.number, problem=problem)
         except Exception as defect:
             self._send(Answer(request.number, problem=PenstockError(f"a defect: {defect!r}")))
-            # An executor keeps the defect to itself.
+            # An executor would swallow the defect.
             threading.excepthook(
                 threading.ExceptHookArgs(
                     (type(defect), defect, defect.__traceback__, threading.current_thread())
@@ -227,7 +227,9 @@ class CaptureProcess:
 
 
 def _without_memory(settings: Settings) -> Settings:
-    """Return settings of logs without a memory tier: the daemon has one, for its readers."""
+    """Return the settings of logs without a memory tier, because the daemon has a memory tier for its
+    readers.
+    """
     instances = {
         name: instance.model_copy(update={"log": instance.log.model_copy(update={"mode": "file"})})
         for name, instance in settings.instances.items()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon and its capture processes say to each other.
+"""The messages between a daemon and its capture processes.
 
-Each capture process has two sockets, which nobody else can reach: a stream for all messages, and one of
-datagrams for what has become visible. A capture sends datagrams without ever waiting for the daemon. One that
-finds no room is made good by the next report on the stream.
+Each capture process has two private sockets: a stream for all messages, and one for datagrams that announce
+newly visible data. A capture sends datagrams without ever waiting for the daemon. If there is no room for a
+datagram, the next report on the stream makes up for it.
 """
 
 import pickle
@@ -24,13 +24,13 @@ from penstock.settings.daemon import Settings
 _LENGTH = struct.Struct("<Q")
 _DATAGRAM_BYTES_MAX = 1 << 20
 
-# The kernel keeps the order of both; only Linux has the one that is connected.
+# The kernel keeps the order of both socket types. Only Linux has the connected one.
 DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 
 
 @dataclass(frozen=True)
 class Start:
-    """The first message to a capture process: what it captures.
+    """The first message to a capture process: what to capture.
 
     `permitted_until` permits it to capture its only instance, under a lease; None if it needs no permission.
     """
@@ -42,18 +42,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Permit:
-    """Until when a capture process may store what it receives, in monotonic seconds of this host."""
+    """The time until which a capture process may store received bytes, in monotonic seconds of this host."""
 
     until: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a capture process says of itself, at least every REPORT_SECONDS.
-
-    `statuses` has the JSON status of each instance, `logs` its log if it is open, `refusals` why it cannot be
-    opened.
-    """
+    """A capture process's report about itself, at least every REPORT_SECONDS."""
 
     statuses: Mapping[str, dict[str, Any]]
     logs: Mapping[str, LogReport]
@@ -96,7 +92,7 @@ class Channel:
             try:
                 self._stream.sendall(_LENGTH.pack(len(content)) + content)
             except TimeoutError:
-                # A part of it may be sent, after which no other message could be read.
+                # Part of the message may have been sent, so no further message could be read.
                 self._shut_down(socket.SHUT_RDWR)
                 raise
 
@@ -174,11 +170,11 @@ class Calls:
 
 
 def send_report(datagrams: socket.socket, name: str, report: LogReport) -> bool:
-    """Send what has become visible of an instance; return whether there was room for it."""
+    """Announce newly visible data of an instance; return whether there was room for the datagram."""
     try:
         datagrams.send(pickle.dumps((name, report)), socket.MSG_DONTWAIT)
     except OSError:
-        # No room, too long, or nobody receives.
+        # There is no room, the datagram is too long, or nobody receives it.
         return False
     return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process of the daemon ends after a defect: at once, and saying why."""
+"""How a process of the daemon ends after a defect: at once, with a message."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ EXIT_DEFECT = 70
 
 
 def end_after_defect(problem: BaseException | None) -> None:
-    """End this process, whose state may be anything, without waiting for its threads.
+    """End this process, whose state may be inconsistent, without waiting for its threads.
 
     The last line on standard error names the error; see `ProcessExit.text`.
     """

@@ -18,11 +18,11 @@ from penstock.model import Position, TableName
 from penstock.settings.daemon import InstanceSettings, LogSettings
 from penstock.telemetry.counters import Counter
 
-# The usual reasons of an exit: 70 is a defect or a panic.
+# The usual exit statuses: 70 is a defect or a panic.
 _KNOWN_REASONS = ("70", "SIGABRT", "SIGKILL", "SIGSEGV", "silence")
-# A definition is written to disk.
+# The definition has to be written to disk.
 _GIVE_SECONDS = 30.0
-# How long after an exit it is alerted on.
+# How long an exit raises an alert.
 _ALERT_US = 300_000_000
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class ProcessExit:
 
     @property
     def is_recent(self) -> bool:
-        """Whether it is still alerted on."""
+        """Whether it still raises an alert."""
         return now_us() - self.time_us < _ALERT_US
 
     def text(self) -> str:
@@ -76,7 +76,7 @@ class RemoteSettler:
                 "wait_settled", self._instance.name, name, since, seconds, again, seconds=seconds + 1.0
             )
         except ServerBusy as problem:
-            # The table stays in doubt until the process is back.
+            # The table stays in doubt until the process is running again.
             _log.info(
                 "a table is not settled", instance=self._instance.name, table=str(name), why=str(problem)
             )
@@ -111,7 +111,7 @@ class ProcessInstance:
         self._exits: tuple[ProcessExit, ...] = ()
         # All exits since the daemon's start, by reason.
         self.exit_counts = Counter(*_KNOWN_REASONS)
-        # The state while there is no process, and why.
+        # The state and its reason while there is no process.
         self._down: tuple[State, Failure] | None = None
         self._set_aside: Failure | None = None
 
@@ -156,17 +156,17 @@ class ProcessInstance:
 
     @property
     def pid(self) -> int | None:
-        """Its process, None if there is none."""
+        """The id of its process, None if there is none."""
         return self._process
 
     @property
     def position(self) -> Position | None:
-        """The end of the last whole transaction, as far as it was reported."""
+        """The end of the last whole transaction, according to the reports."""
         return None if self._followed is None else self._followed.visible
 
     @property
     def exits(self) -> Sequence[ProcessExit]:
-        """The latest ends of its process, the newest last."""
+        """The latest exits of its process, the newest last."""
         return self._exits
 
     @property
@@ -219,13 +219,13 @@ class ProcessInstance:
         with self._lock:
             self._process = None
             self.exit_counts.add(process_exit.reason)
-            # The output of the newest is enough; the log has all of it.
+            # Keep only the output of the newest exit. The log has all of it.
             earlier = [replace(earlier_exit, lines=()) for earlier_exit in self._exits]
             self._exits = (*earlier, process_exit)[-exits_kept:]
             self._down = State.WAITING, self._failure(message, process_exit, "See the daemon's log")
 
     def put_aside(self, exits: int) -> None:
-        """Note that the process will not be started again by itself. Readers keep what there is."""
+        """Record that the process will not be started again automatically. Readers can still read the log."""
         last = self._exits[-1]
         message = f"set aside: its process ended {exits} times without progress, the last time by {last.why}"
         hint = f"Repair the cause, then run: penstock resume {self.name}"
@@ -237,11 +237,13 @@ class ProcessInstance:
             self._down = State.STOPPED, failure
 
     def leave(self, why: PenstockError) -> None:
-        """Refuse readers: the log may change without reports. It is opened again after a next report."""
+        """Refuse readers, because the log may change without reports. It is opened again after the next
+        report.
+        """
         followed = self._followed
         self._refusal, self._followed = why, None
         if followed is not None:
-            # Who reads it now goes on from the disk.
+            # Current readers continue from the disk.
             followed.close()
 
     def close(self) -> None:

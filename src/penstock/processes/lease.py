@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease of an instance that a capture process captures: the daemon holds it, the process counts on it.
+"""The lease of an instance that a capture process captures: the daemon holds it for the process.
 
-The daemon reports until when the store cannot end the lease. The process stores nothing after that time, also
-if the daemon is frozen or gone, because both read the same monotonic clock. Nothing is given away when the
-process ends: the daemon keeps the lease and starts the process again.
+The daemon reports the time until which the store cannot end the lease. The process stores nothing after that
+time, even if the daemon is frozen or gone, because both read the same monotonic clock. When the process ends,
+the daemon keeps the lease and starts the process again.
 """
 
 import time
@@ -17,24 +17,26 @@ from penstock.logstore.log import Log
 
 
 class HeldLease(Protocol):
-    """A lease as the daemon holds it. Thread-safe; see `penstock.capture.lease.CaptureLease`."""
+    """The daemon's side of a lease. Thread-safe; see `penstock.capture.lease.CaptureLease`."""
 
     @property
     def permitted_until(self) -> float:
-        """Until when received bytes may be stored, in monotonic seconds of this host; -inf if not now."""
+        """The time until which received bytes may be stored, in monotonic seconds of this host; -inf if they
+        may not be stored now.
+        """
 
     def handover(self) -> Handover | None:
-        """Return where the capture was when it was last recorded."""
+        """Return the last recorded position of the capture."""
 
     def begin_epoch(self, beginning: Handover) -> None:
         """Agree on the number of a new epoch."""
 
     def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
-        """Give a log that was opened the holds of the last host."""
+        """Set the holds of the last host in a log that was opened."""
 
 
 class PermittedLease:
-    """A lease as its capture process counts on it; see `penstock.capture.lease.CaptureLease`.
+    """The capture process's side of a lease; see `penstock.capture.lease.CaptureLease`.
 
     `call` calls a function of the daemon's `HeldLease`, and raises CoordinationLost without an answer.
     """
@@ -45,7 +47,7 @@ class PermittedLease:
         self._call = call
 
     def permit(self, until: float) -> None:
-        """Note until when bytes may be stored."""
+        """Record the time until which bytes may be stored."""
         self._permitted_until = until
 
     def pause_reason(self) -> str | None:
@@ -58,7 +60,7 @@ class PermittedLease:
         return f"the daemon has not confirmed {unconfirmed} in time"
 
     def handover(self) -> Handover | None:
-        """Return where the capture was when it was last recorded."""
+        """Return the last recorded position of the capture."""
         handover: Handover | None = self._call("handover")
         return handover
 
@@ -67,5 +69,5 @@ class PermittedLease:
         self._call("begin_epoch", beginning)
 
     def log_opened(self, log: Log) -> None:
-        """Have the daemon give the log the holds of the last host, before readers have it."""
+        """Have the daemon set the holds of the last host in the log, before readers see it."""
         self._call("adopt_holds", log.epoch is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that is captured in a process of its own, in a fleet under a lease."""
+"""An instance of a fleet that is captured under a lease, in a separate process."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ class LeasedCapture:
         self._process.start()
 
     def stop(self) -> None:
-        """Ask the process to end. Its capture stores what it has received first, if the lease permits it."""
+        """Ask the process to end. Its capture first stores what it has received, if the lease permits it."""
         self._process.stop()
 
     def join(self, seconds: float) -> bool:

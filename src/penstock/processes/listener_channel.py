@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon and its listener processes say to each other, in addition to `channel`.
+"""The messages between a daemon and its listener processes, in addition to `channel`.
 
-A listener process has a third socket, over which connections change hands: the daemon passes those that it
-has accepted, each with its number and its listener, and the process passes connections for the requests that
-it forwards, each with the number of the connection that the request came over.
+A listener process has a third socket for passing connections. The daemon passes the connections that it has
+accepted, each with its number and its listener. The process passes connections for the requests that it
+forwards, each with the number of the connection that the request arrived on.
 """
 
 import socket
@@ -28,7 +28,7 @@ class ListenerStart:
     """The first message to a listener process.
 
     It serves connections of `listeners`. `usages` is the descriptor of the usages that `processes` share;
-    `number` is this one's place in them.
+    `number` is the index of this process in them.
     """
 
     settings: Settings
@@ -54,7 +54,7 @@ class Published:
 
 @dataclass(frozen=True)
 class ListenerReport:
-    """What a listener process serves, and what it has counted since its last report."""
+    """What a listener process serves, and its counts since its last report."""
 
     subscribers: Mapping[SubscriberKey, Subscriber]
     traffic: TrafficCounts
@@ -63,7 +63,7 @@ class ListenerReport:
 
 @dataclass(frozen=True)
 class Serves:
-    """The process takes connections of a listener from now on; those of HTTP from the beginning."""
+    """The process accepts connections of a listener from now on. For HTTP it does so from the beginning."""
 
     listener: Listening
 
@@ -94,7 +94,7 @@ def take_connection(channel: socket.socket) -> tuple[int, Listening, socket.sock
     """Return a connection that was passed over a socket that does not block; None if there is none now.
 
     The connection is None, and closed, if this process has no free descriptor for it. Raises EOFError once
-    the other end passes no more.
+    the other end is closed.
     """
     try:
         content, descriptors, _, _ = socket.recv_fds(channel, _PASSED.size, 1)

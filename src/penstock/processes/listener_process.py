@@ -4,9 +4,9 @@
     python -m penstock.processes.listener_process STREAM DATAGRAMS CONNECTIONS
 
 All arguments are descriptors of sockets; see `listener_channel`. The daemon accepts the connections and
-counts them, writes the holds of consumers, and answers everything else that clients ask. The end of the
-process, also after a defect, ends its connections only: clients go on at their positions, and the daemon
-starts another process.
+counts them, writes the holds of consumers, and answers all other requests of clients. When the process ends,
+even after a defect, only its connections are lost: clients continue at their positions, and the daemon starts
+another process.
 """
 
 import asyncio
@@ -68,11 +68,11 @@ class _ReportingAdmission(Admission):
         self._numbers: dict[int, int] = {}
 
     def taken(self, descriptor: int, number: int) -> None:
-        """Note the number of a connection."""
+        """Record the number of a connection."""
         self._numbers[descriptor] = number
 
     def number_of(self, descriptor: int) -> int:
-        """Return the daemon's number of a connection, 0 for none of its connections."""
+        """Return the daemon's number for a connection, 0 if it is not one of the daemon's."""
         return self._numbers.get(descriptor, 0)
 
     def greeted(self, descriptor: int) -> None:
@@ -106,7 +106,7 @@ class ListenerProcess(HttpListener):
         for name, instance in settings.instances.items():
             self._instances[name] = ProcessInstance(name, instance, settings.log_of(name))
             self._instances[name].call = self._call_daemon
-        # Those whose logs the daemon has, and which are on disk.
+        # The instances whose logs the daemon has on disk.
         self._published: frozenset[str] = frozenset()
         self._served = make_served(settings, self._instances, self._arrivals, self._is_here)
         self._served.consumers = ForwardedConsumers(
@@ -129,18 +129,18 @@ class ListenerProcess(HttpListener):
         self._opening: asyncio.Task[None] | None = None
         self._canal: tuple[CanalServer, CanalListener] | None = None
         self._close_store: Callable[[], None] | None = None
-        # Set once the daemon has told which logs it has.
+        # Set once the daemon has reported which logs it has.
         self._knows_logs = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect: BaseException | None = None
 
     def serve_until_stopped(self) -> None:
-        """Serve until the daemon ends, or lets this process end.
+        """Serve until the daemon ends or stops this process.
 
-        Raises what stopped the reports to the daemon, without waiting for requests in progress.
+        If the reports to the daemon fail, raises that error without waiting for requests in progress.
         """
         threading.Thread(target=self._send_messages, name="sending", daemon=True).start()
-        # As in the daemon: what is loaded by now lives until the end.
+        # As in the daemon: objects loaded so far live until the end.
         gc.collect()
         gc.freeze()
         self.run(sockets=[])
@@ -177,7 +177,7 @@ class ListenerProcess(HttpListener):
         self._outgoing.put(Serves("ptubes"))
 
     async def _start_canal(self) -> None:
-        """Take connections of Canal clients once the store of their cursors answers."""
+        """Accept connections of Canal clients once the store of their cursors answers."""
         await self._knows_logs.wait()
         store = await open_cursor_store(partial(open_cursors, self._settings))
         if store is None:
@@ -205,7 +205,7 @@ class ListenerProcess(HttpListener):
             while (passed := take_connection(self._handed)) is not None:
                 self._take(*passed)
         except EOFError:
-            # The daemon has ended, which the receiving thread sees too.
+            # The daemon has ended. The receiving thread sees that too.
             asyncio.get_running_loop().remove_reader(self._handed)
 
     def _take(self, number: int, listener: Listening, raw: socket.socket | None) -> None:
@@ -228,7 +228,7 @@ class ListenerProcess(HttpListener):
                 served_by = self._ptubes if listener == "ptubes" else self
                 await served_by.serve_accepted(accepted, over_tls=self._over_tls)
         except OSError as problem:
-            # Most are handshakes that failed, as at a listener that accepts its connections itself.
+            # Most of these are failed handshakes, as with a listener that accepts its own connections.
             _log.debug("a connection ended in its handshake", why=str(problem))
 
     def _connect_daemon(self, scope: Scope) -> socket.socket:
@@ -246,12 +246,12 @@ class ListenerProcess(HttpListener):
     # --- Messages ---------------------------------------------------------------------------
 
     def _send_messages(self) -> None:
-        """Send what is to be sent, in its order. The event loop never waits for the daemon."""
+        """Send the queued messages in order. The event loop never waits for the daemon."""
         while True:
             try:
                 self._channel.send(self._outgoing.get())
             except OSError:
-                # The daemon has ended, which the receiving thread sees too.
+                # The daemon has ended. The receiving thread sees that too.
                 return
 
     def _receive_messages(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -270,7 +270,7 @@ class ListenerProcess(HttpListener):
         except EOFError:
             self._calls_of_daemon.end()
             self.should_exit = True
-            # The loop may be gone by now.
+            # The loop may have ended by now.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._arrivals.close)
 
@@ -290,7 +290,8 @@ class ListenerProcess(HttpListener):
             instance.update(status, message.refusals.get(name), ())
             self._arrivals.arrived(name)
         for name in self._instances.keys() - message.statuses.keys():
-            # The daemon refuses requests about it by name. Canal and Ptubes clients are refused here.
+            # The daemon rejects HTTP requests for such an instance by name. Canal and Ptubes clients are
+            # rejected here.
             hint = "See who captures what: penstock fleet status"
             why = CapturedElsewhere(f"instance {name} is not captured by this daemon", hint=hint)
             self._instances[name].leave(why)
@@ -309,7 +310,9 @@ class ListenerProcess(HttpListener):
             self._run(self._wanted_clients.recalled(message, clients))
 
     def _run_part(self, work: Coroutine[Any, Any, None], failed: str) -> "asyncio.Task[None]":
-        """Run what the process needs. If it fails, the process ends, and the daemon starts another."""
+        """Run a part that the process cannot work without. If it fails, the process ends, and the daemon
+        starts another.
+        """
         task = self._run(work)
         task.add_done_callback(partial(self._end_after_defect, failed))
         return task

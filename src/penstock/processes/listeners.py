@@ -54,16 +54,16 @@ COMMAND = (sys.executable, "-m", "penstock.processes.listener_process")
 BACKOFF = Backoff(first=0.2, longest=10.0)
 PUBLISH_SECONDS = 0.5
 
-# Requests in progress are finished first.
+# Allow requests in progress to finish first.
 _END_SECONDS_MAX = DRAIN_SECONDS_MAX + 3.0
-# More than wait at a time, since threads start on demand; see `Threads.definitions`.
+# Enough threads for all calls that can wait at a time. Threads start on demand; see `Threads.definitions`.
 _WAITING_THREADS = 64
 _SHORTAGE_SECONDS = 1.0
 _KNOWN_REASONS = ("SIGABRT", "SIGKILL", "SIGSEGV", "silence")
 
 _log = structlog.get_logger(__name__)
 
-# Serves a connection over which a process forwards an HTTP request, of the client with an address.
+# Serves a connection over which a process forwards an HTTP request, for the client with this address.
 ServeHere = Callable[[socket.socket, Address], Coroutine[Any, Any, None]]
 
 
@@ -78,13 +78,13 @@ class ListenerProcess:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._datagrams: socket.socket | None = None
-        # Set to publish, and to send the messages that wait, before the time.
+        # Set to publish the state and send queued messages before they are due.
         self._due = threading.Event()
         self._messages: deque[object] = deque()
         self.pid: int | None = None
         self.exits: tuple[ProcessExit, ...] = ()
-        # In the event loop: the socket for connections while it takes them, of which listeners, and the
-        # listeners and peers of those it has.
+        # Used in the event loop: the socket for passing connections while the process accepts them, the
+        # listeners that it accepts, and the listener and peer of each of its connections.
         self.handed: socket.socket | None = None
         self.serves: set[Listening] = set()
         self.peers: dict[int, tuple[Listening, Address]] = {}
@@ -106,7 +106,7 @@ class ListenerProcess:
         return not self._thread.is_alive()
 
     def report(self, name: str, report: LogReport) -> None:
-        """Tell the process what has become visible. Never waits."""
+        """Announce newly visible data to the process. Never waits."""
         with self._lock:
             if self._datagrams is not None and not send_report(self._datagrams, name, report):
                 self._due.set()
@@ -144,7 +144,7 @@ class ListenerProcess:
         handed, handed_there = socket.socketpair(type=DATAGRAMS)
         handed.setblocking(False)
         usages = self._listeners.usages
-        # The event loop closes `handed`, which it may be reading.
+        # The event loop closes `handed`, because it may be reading from it.
         with stream, datagrams:
             with stream_there, datagrams_there, handed_there:
                 descriptors = [own.fileno() for own in (stream_there, datagrams_there, handed_there)]
@@ -203,11 +203,11 @@ class ListenerProcess:
                     channel.send(self._messages.popleft())
                 channel.send(self._listeners.published())
             except TimeoutError:
-                # That has ended the channel, so the thread that receives ends the process.
+                # This has ended the channel, so the receiving thread ends the process.
                 _log.error("a listener process takes no messages", listener=self.number)
                 return
             except OSError:
-                # It has ended, which the thread that receives sees too.
+                # The process has ended. The receiving thread sees that too.
                 return
             self._due.wait(PUBLISH_SECONDS)
             self._due.clear()
@@ -216,7 +216,7 @@ class ListenerProcess:
 class ListenerProcesses:
     """All listener processes of a daemon; see `penstock.serve.listener.Handover`.
 
-    `command`, `backoff` and `silence_seconds` say how a process is run.
+    `command`, `backoff` and `silence_seconds` determine how a process is run.
     """
 
     def __init__(
@@ -266,8 +266,8 @@ class ListenerProcesses:
     def listeners(self) -> frozenset[Listening]:
         """The listeners whose connections the processes serve.
 
-        An HTTP request for a log in memory is forwarded to the daemon. The connection of another protocol may
-        name its instance when it cannot be forwarded any more.
+        An HTTP request for a log in memory is forwarded to the daemon. A client of another protocol may name
+        its instance only when the connection can no longer be forwarded.
         """
         logs = map(self._settings.log_of, self._settings.instances)
         has_memory = any(log.mode == "memory" for log in logs)
@@ -298,7 +298,7 @@ class ListenerProcesses:
         await asyncio.to_thread(self._join)
 
     def ready(self, process: ListenerProcess, handed: socket.socket) -> None:
-        """Hand connections to a process from now on."""
+        """Pass connections to a process from now on."""
         process.handed = handed
         self._running_loop().add_reader(handed, self._take_forwarded, process, handed)
         self._serves(process, "http")
@@ -343,12 +343,12 @@ class ListenerProcesses:
             try:
                 accepted, address = self._ports[listener].accept()
             except ConnectionAbortedError:
-                # It was refused, for there are too many.
+                # The connection was refused, because there are too many.
                 continue
             except BlockingIOError:
                 return
             except OSError as problem:
-                # The system has no descriptor or memory to give.
+                # The system is out of descriptors or memory.
                 _log.error("connections wait", why=str(problem), after_seconds=_SHORTAGE_SECONDS)
                 self._pause(self._ports.keys())
                 self._running_loop().call_later(_SHORTAGE_SECONDS, self._accept_again)
@@ -364,7 +364,7 @@ class ListenerProcesses:
             try:
                 pass_connection(process.handed, accepted, number, listener)
             except OSError:
-                # It is ending, or too busy to take more.
+                # The process is ending, or too busy to accept more.
                 continue
             process.peers[number] = listener, address
             self._connections.served_elsewhere[listener] += 1
@@ -385,7 +385,7 @@ class ListenerProcesses:
                 number, _, forwarded = passed
                 self._serve_forwarded(process, number, forwarded)
         except EOFError:
-            # Its thread waits for the end of the process.
+            # The supervising thread waits for the end of the process.
             self._running_loop().remove_reader(handed)
 
     def _serve_forwarded(
@@ -393,10 +393,11 @@ class ListenerProcesses:
     ) -> None:
         assert self._serve_here is not None, "it has begun"
         if forwarded is None:
-            # The process finds it closed, and refuses the request.
+            # The process notices that the connection is closed, and refuses the request.
             _log.error("a forwarded request is not served", why="the daemon has no free descriptor")
             return
-        # The address as it was accepted here. Nobody waits for the answer if the client has left.
+        # The address that was recorded when the connection was accepted. Nobody waits for the answer if the
+        # client has left.
         client = process.peers.get(number)
         if client is None:
             forwarded.close()
@@ -438,14 +439,14 @@ class ListenerProcesses:
     # --- In other threads -------------------------------------------------------------------
 
     def in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the event loop, unless that has ended."""
+        """Call a function in the event loop, unless the loop has ended."""
         with suppress(RuntimeError):
             self._running_loop().call_soon_threadsafe(call, *arguments)
 
     def arrived(self, name: str) -> None:
-        """Tell all processes what has become visible of an instance. Never waits for them."""
+        """Announce newly visible data of an instance to all processes. Never waits for them."""
         report = None
-        # To ask who else captures it costs the store of a fleet a read.
+        # Finding out which other member captures it would cost the store of a fleet a read.
         if self._served.is_here(name):
             with suppress(PenstockError):
                 log = self._served.instance(name).log()
@@ -460,7 +461,7 @@ class ListenerProcesses:
             process.report(name, report)
 
     def published(self) -> Published:
-        """Return the instances as the processes serve them."""
+        """Return the instances in the form that the processes serve."""
         statuses: dict[str, Any] = {}
         logs: dict[str, LogReport] = {}
         refusals: dict[str, PenstockError] = {}
@@ -470,7 +471,7 @@ class ListenerProcesses:
             try:
                 log = instance.log()
                 if isinstance(log, MemoryLog):
-                    # Its readers are served where it is captured.
+                    # Readers of this instance are served where it is captured.
                     continue
                 logs[name] = LogReport.of(log)
             except PenstockError as problem:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process that the daemon has started begins."""
+"""How a process started by the daemon begins."""
 
 import faulthandler
 import signal
@@ -14,15 +14,15 @@ from penstock.telemetry.log_lines import log_to_stderr
 def begin() -> list[socket.socket]:
     """Prepare the process, and return the sockets whose descriptors are its arguments.
 
-    A defect in any thread ends the process from now on, and the daemon starts another: what is left of this
-    one may be in any state, and would look alive.
+    From now on, a defect in any thread ends the process, and the daemon starts another. A process that
+    continued after a defect might be in an inconsistent state and still look alive.
     """
     sockets = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
     log_to_stderr()
     # A service manager sends signals to all processes at once. The daemon decides when this one ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # A crash in native code prints where Python was.
+    # After a crash in native code, print the Python stack.
     faulthandler.enable()
     threading.excepthook = lambda problem: end_after_defect(problem.exc_value)
     sys.excepthook = lambda kind, problem, trace: end_after_defect(problem)

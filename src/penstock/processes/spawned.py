@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that the daemon has started, its output, and why it ended."""
+"""A process started by the daemon, its output, and why it ended."""
 
 import signal
 import subprocess
@@ -16,9 +16,9 @@ import structlog
 
 from penstock.processes.instance import ProcessExit, now_us
 
-# The import of all modules on a busy host.
+# The time to import all modules on a busy host.
 START_SECONDS_MAX = 120.0
-# A process that ran this long has started well: an earlier end says nothing of this one.
+# A process that ran this long had started properly, so earlier failures no longer count.
 WELL_SECONDS = 60.0
 # Errors raised when the system is out of descriptors, processes or threads, or of space for a log line.
 SHORTAGES = (OSError, RuntimeError, ValueError)
@@ -26,7 +26,7 @@ SHORTAGES = (OSError, RuntimeError, ValueError)
 _LINES_KEPT = 20
 _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
-# Its last lines are read after its end.
+# Its last lines are still read after its end.
 _OUTPUT_SECONDS_MAX = 2.0
 
 _log = structlog.get_logger(__name__)
@@ -34,14 +34,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Kill:
-    """Why the daemon kills a process: in a word, for metrics, and as text."""
+    """Why the daemon kills a process: one word for metrics, and a text."""
 
     reason: str
     why: str
 
 
 class SpawnedProcess:
-    """A process with some descriptors of the daemon, whose numbers follow its command.
+    """A process with some descriptors of the daemon, whose numbers are appended to its command.
 
     Its standard error is copied to the daemon's. Raises OSError if it cannot be started.
     """
@@ -49,7 +49,7 @@ class SpawnedProcess:
     def __init__(
         self, command: Sequence[str], descriptors: Sequence[int], *, inherited: Sequence[int] = ()
     ) -> None:
-        """The process inherits `descriptors` and `inherited`. Only `descriptors` are in its command."""
+        """The process inherits `descriptors` and `inherited`. Only `descriptors` are part of its command."""
         self._process = subprocess.Popen(
             [*command, *map(str, descriptors)],
             pass_fds=(*descriptors, *inherited),
@@ -98,17 +98,19 @@ class SpawnedProcess:
 
 
 def watched_exit(run_once: Callable[[], ProcessExit], event: str, **context: Any) -> ProcessExit:
-    """Run a process, and return how it ended. `event` is logged if it could not be started or watched."""
+    """Run a process, and return how it ended. `event` is the log event if it could not be started or
+    watched.
+    """
     try:
         return run_once()
     except SHORTAGES as problem:
-        # The system has no descriptor, process or thread to give. Nothing else would start it again.
+        # The system is out of descriptors, processes or threads. Nothing else would start the process again.
         _log.exception(event, **context)
         return ProcessExit(now_us(), "daemon", f"the daemon could not start or watch it: {problem!r}")
 
 
 def _reason_of(status: int) -> tuple[str, str]:
-    """Return the reason for an exit status, in a word and as text."""
+    """Return the reason for an exit status, as one word and as text."""
     if status >= 0:
         return str(status), f"exit status {status}"
     number = -status
@@ -123,7 +125,7 @@ def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
     with output:
         for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
             text = line.decode(errors="replace").rstrip("\n")
-            # Nobody may read it any more. The process must not wait for that.
+            # Standard error may no longer be read. The process must not wait for that.
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
             if text.strip():

@@ -54,7 +54,8 @@ from penstock.telemetry.readings import Readings
 COMMAND = (sys.executable, "-m", "penstock.processes.capture_process")
 BACKOFF = Backoff(first=0.5, longest=30.0)
 
-# Exits of a process with several instances before each gets its own, which shows whose fault it is.
+# After this many exits, the instances of a process each get their own process, which shows which instance is
+# at fault.
 _SHARED_EXITS_MAX = 2
 _POLL_SECONDS = 0.5
 # Longer than a capture process waits for its captures.
@@ -67,7 +68,9 @@ _log = structlog.get_logger(__name__)
 
 
 class SupervisedProcess:
-    """One capture process and its successors. All but `call`, `stop` and `resume` is done by its thread."""
+    """One capture process and its successors. Its thread does everything except `call`, `stop` and
+    `resume`.
+    """
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class SupervisedProcess:
         lease: HeldLease | None = None,
         inherited: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        """`split` is called if the process is to be replaced by one for each of its instances.
+        """`split` is called if the process should be replaced by one process for each of its instances.
 
-        A single instance may have a `lease`, without which nothing is captured. `inherited` returns
+        A single instance may have a `lease`; then it is captured only under that lease. `inherited` returns
         descriptors that the process keeps open until it ends.
         """
         self.instances = {instance.name: instance for instance in instances}
@@ -105,7 +108,8 @@ class SupervisedProcess:
         self._channel: Channel | None = None
         self._calls = Calls()
         self._alerts: list[Alert] = []
-        # Ends soon after a start, those of them without progress, and the positions at the last one.
+        # The number of exits soon after a start, the number of those without progress, and the positions at
+        # the last one.
         self._early_exits = self._exits = 0
         self._positions: tuple[Position | None, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"process-{instances[0].name}", daemon=True)
@@ -156,7 +160,7 @@ class SupervisedProcess:
 
     def _run(self) -> None:
         while True:
-            # In this order, no stop is missed.
+            # In this order, a stop cannot be missed.
             self._wake.clear()
             if self.stopping.is_set():
                 break
@@ -176,7 +180,7 @@ class SupervisedProcess:
             instance.close()
 
     def _restarts_after(self, process_exit: ProcessExit, seconds: float) -> bool:
-        """Note an exit and wait until the process is due again; return whether it is this thread's."""
+        """Record an exit and wait until the process is due again; return whether this thread restarts it."""
         positions = tuple(instance.position for instance in self.instances.values())
         if seconds >= WELL_SECONDS:
             self._early_exits = 0
@@ -188,7 +192,7 @@ class SupervisedProcess:
         _log.error("a capture process ended", instances=names, why=process_exit.text(), exits=self._exits)
         for instance in self.instances.values():
             instance.ended(process_exit, _EXITS_KEPT)
-        # Among several, one that makes progress hides another that does not.
+        # In a process with several instances, one that makes progress would hide another that does not.
         if len(names) > 1 and self._early_exits >= _SHARED_EXITS_MAX:
             _log.warning("each instance gets a capture process of its own", instances=names)
             self._split(self)
@@ -219,7 +223,7 @@ class SupervisedProcess:
                     instance.began(process.pid)
                 kill = self._follow(process, stream, datagrams)
             finally:
-                # Two processes must never write one log.
+                # Two processes must never write the same log.
                 process.kill()
                 with self._lock:
                     self._channel = None
@@ -281,7 +285,7 @@ class SupervisedProcess:
             self._calls.answered(message)
             return
         if isinstance(message, Request):
-            # The coordination store may take its time, and reports have to be read.
+            # The coordination store may answer slowly, and reports have to be read in the meantime.
             answering = threading.Thread(target=self._answer, args=(message, channel), daemon=True)
             answering.start()
             return
@@ -360,11 +364,11 @@ class Supervisor:
         return all(ended)
 
     def change(self, settings: Settings) -> None:
-        """Use these settings for processes that are made from now on."""
+        """Use these settings for processes that are created from now on."""
         self._settings = settings
 
     def add(self, name: str, lease: HeldLease | None) -> tuple[ProcessInstance, SupervisedProcess]:
-        """Return an instance that is captured in a fleet under a lease, and its process, not started.
+        """Return an instance that is captured in a fleet under a lease, and its process, not started yet.
 
         Raises SourceMissing for an instance that is being removed.
         """
@@ -420,7 +424,7 @@ class Supervisor:
                 )
 
     def alerts(self) -> list[Alert]:
-        """Return the conditions of all instances that an operator should know of."""
+        """Return the conditions of all instances that an operator should know about."""
         processes, instances = self._current()
         alerts: list[Alert] = []
         for process in processes:

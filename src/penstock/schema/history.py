@@ -216,7 +216,9 @@ class SchemaHistory:
         return None
 
     def versions(self, name: TableName) -> list[tuple[Position | None, TableSchema | None]]:
-        """Return the definitions of a table, each with the position from which on it holds; None: dropped."""
+        """Return the definitions of a table, each with the position from which it holds; None means
+        dropped.
+        """
         entries = self._entries.get(self._key(name), [])
         return [(since, None if entry is None else entry.schema) for since, entry in entries]
 
@@ -231,7 +233,9 @@ class SchemaHistory:
 
     @property
     def unsurveyed(self) -> Doubt | None:
-        """Since when tables that no statement names are unknown; None once all tables have been read."""
+        """The position since which tables that no statement names are unknown; None once all tables have been
+        read.
+        """
         return self._unsurveyed
 
     def doubts(self) -> dict[TableName, Doubt]:
@@ -456,7 +460,8 @@ class SchemaHistory:
     def _charset(self, database: str, session: StatementSession) -> str | None:
         """Return a database's charset.
 
-        A database whose creation is not in the log most likely has the session's default.
+        If the creation of a database is not in the log, the session's default is used, which is most likely
+        correct.
         """
         charset = self._database_charsets.get(self._fold(database))
         return charset or session.charset or self._defaults.charset

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import SchemaMismatch
 from penstock.model import Column, TableSchema
 
-# The types as which the log shows MariaDB types that only a declaration names.
+# The types that the log shows for MariaDB types that only a declaration names.
 PLAIN_STRINGS = ("binary(", "varbinary(")
 _TYPES_IN_STRINGS = ("uuid", "inet4", "inet6", "vector")
 

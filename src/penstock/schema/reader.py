@@ -42,7 +42,8 @@ GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME"""
 _UNIQUE = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}"""
-# The value of MariaDB's old_mode with which `utf8` is `utf8mb3`, a default since it exists.
+# The value of MariaDB's old_mode under which `utf8` means `utf8mb3`. It is a default in all versions that
+# have it.
 _UTF8_MODE, _UTF8_MODE_SINCE = "UTF8_IS_UTF8MB3", (10, 6, 1)
 _VERSIONED = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`
@@ -65,7 +66,9 @@ def read_defaults(connection: Connection) -> ServerDefaults:
 
 
 def _utf8(identity: ServerIdentity, variables: Mapping[str, str]) -> str:
-    """Return the charset that statements mean by `utf8`. A session may set another `old_mode`, not logged."""
+    """Return the charset that statements mean by `utf8`. A session may set another `old_mode`, which is not
+    logged.
+    """
     knows_mode = identity.flavor == MARIADB and identity.version >= _UTF8_MODE_SINCE
     return "utf8mb4" if knows_mode and _UTF8_MODE not in variables.get("old_mode", _UTF8_MODE) else UTF8MB3
 

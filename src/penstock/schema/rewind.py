@@ -145,15 +145,15 @@ def _undo_step(definition: TableDefinition, step: Step, statement: LoggedStateme
                 raise CannotRewind(statement)
             return replace(definition, schema=replace(schema, columns=columns))
         case SetKey():
-            # The log does not say which key there was before. Rows decode without a key. Its columns may have
-            # been nullable.
+            # The log does not show the previous key. Rows decode without a key. Its columns may have been
+            # nullable.
             columns = tuple(
                 replace(column, nullable=True) if column.name in schema.primary_key else column
                 for column in schema.columns
             )
             return replace(definition, schema=replace(schema, columns=columns, primary_key=()))
         case SetVisibility():
-            # The log does not say what the visibility was before, and the column may have another name here.
+            # The log does not show the previous visibility, and the column may have another name here.
             columns = tuple(replace(column, visible=None) for column in schema.columns)
             return replace(definition, schema=replace(schema, columns=columns))
         case SetTableCharset():

@@ -68,7 +68,7 @@ class TableDefinition:
         """Read the output of `to_json`. Raises SchemaInvalid."""
         match value:
             case {"schema": schema, "charset": str() | None as charset, "hidden_columns": int(hidden)}:
-                # Earlier versions did not write it.
+                # Earlier versions did not write this field.
                 unique = value.get("unique_columns")
                 unique_columns = None if unique is None else frozenset(map(str, unique))
                 return cls(TableSchema.from_json(schema), charset, hidden, unique_columns)
@@ -176,7 +176,7 @@ def _order_of(step: Step) -> int:
 
 
 def _name_given_up(step: Step) -> str | None:
-    """Return the name that a column loses, in lower case."""
+    """Return the name that a column loses by a step, in lower case."""
     match step:
         case RenameColumn(name=name):
             return name.lower()

@@ -57,13 +57,15 @@ class Admission:
             self._handshakes_by_peer[peer] += 1
 
     def renumber(self, descriptor: int, number: int) -> None:
-        """Count a connection, which another process serves, by a number that is no descriptor here."""
+        """Count a connection that another process serves under a number that is not a descriptor of this
+        process.
+        """
         peer = self._handshakes.pop(descriptor, None)
         if peer is not None:
             self._handshakes[number] = peer
 
     def number_of(self, descriptor: int) -> int:
-        """Return the number under which a connection is counted: here its descriptor."""
+        """Return the number under which a connection is counted: in this process, its descriptor."""
         return descriptor
 
     def greeted(self, descriptor: int) -> None:
@@ -93,7 +95,7 @@ class AcceptedSocket(socket.socket):
         super().close()
 
     def leave(self, number: int) -> None:
-        """Close the connection here and go on counting it as `number`: another process has it too."""
+        """Close the connection here but keep counting it as `number`, because another process has it too."""
         admission, self.admission = self.admission, None
         if admission is not None:
             admission.renumber(self.fileno(), number)

@@ -128,7 +128,7 @@ class Account:
     def prove_sees_columns(self, columns: Iterable[str], tables: TablePatterns, use: str) -> None:
         """Raise AccessDenied if one of the columns may be masked; `use` is what it would be used for.
 
-        Conditions and keys are refused too, because their outcome tells the value.
+        Conditions and keys are refused too, because their outcome reveals the value.
         """
         masked = self.masking.masked_among(columns, tables)
         if masked:
@@ -156,7 +156,7 @@ class Account:
             )
 
     def prove_administers_all(self, instances: Iterable[str], what: str) -> None:
-        """Raise AccessDenied unless the account may change everything; `what` it may then see."""
+        """Raise AccessDenied unless the account may change everything; `what` is what it asked to see."""
         hidden = [name for name in instances if not self.may_administer(name)]
         if hidden or not self.sees_all_values:
             raise AccessDenied(

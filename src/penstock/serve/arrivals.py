@@ -57,7 +57,7 @@ class Arrivals:
             self._waiters[instance].discard(event)
 
     def _wake(self, instance: str) -> None:
-        # First, so that a later arrival schedules another call.
+        # Do this first, so that a later arrival schedules another call.
         self._due.discard(instance)
         for event in self._waiters.get(instance, ()):
             event.set()

@@ -48,7 +48,7 @@ class Connection:
         self.lost = False
         # Sends a range of a file as the next bytes of a response; None if the connection is encrypted.
         self.send_file: Callable[[FileRange], Awaitable[None]] | None = None
-        # Set while another request is pipelined behind the one being answered.
+        # Set once the next request is pipelined behind the current one.
         self.asked_again = asyncio.Event()
 
     def when_lost(self, call: Callable[[], None]) -> None:
@@ -78,7 +78,9 @@ class RateLimitedLog:
         self._unlogged: Tally[tuple[str, ...]] = Tally()
 
     def tell(self, message: str, listener: Listening, peer: str, **more: Any) -> None:
-        """Log a warning unless one of the same kind was just logged; `times` counts those since then."""
+        """Log a warning unless one of the same kind was just logged. `times` counts those suppressed since
+        then.
+        """
         kind = message, listener, str(more.get("error", ""))
         self._unlogged[kind] += 1
         now = time.monotonic()
@@ -152,7 +154,7 @@ class Connections:
     ) -> Connection:
         """Register a connection after its handshake, and return it.
 
-        `client` is who sent the requests, if that is not the transport's peer.
+        `client` is the address of the requests' sender, if that is not the transport's peer.
         """
         address = client or transport.get_extra_info("peername") or ("?", 0)
         raw = transport.get_extra_info("socket")
@@ -277,7 +279,7 @@ class BoundedHttp(H11Protocol):
                 raise DiskFailed(f"{content.file.path} ended at {content.start + sent} while it was read")
         finally:
             if sent < len(content):
-                # The client waits for the rest of the range, which would be taken from another response.
+                # The client expects the rest of the range, and would mistake another response for it.
                 self.transport.abort()
 
     def _read_again(self) -> None:
@@ -315,7 +317,9 @@ class BoundedHttp(H11Protocol):
 
 
 def sending_files(app: ASGIApp) -> ASGIApp:
-    """Return an application whose bodies may be ranges of files, where `Connection.send_file` is given."""
+    """Return an application whose response bodies may be ranges of files if the connection has
+    `Connection.send_file`.
+    """
 
     async def with_files(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_message(message: Message) -> None:

@@ -72,7 +72,7 @@ class Consumers:
         self._log_of = log_of
         self.hold_seconds = dict(hold_seconds or {})
         self._known: dict[tuple[str, str], _Consumer] = {}
-        # The consumers of each instance and account at the last `write`, and those that were new since.
+        # The consumers of each instance and account at the last `write`, and the new consumers since then.
         self._counts: Counter[tuple[str, str]] = Counter()
         self._forgotten: set[tuple[str, str]] = set()
 
@@ -109,14 +109,14 @@ class Consumers:
         self._forgotten.add((instance, consumer))
 
     def release(self, instance: str, reader: str) -> None:
-        """Forget what the consumer of a hold told until now; the hold has been removed."""
+        """Forget what the consumer of a hold has reported so far, because the hold was removed."""
         for key in [
             key for key in self._known if key[0] == instance and consumer_hold_name(key[1]) == reader
         ]:
             del self._known[key]
 
     def note_forwarded(self, note: "ConsumerNote") -> None:
-        """Record what a consumer told another process of the daemon."""
+        """Record what a consumer reported to another process of the daemon."""
         account = Account(note.account, admin=note.admin)
         self.note(
             note.instance,
@@ -216,9 +216,9 @@ class ConsumerForgotten:
 
 
 class ForwardedConsumers(Consumers):
-    """The consumers that one of several processes serves: the daemon's own writes their holds.
+    """The consumers served by one of several processes. The daemon's main process writes their holds.
 
-    The shards of a consumer may be served by different processes, and their lowest position counts.
+    The shards of a consumer may be served by different processes, and the lowest position counts.
     """
 
     def __init__(

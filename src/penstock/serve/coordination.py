@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coordination store as seen by metrics and health: whether it answers, and its subscriptions.
+"""The coordination store for metrics and health: whether it answers, and its subscriptions.
 
-It has a connection of its own with short timeouts, so that a lost store delays a scrape by seconds at most.
+Uses a separate connection with short timeouts, so that a lost store delays a scrape by a few seconds at most.
 """
 
 import threading
@@ -24,7 +24,7 @@ _Answer = TypeVar("_Answer")
 
 _log = structlog.get_logger(__name__)
 
-# Scrapes and probes that come more often share an answer, so that they do not load the store.
+# Frequent scrapes and probes share one answer, so that they do not load the store.
 _FRESH_SECONDS = 5.0
 
 
@@ -110,7 +110,7 @@ class CoordinationProbe:
             return self._views
 
     def change(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
-        """Return the result of a change of subscriptions, which the next reading shows.
+        """Run a change of subscriptions and return its result. The next reading shows the change.
 
         Raises CoordinationLost if the store does not answer, and the errors of `work`.
         """
@@ -123,7 +123,7 @@ class CoordinationProbe:
             return work(Subscriptions(self._store))
 
     def change_slowly(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
-        """Return the result of a change that may wait for members, over a connection of its own.
+        """Run a change that may wait for members, over a separate connection, and return its result.
 
         Metrics and health do not wait for it. Raises CoordinationLost, and the errors of `work`.
         """
@@ -148,7 +148,7 @@ class CoordinationProbe:
         try:
             if self._store is None:
                 self._store = self._open()
-            # The one request whose duration is measured.
+            # Only the duration of this request is measured.
             self._store.list(path_of("subscriptions"))
             self._seconds.observe(time.monotonic() - now)
             self._states = [
@@ -163,7 +163,9 @@ class CoordinationProbe:
         self._asked_at = time.monotonic()
 
     def _subscription_states(self, store: CoordinationStore, instance: str) -> list[_SubscriptionState]:
-        """Return the subscriptions of an instance. An unreadable record is no failure of the store."""
+        """Return the subscriptions of an instance. An unreadable record does not count as a failure of the
+        store.
+        """
         subscriptions = Subscriptions(store)
         try:
             return [self._state(store, subscriptions, known) for known in subscriptions.list(instance)]
@@ -189,7 +191,9 @@ class CoordinationProbe:
 
 
 def needed_store(coordination: CoordinationProbe | None) -> CoordinationProbe:
-    """Return the coordination store of a call that changes subscriptions. Raises SourceMissing."""
+    """Return the coordination store for a call that changes subscriptions. Raises SourceMissing if there is
+    none.
+    """
     if coordination is None:
         raise SourceMissing("this daemon has no coordination store", hint="Set coordination in penstock.yaml")
     return coordination

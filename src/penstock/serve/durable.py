@@ -5,8 +5,8 @@
          └──▶ a copy receives, syncs, confirms ──┴─▶ the end that `log.copies` members have ─▶ readers
 
 A member that takes over the log continues at its own end. What readers saw is in its log, so no reader has a
-change that another server might never repeat. One case is left out: a copy that replaces another may be
-behind what the other has confirmed, until it has caught up.
+change that another server might never repeat. There is one exception: a copy that replaces another copy may
+be behind the other's confirmed position until it has caught up.
 """
 
 import threading
@@ -33,9 +33,9 @@ class DurableInstance:
         self._arrived = arrived
         self._lock = threading.RLock()
         self._view: ConfirmedLog | None = None
-        # What the other members have synced of the log that is open now.
+        # The positions up to which other members have synced the log that is open now.
         self._synced: dict[str, Position] = {}
-        # What readers have been able to see, here or at the member that captured before.
+        # The end up to which readers have been able to read, here or at the member that captured before.
         self._confirmed: Position | None = None
 
     @property
@@ -64,12 +64,14 @@ class DurableInstance:
         return log
 
     def status(self) -> Mapping[str, Any]:
-        """Return the instance's status with the end that readers see, and what keeps it back. Never waits."""
+        """Return the instance's status with the end that readers see, and what holds that end back. Never
+        waits.
+        """
         status = dict(self._instance.status())
         try:
             stored = self.stored_log()
         except PenstockError:
-            # The status says why there is no log now.
+            # The status already says why there is no log.
             return status
         view = self._view_of(stored)
         view.follow()
@@ -84,7 +86,7 @@ class DurableInstance:
         }
 
     def confirm(self, member: str, synced: Position) -> None:
-        """Note that a member's copy has everything up to a position, and will after a power failure.
+        """Record that a member has durably stored everything up to a position.
 
         Raises the errors of the instance's log.
         """
@@ -95,12 +97,12 @@ class DurableInstance:
         self._advance()
 
     def readable_end(self) -> Position | None:
-        """Return the end that readers see now, None without one."""
+        """Return the end up to which readers can read now, None if there is none."""
         with self._lock:
             return None if self._view is None else self._view.visible
 
     def note_readable(self, position: Position) -> None:
-        """Note what readers have seen at the member that captures, in case this one continues its log."""
+        """Record what readers have seen at the capturing member, in case this member continues its log."""
         with self._lock:
             self._confirmed = max(filter(None, (self._confirmed, position)))
 
@@ -109,7 +111,7 @@ class DurableInstance:
     def _view_of(self, log: Log) -> ConfirmedLog:
         with self._lock:
             if self._view is None or self._view.stored is not log:
-                # Whatever was confirmed of another log may have been lost since.
+                # Positions confirmed for another log do not apply: its data may have been lost since.
                 self._synced.clear()
                 self._view = ConfirmedLog(log, lambda: self._end_of(log))
                 log.on_durable = self._advance
@@ -126,7 +128,7 @@ class DurableInstance:
             self._arrived(self.name)
 
     def _end_of(self, log: Log) -> Position | None:
-        """Return the end that readers may see, which never goes back while the log has it."""
+        """Return the end up to which readers may read. It never moves backward within the same log."""
         own = log.durable
         if own is None:
             return None

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that a listener process forwards to the daemon, which knows more than the logs.
+"""Requests that a listener process forwards to the daemon's main process, because the logs are not enough to
+answer them.
 
-Followers (`POST /v1/instances/NAME/changes`) and readers of raw bytes (`GET .../bytes`) are served where they
-are connected. Everything else is answered by the daemon, over a connection of its own for each request.
+Followers (`POST /v1/instances/NAME/changes`) and readers of raw bytes (`GET .../bytes`) are served in the
+process that they are connected to. The main process answers all other requests, over a separate connection
+for each request.
 """
 
 import asyncio
@@ -43,14 +45,14 @@ class Divided:
 class Forward:
     """Forwards requests to the daemon.
 
-    `connect` returns a new connection to it for a request; it raises OSError.
+    `connect` returns a new connection for a request; it raises OSError.
     """
 
     def __init__(self, connect: Callable[[Scope], socket.socket]) -> None:
         self._connect = connect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the daemon does. A client that disconnects ends its request there too."""
+        """Answer with the daemon's response. If a client disconnects, its request ends in the daemon too."""
         has_started = False
 
         async def send_on(message: Message) -> None:
@@ -62,7 +64,7 @@ class Forward:
             await self._exchange(scope, receive, send_on)
         except (OSError, h11.RemoteProtocolError) as problem:
             if has_started:
-                # The client must not take a part of the answer for all of it.
+                # The client must not mistake a truncated response for a complete one.
                 raise ConnectionResetError("the daemon ended before its answer") from problem
             lost = ConnectionLost(f"the daemon does not answer: {problem}", hint="Ask again in a moment")
             await problem_response(lost, 1)(scope, receive, send)
@@ -95,7 +97,7 @@ async def _send_request(
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            # The daemon sees it, and drops what nobody waits for.
+            # The daemon sees the disconnect and cancels the request.
             writer.transport.abort()
             return
         if message.get("body"):
@@ -107,7 +109,9 @@ async def _send_request(
 
 
 async def _send_answer(connection: h11.Connection, reader: asyncio.StreamReader, send: Send) -> None:
-    """Send what the daemon answers. Raises RemoteProtocolError if it ends before its answer does."""
+    """Send the daemon's response. Raises RemoteProtocolError if the connection ends before the response is
+    complete.
+    """
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:

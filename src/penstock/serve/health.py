@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's health, as service managers and orchestrators ask for it.
+"""The daemon's health, for service managers and orchestrators.
 
     alive      the event loop answers
     started    every log has been opened once, here or by another member of the fleet, and every listener but
@@ -55,10 +55,12 @@ class Health:
         return checks
 
     async def _coordination_answers(self, coordination: CoordinationProbe) -> bool:
-        """Ask the store once for all probes that wait: they need no credentials, and its timeout is long."""
+        """Ask the store once for all waiting probes: probes need no credentials, and the store's timeout is
+        long.
+        """
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(run_in(self._served.threads.reporting, coordination.failure))
-        # A probe that gives up leaves the answer to the others.
+        # If a probe gives up, the other probes still get the answer.
         return await asyncio.shield(self._asking) is None
 
     def _unopened(self) -> set[str]:
@@ -66,7 +68,8 @@ class Health:
         unopened = set()
         for name, instance in self._served.instances.items():
             if not self._served.is_here(name):
-                # Another member of the fleet has its log open. Asking which one would cost the store a read.
+                # Another member of the fleet has the log open. Finding out which member would cost a read of
+                # the store.
                 continue
             try:
                 # Members with copies must be able to start before anything is confirmed.

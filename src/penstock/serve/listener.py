@@ -108,7 +108,7 @@ class HttpListener(uvicorn.Server):
         connections: Connections,
         port: socket.socket | None = None,
     ) -> None:
-        """Without a port, connections come by `serve_accepted` only."""
+        """Without a port, connections arrive through `serve_accepted` only."""
         self._listening = [] if port is None else [port]
         super().__init__(
             uvicorn.Config(
@@ -156,7 +156,9 @@ class HttpListener(uvicorn.Server):
         self.started = True
 
     def make_protocol(self, forwarded_for: Address | None = None) -> asyncio.Protocol:
-        """Return the protocol of a new connection, which may be for the request of a client elsewhere."""
+        """Return the protocol of a new connection, which may carry a request forwarded for a remote
+        client.
+        """
         config = self.config
         protocol: BoundedHttp = config.http_protocol_class(  # type: ignore[call-arg, assignment]
             config=config, server_state=self.server_state, app_state=self.lifespan.state
@@ -191,7 +193,7 @@ def guarded(
     name: Listening, app: ASGIApp, access: Access, settings: ListenSettings, traffic: Traffic
 ) -> ASGIApp:
     """Return an application whose clients have to authenticate."""
-    # Ptubes clients understand no status but 200, so their application authenticates itself.
+    # Ptubes clients understand no status but 200, so their application does its own authentication.
     return app if name == "ptubes" else Guard(app, access, name, settings.addresses()[name][0], traffic)
 
 
@@ -209,11 +211,11 @@ def ptubes_listener(
 
 
 class Handover(Protocol):
-    """Other processes of the daemon that serve the connections of its ports."""
+    """Other processes of the daemon that serve connections of its ports."""
 
     @property
     def listeners(self) -> Collection[Listening]:
-        """The listeners whose connections they serve, if the daemon has them."""
+        """The listeners whose connections the processes serve, if the daemon has these listeners."""
 
     def begin(
         self,
@@ -221,11 +223,11 @@ class Handover(Protocol):
         serve_here: Callable[[socket.socket, Address], Coroutine[Any, Any, None]],
         report_accepting: Callable[[Listening, bool], None],
     ) -> None:
-        """Begin to hand connections over. Called in the event loop.
+        """Begin to hand over connections. Called in the event loop.
 
-        `serve_here` serves a connection of one of the processes, for an HTTP request that it forwards for the
-        client with this address.
-        `report_accepting` is called when connections of a listener begin or cease to be accepted.
+        `serve_here` serves a connection from one of the processes, for an HTTP request that it forwards for
+        the client with this address. `report_accepting` is called when connections of a listener begin or
+        cease to be accepted.
         """
 
     async def end(self) -> None:
@@ -254,8 +256,8 @@ class Listener(HttpListener):
         """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it.
 
         `fleet_status` returns the state of the fleet, None without one; it may block. `more_routes` are
-        calls of the HTTP port that need what only the daemon knows. With `handover`, other processes serve
-        some ports, and the HTTP port always.
+        further routes of the HTTP port that need the daemon's state. With `handover`, other processes serve
+        the HTTP port and some other ports.
         """
         self._served = served
         self._ports = ports
@@ -284,7 +286,7 @@ class Listener(HttpListener):
         guard = guarded("http", app, access, settings, traffic)
         super().__init__(
             "http",
-            # The process that forwards a request measures it.
+            # The process that forwards a request measures its duration.
             Measured(guard, "http", traffic) if handover is None else guard,
             settings,
             self._connections,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The columns whose values an account does not see: `masked` of an account in penstock.yaml.
 
-Every call that shows row values to an account asks here. A masked value is left out, never replaced: a column
-without a value says more than one with a wrong value. Calls that cannot leave it out refuse the account.
+Every call that shows row values to an account uses this module. A masked value is left out, never replaced: a
+missing column is better than a wrong value. Calls that cannot leave a value out are refused.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from penstock import errors
 from penstock.errors import AccessDenied, OptionInvalid, PenstockError, StreamError
 from penstock.model import TableName, TablePatterns
 
-# Stands in JSON for a text that may quote a masked value.
+# The JSON text shown in place of a text that may contain a masked value.
 HIDDEN_TEXT = "(masked)"
 
 _METADATA, _UNREPRESENTABLE = "_metadata", "unrepresentable"
@@ -25,10 +25,10 @@ _METADATA, _UNREPRESENTABLE = "_metadata", "unrepresentable"
 
 @dataclass(frozen=True)
 class Masking:
-    """The masked columns by table pattern, with their names in lower case; of a table, all that match.
+    """The masked columns by table pattern, in lower case. All patterns that match a table apply to it.
 
-    Names match in any case, those of tables too: a server may fold them, and too much is better hidden than
-    too little.
+    Column and table names match in any case, because a server may fold them, and hiding too much is better
+    than hiding too little.
     """
 
     rules: tuple[tuple[TablePatterns, frozenset[str]], ...] = ()
@@ -53,7 +53,7 @@ class Masking:
     def prove_applies(self, table: TableName, columns: Iterable[str]) -> None:
         """Raise AccessDenied if a rule about this table alone names none of its columns.
 
-        Its column may have another name at that moment, which nothing hides.
+        The column may have had another name at that time, which no rule would hide.
         """
         known = {name.casefold() for name in columns}
         for tables, names in self.rules:
@@ -69,9 +69,9 @@ class Masking:
     ) -> None:
         """Raise AccessDenied unless each name of a rule about this table alone is sure to hide its column.
 
-        `definitions` are the columns of every known definition of the table. Each name must be a column of
-        one of them, and `columns` must have as many of the names as any of them: else one is another name of
-        a column that nothing hides here.
+        `definitions` are the columns of every known definition of the table. Each name must be a column in
+        one of them, and `columns` must have as many of the names as any definition. Otherwise, a column may
+        have had another name here, which no rule hides.
         """
         known = {name.casefold() for name in columns}
         every = [known, *({name.casefold() for name in names} for names in definitions)]
@@ -96,12 +96,14 @@ class Masking:
                 )
 
     def idle_names(self, table: TableName, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of rules about this table alone that are none of its columns."""
+        """Return the names in rules for this table alone that match none of its columns."""
         own = [names for tables, names in self.rules if tables.single() and _matches(tables, table)]
         return tuple(sorted(frozenset().union(*own) - {name.casefold() for name in columns}))
 
     def hidden_among(self, table: TableName, columns: Sequence[str]) -> frozenset[str]:
-        """Return the columns of a table to hide: all if a rule about this table alone names none of them."""
+        """Return the columns of a table to hide. If a rule for this table alone matches none of its columns,
+        hide all columns.
+        """
         try:
             self.prove_applies(table, columns)
         except AccessDenied:
@@ -131,7 +133,7 @@ def _in_any_case(pattern: str) -> TablePatterns:
     try:
         return TablePatterns([f"/(?i:{pattern[1:-1]})/"])
     except OptionInvalid:
-        # It has flags of its own, which stand at the beginning only.
+        # The pattern has inline flags, which are valid only at its start.
         return TablePatterns([pattern])
 
 
@@ -167,7 +169,7 @@ def without_masked(rows: pyarrow.RecordBatch, masked: frozenset[str]) -> pyarrow
 
 @contextmanager
 def hiding_texts(masked: frozenset[str]) -> Iterator[None]:
-    """Hide the texts of errors about the data, which may quote a masked value."""
+    """Hide error texts about the data, which may contain a masked value."""
     try:
         yield
     except StreamError as problem:
@@ -180,7 +182,7 @@ def mask_part(part: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]
     """Return a part of a history or a response, as JSON, without what is masked.
 
     A change names the columns that are left out in `masked`. The texts of statements and of errors about the
-    data may quote a value, so they are hidden.
+    data may contain a value, so they are hidden.
     """
     if not masked:
         return dict(part)

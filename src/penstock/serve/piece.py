@@ -21,7 +21,7 @@ from penstock.source.source import ByteRange
 # Rows with the column types of their table. All other shapes are message dialects.
 TYPED = "typed"
 
-# The number of bytes decoded between checks whether anybody still waits for the piece.
+# The number of bytes decoded between checks whether any consumer still waits for the piece.
 _SLICE_BYTES = 256 * 1024
 
 
@@ -56,7 +56,7 @@ class View:
         return self._hash
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The hashes of another process mean nothing here.
+        # Hashes from another process are not valid here.
         self.__dict__.update(state)
         self.__post_init__()
 
@@ -105,13 +105,13 @@ class Follower:
         self.position = byte_range.position
         self.part = 0
         self._run_end = run_end
-        # The offset up to which bytes were fed: after the position once a part of a piece was produced.
+        # The offset up to which bytes were fed. It is past the position once a part of a piece was produced.
         self._at = self.position.offset
         # Batches decoded for a later part, and whether the piece is decoded completely.
         self._pending: list[Batch] = []
         self._decoded = False
-        # The number of full batches among them. Later batches were closed early and would differ if the log
-        # had grown.
+        # The number of full batches among them. Later batches were closed early, and would differ if the log
+        # grew.
         self._full = 0
         before = source.gtid_set(self.position)
         options: dict[str, Any] = {"emit": TYPED}
@@ -163,7 +163,7 @@ class Follower:
         """Decode the piece that starts at `start`; return it with this decoder, if the decoder can continue.
 
         With `least` the piece is one transaction; with `in_parts` it is the next part. None if no whole
-        transaction is available, or nobody waits any more. Raises LimitExceeded if a piece would be too
+        transaction is available, or no consumer waits any more. Raises LimitExceeded if a piece would be too
         large.
         """
         piece_start, stop = self.position, self._stop(end)

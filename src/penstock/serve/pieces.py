@@ -58,7 +58,7 @@ class PieceMemory:
         """Cache a piece, evicting the least recently used ones."""
         cost = piece.bytes + _PIECE_COST
         if cost > self.bytes_max // 2:
-            # The piece would evict everything that the others share.
+            # The piece would evict everything that followers share.
             return
         self._pieces[key] = piece, cost
         self.bytes += cost
@@ -73,7 +73,7 @@ class PieceMemory:
             self._trim()
 
     def forget(self, instance: str) -> None:
-        """Drop the pieces of an instance: its positions may have other bytes now."""
+        """Drop the pieces of an instance, because its positions may refer to other bytes now."""
         for key in [key for key in self._pieces if key[0] == instance]:
             self.bytes -= self._pieces.pop(key)[1]
 
@@ -126,7 +126,7 @@ class Pieces:
         self._source: OwnSource | None = None
         self._followers: OrderedDict[tuple[View, Position, int], Follower] = OrderedDict()
         self._flights: dict[_Key, _Flight] = {}
-        # Prefetched pieces that only the follower that requested them wants.
+        # Prefetched pieces that only one follower will request.
         self._prefetched: OrderedDict[_Key, Piece] = OrderedDict()
         self._cursors: dict[View, weakref.WeakSet[object]] = {}
         self._decoded_at: dict[View, float] = {}
@@ -180,7 +180,7 @@ class Pieces:
     async def _at(self, key: _Key, *, has_waited: bool) -> Piece | None:
         _, view, start, end, part = key
         source = self.source
-        # Nearly every piece is whole, and then it is the same with and without parts.
+        # Nearly every piece is whole, and then it is the same piece with and without `part`.
         for candidate in {self._key(view, start, None, part or None), key}:
             cached = self._memory.get(candidate) or self._prefetched.pop(candidate, None)
             if cached is not None and self._fits(cached, end):
@@ -195,8 +195,8 @@ class Pieces:
             return await self._at(key, has_waited=has_waited)
         if flight is None and not part:
             if not has_waited and (gap := self._gap(view, start, end)) > 0:
-                # A task for all that wait would need two more turns of the loop, and captures may run before
-                # each.
+                # A shared task would need two more turns of the event loop, and captures may run before each
+                # turn.
                 await asyncio.sleep(gap)
                 return await self._at(key, has_waited=True)
             if (decoded := self._decode_now(view, start, end)) is not None:
@@ -348,7 +348,9 @@ class Pieces:
 
 
 async def _wait_for_flight(flight: _Flight) -> Piece | None:
-    """Wait for a shared piece. Cancelling one waiter does not stop it for others; the last waiter does."""
+    """Wait for a shared piece. Cancelling one waiter does not stop the decoding for others; cancelling the
+    last waiter does.
+    """
     assert flight.task is not None, "a flight has its task from the first moment"
     flight.waiters += 1
     try:

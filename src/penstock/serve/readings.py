@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of readers and listeners.
 
-What belongs to the event loop is copied there; the log is asked in a thread.
+State of the event loop is copied in the loop; the log is queried in a thread.
 """
 
 import heapq
@@ -30,10 +30,10 @@ def copy_readers(subscribers: Subscribers) -> list[Subscriber]:
 
 
 def read_readers(readings: Readings, readers: list[Subscriber], log_of: Callable[[str], ServedLog]) -> None:
-    """Add what was sent to readers, and how far they are behind.
+    """Add the amounts sent to readers, and their lag.
 
-    Long lists of shards are abbreviated, so several readers may have the same labels: what was sent to them
-    is added up, and the one that is furthest behind counts.
+    Long lists of shards are abbreviated, so several readers may have the same labels. Their amounts are
+    summed, and the largest lag counts.
     """
     behind = _bytes_behind(readers, log_of)
     groups: dict[tuple[str, ...], list[Subscriber]] = {}
@@ -48,7 +48,7 @@ def read_readers(readings: Readings, readers: list[Subscriber], log_of: Callable
         if placed:
             size = max(behind[id(reader)] for reader in placed)
             readings.add("penstock_reader_lag_bytes", size, **labels)
-        # The time of a reader's position is unknown until it has been sent a transaction.
+        # The time of a reader's position is unknown until a transaction has been sent to it.
         timed = [reader for reader in placed if reader.time_us or not behind[id(reader)]]
         if timed:
             seconds = max(now - reader.time_us / 1e6 if behind[id(reader)] else 0.0 for reader in timed)
@@ -64,7 +64,7 @@ def _bytes_behind(readers: list[Subscriber], log_of: Callable[[str], ServedLog])
             for reader in readers
             if reader.instance == instance and reader.position is not None
         }
-        # Without an open log nothing is known, and the instance's state says why.
+        # Without an open log, the lag is unknown, and the instance's state says why.
         with suppress(PenstockError):
             sizes = log_of(instance).bytes_behind_all(list(positions.values()))
             behind.update(zip(positions, sizes, strict=True))

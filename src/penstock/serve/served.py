@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The foundation of every protocol: the served instances, and waiting for new data in them."""
+"""The common part of all protocols: the served instances, and waiting for new data in them."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -46,7 +46,9 @@ class Served:
         canal_filters: Mapping[str, TablePatterns] | None = None,
         is_here: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """`is_here` returns whether this process has an instance's log, rather than another of its fleet."""
+        """`is_here` returns whether this process has an instance's log, rather than another member of its
+        fleet.
+        """
         self.arrivals = arrivals
         self.is_here = is_here
         self.subscribers = Subscribers()
@@ -99,7 +101,7 @@ class Served:
     ) -> Position | None:
         """Return the end of the whole transactions once it is past `after` or the timeout expires.
 
-        Returns at once without `after`. `log` is that of the instance, if not as readers see it.
+        Returns at once without `after`. `log` replaces the log that readers see.
         """
         log = log or self.instance(name).log()
         loop = asyncio.get_running_loop()

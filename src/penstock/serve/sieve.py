@@ -95,8 +95,7 @@ class Sieve:
         return "parts", self.shards.count
 
     async def passing(self, pieces: Pieces, piece: Piece) -> dict[str, Mask]:
-        """Return which changes of each table pass, for `sift`, if messages do not show it; else an empty
-        result.
+        """Return which changes of each table pass, for `sift`; empty if the messages themselves are enough.
 
         A message does not show its values, so the same range is decoded typed as well. Raises the errors of
         `Pieces.at`.

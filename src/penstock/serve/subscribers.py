@@ -47,7 +47,9 @@ class Subscriber:
             self.position = position
 
     def joined(self, other: "Subscriber") -> "Subscriber":
-        """Return one subscriber whose requests two processes have served: its position is the latest one."""
+        """Return one subscriber for the requests that two processes have served; its position is the later of
+        the two.
+        """
         latest = max(self, other, key=lambda subscriber: (subscriber.requests > 0, subscriber.seen_us))
         return replace(
             latest,
@@ -81,7 +83,7 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._known: dict[SubscriberKey, Subscriber] = {}
-        # What each process of the daemon that serves followers has reported last.
+        # The latest report of each process of the daemon that serves followers.
         self._elsewhere: dict[int, Mapping[SubscriberKey, Subscriber]] = {}
 
     @contextmanager
@@ -127,7 +129,7 @@ class Subscribers:
         return dict(self._known)
 
     def report(self, process: int, subscribers: Mapping[SubscriberKey, Subscriber]) -> None:
-        """Note the subscribers that another process serves; none once it has ended."""
+        """Record the subscribers that another process serves; none once the process has ended."""
         self._elsewhere[process] = subscribers
         if not subscribers:
             del self._elsewhere[process]

@@ -53,7 +53,7 @@ async def resolve_start(pieces: Pieces, start: Start) -> Started:
     Raises PositionPurged, PositionInvalid, ServerChanged for another server's position, and ServerBusy if the
     log is empty or has not reached it.
     """
-    # Lookups by time or GTID set may scan far. Followers continue by position, and must not wait for such a
+    # Lookups by time or GTID set may scan far. Followers that continue by position must not wait for such a
     # search.
     is_search = start.time_us is not None or start.gtid_set is not None
     ask = pieces.search if is_search else pieces.in_thread
@@ -264,8 +264,9 @@ class Cursor:
         return self._until.time_us is not None and piece.time_us >= self._until.time_us
 
     def _is_past_until(self) -> bool:
-        """Return whether nothing before the end can arrive any more, even though nothing after it has
-        arrived."""
+        """Return whether no transaction before the end can arrive any more, even though none after it has
+        arrived.
+        """
         if self._until is None or self._until.time_us is None:
             return False
         lag = self.pieces.lag_seconds()

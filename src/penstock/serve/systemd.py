@@ -19,9 +19,9 @@ _POLL_SECONDS = 0.1
 async def notify_until_cancelled(
     is_started: Callable[[], bool], environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Report READY once the daemon has started, then feed the watchdog; STOPPING at the end.
+    """Report READY once the daemon has started, then feed the watchdog; report STOPPING at the end.
 
-    Returns at once if no service manager waits, as `NOTIFY_SOCKET` says.
+    Returns at once if there is no service manager, according to `NOTIFY_SOCKET`.
     """
     path = environment.get("NOTIFY_SOCKET", "")
     if not path:
@@ -57,5 +57,5 @@ def _notify(path: str, state: str) -> None:
             notifying.setblocking(False)
             notifying.sendto(state.encode(), address)
     except OSError as problem:
-        # The service manager draws its own conclusion from the missing notification.
+        # The service manager notices that the notification is missing.
         _log.warning("the service manager could not be notified", state=state, why=str(problem))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the daemon reports on itself: metrics to scrape or push, health, and the service manager.
 
-Everything is gathered when it is asked for. What belongs to the event loop is read in it, the rest in a
-thread.
+Everything is gathered on request. State of the event loop is read in the loop, and the rest in a thread.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ _ALERT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Alerting:
-    """What to alert on, and where to. `conditions` may block, and `channel` does."""
+    """The conditions to alert on, and the channel to alert. `conditions` may block, and `channel` does."""
 
     conditions: Callable[[], list[Alert]]
     channel: Channel
@@ -92,7 +91,7 @@ class Telemetry:
         self.health = Health(served, self._listening, coordination)
 
     def routes(self) -> list[Route]:
-        """Return the routes of what operators ask about the daemon itself."""
+        """Return the routes for questions of operators about the daemon itself."""
         return [
             *metrics_routes.routes(self.read, self._served.threads.reporting, self._alias),
             *health_routes.routes(self.health),
@@ -137,7 +136,7 @@ class Telemetry:
             self._push.close()
 
     def _read_blocking(self, readings: Readings, readers: list[Subscriber]) -> None:
-        """Gather what does not belong to the event loop."""
+        """Gather the metrics that do not belong to the event loop."""
         for report in self._reports:
             report(readings)
         read_readers(readings, readers, lambda name: self._served.instance(name).log())
@@ -165,7 +164,7 @@ class Telemetry:
             except PenstockError as problem:
                 _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
                 if isinstance(problem, TransientError):
-                    # The channel is down for the others too.
+                    # The channel would fail for the remaining alerts too.
                     break
                 self._alerts.refused(notification, now_us)
             else:

@@ -31,11 +31,11 @@ _DEFINITION_THREADS = 16
 _COMPILING_THREADS = 2
 # A scrape may wait for the coordination store while the conditions of alerts are checked.
 _REPORTING_THREADS = 2
-# One delivers alerts, the other pushes metrics.
+# One thread delivers alerts, the other pushes metrics.
 _DELIVERING_THREADS = 2
 
 
-# Whether the search that this thread runs is abandoned, None in a thread that runs no search.
+# Whether the search that runs in this thread was abandoned; None in a thread that runs no search.
 _ABANDONED: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
 
 
@@ -81,7 +81,7 @@ async def run_in(pool: Executor, work: Callable[..., _Answer], *arguments: Any) 
 
 
 def prove_wanted() -> None:
-    """Raise CancelledError in the thread of a search that nobody waits for any more."""
+    """Raise CancelledError in the thread of a search whose caller has gone."""
     abandoned = _ABANDONED.get()
     if abandoned is not None and abandoned.is_set():
         raise CancelledError

@@ -44,7 +44,7 @@ class Usage:
 
 
 class SharedUsage(Usage):
-    """The usage of an account that several processes serve, of which this is one."""
+    """The usage of an account that several processes, including this one, serve."""
 
     def __init__(self, usages: "SharedUsages", account: int, process: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class SharedUsage(Usage):
             self._usages.set_requests(self._account, self._process, max(requests - 1, 0))
 
     def spend(self, size: int, rate: int, now: float) -> float:
-        """Add sent bytes to the debt that all processes have, and return it."""
+        """Add sent bytes to the debt that all processes share, and return it."""
         with self._usages.locked(self._account):
             debt_bytes, debt_at = self._usages.debt(self._account)
             debt_bytes = max(debt_bytes - (now - debt_at) * rate, 0.0) + size
@@ -79,7 +79,7 @@ class SharedUsage(Usage):
 class SharedUsages:
     """The usages of all accounts, in memory that processes share through a file. For one thread of each.
 
-    `file` is None to create it. Locks end with the process that has them.
+    Without a `file`, a new file is created. A process that ends releases its locks.
     """
 
     def __init__(self, accounts: int, processes: int, file: IO[bytes] | None = None) -> None:
@@ -104,7 +104,7 @@ class SharedUsages:
 
     @contextmanager
     def locked(self, account: int) -> Iterator[None]:
-        """Exclude the other processes from an account."""
+        """Lock an account against other processes."""
         start = account * self._size
         fcntl.lockf(self.file, fcntl.LOCK_EX, self._size, start)
         try:
@@ -113,7 +113,7 @@ class SharedUsages:
             fcntl.lockf(self.file, fcntl.LOCK_UN, self._size, start)
 
     def debt(self, account: int) -> tuple[float, float]:
-        """Return the bytes of debt, and their time."""
+        """Return the debt in bytes, and the time of its last update."""
         debt_bytes, debt_at = _DEBT.unpack_from(self._memory, account * self._size)
         return debt_bytes, debt_at
 

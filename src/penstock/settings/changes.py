@@ -22,7 +22,9 @@ class InstanceChange:
 
     @classmethod
     def between(cls, before: Settings, after: Settings) -> "InstanceChange":
-        """Return what a running daemon has to change. Raises OptionInvalid for what needs a restart."""
+        """Return the changes that a running daemon has to make. Raises OptionInvalid for a change that needs
+        a restart.
+        """
         sections = [
             name
             for name in type(before).model_fields
@@ -45,7 +47,7 @@ class InstanceChange:
             or (name in joined_or_left and before.has_process(name) != after.has_process(name))
         ]
         change = cls(
-            # Members start before the merges that wait for them.
+            # Members start before the merges that depend on them.
             tuple(sorted(after.instances.keys() - common, key=lambda name: (name in merges, name))),
             tuple(sorted(changed, key=lambda name: (name in merges, name))),
             tuple(sorted(before.instances.keys() - common)),

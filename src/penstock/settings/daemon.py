@@ -68,7 +68,7 @@ from penstock.settings.values import (
     validate_option,
 )
 
-# The names that other packages import from here, wherever they are defined.
+# Names that other packages import from here, wherever they are defined.
 __all__ = [
     "LISTENERS",
     "LOOPBACK_DEFAULT",
@@ -360,8 +360,8 @@ class InstanceSettings(Section):
     def addresses(self) -> list[ServerAddress]:
         """Return every server of the cluster in the order to try them. Raises ValueError.
 
-        A further server that is written as host and port only has everything else from `source`. A TiDB
-        cluster has the server of `tidb.sql`, or none, and the output of TiCDC and a merge have none.
+        A further server that is written as host and port takes everything else from `source`. A TiDB cluster
+        has the server of `tidb.sql`, or none, and the output of TiCDC and a merge have none.
         """
         password = one_secret(self.password, self.password_file, self.password_env, "password")
         if self.is_ticdc or self.merge:
@@ -461,7 +461,7 @@ class Settings(Section):
                     f"log.serve: {name} has {what}, so that nothing would become durable in time"
                 )
             if log.serve == "durable" and (self.processes != "single" or self.listeners != "single"):
-                # Another process sees what is in the log's files, also before it is confirmed.
+                # Other processes read the log's files, which may contain data that is not confirmed yet.
                 raise ValueError(f"log.serve: {name} is durable, which needs processes and listeners: single")
         check_merges(self)
         if self.fleet is None:
@@ -471,7 +471,7 @@ class Settings(Section):
         if self.coordination is None:
             raise ValueError("fleet: set coordination to the store that all members use")
         for name, instance in self.instances.items():
-            # A log of either has positions of its own, which mean nothing in the log of another member.
+            # Both kinds of log have their own positions, which mean nothing in the log of another member.
             if instance.is_tidb or instance.is_ticdc:
                 raise ValueError(f"fleet: {name} is a TiDB cluster, which a daemon without fleet captures")
         return self
@@ -489,9 +489,10 @@ class Settings(Section):
         )
 
     def operator_token(self) -> Secret | None:
-        """Return the token that the command line uses for this daemon: its own, or else an admin's.
+        """Return the token that the command line uses for this daemon: its own, otherwise an admin's.
 
-        None if there is none. Raises OptionInvalid if there are some, and none of them can be read here.
+        None if there is none. Raises OptionInvalid if tokens are configured but none of them can be read
+        here.
         """
         problem: ValueError | None = None
         for read in (self.listen.secret, *(account.token_secret for account in self.access if account.admin)):
@@ -508,15 +509,15 @@ class Settings(Section):
         return None
 
     def has_process(self, instance: str) -> bool:
-        """Return whether an instance is captured in another process than the daemon's."""
+        """Return whether an instance is captured in a separate process."""
         is_captured = self.instances[instance].is_captured
         is_alone = is_captured and instance not in merged_instances(self.instances)
         return self.processes != "single" and is_alone and self.log_of(instance).mode != "memory"
 
     def process_groups(self) -> list[list[str]]:
-        """Return the instances of each capture process, [] if the daemon captures all of them itself.
+        """Return the instances of each capture process, [] if the daemon captures all instances itself.
 
-        It always captures those whose log is in its memory.
+        It always captures instances whose log is in memory itself.
         """
         if self.processes == "single":
             return []
@@ -551,7 +552,7 @@ def load_settings(
 
     Relative paths in the file start at the daemon's working directory. `${NAME}` is read from `environment`,
     by default from the environment of the process. Without `with_secrets`, a secret is read where it is used,
-    because a command about a daemon needs one of them at most.
+    because a command about a daemon needs at most one of them.
     """
     document = read_yaml(Path(path), os.environ if environment is None else environment, text=text)
     if not with_secrets:

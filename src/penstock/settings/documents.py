@@ -24,7 +24,7 @@ from penstock.settings.values import Section, secrets_unread
 _HINT = "Write documents as penstock export prints them, or a pipeline file"
 
 
-# What ${NAME} stands for, as an environment can have it.
+# A variable name in ${NAME}, as an environment can contain it.
 _Values = dict[
     Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
 ]
@@ -44,7 +44,7 @@ class JobDocument(Section):
 
 
 class SelectionDocument(Section):
-    """What an operator has set of a subscription."""
+    """The selection of a subscription that an operator has set."""
 
     tables: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
@@ -80,7 +80,9 @@ class InstanceDocument(Section):
         return labels
 
     def text(self) -> str:
-        """Return the section as the text of a file. Raises OptionInvalid if a secret is written out in it."""
+        """Return the section as the text of a file. Raises OptionInvalid if it contains a secret in plain
+        text.
+        """
         text = yaml_text(self.settings)
         if hidden := without_secrets(text, self.instance).hidden:
             raise OptionInvalid(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as text that may leave a host: each secret in it becomes a reference to the environment."""
+"""Settings as text that is safe to share: each secret in it is replaced by a reference to the environment."""
 
 import json
 import re
@@ -13,10 +13,10 @@ _SECRET_WORDS = (
     r"|(?:api|access|private|signing|account)[._-]?key"
 )
 _SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
-# They say where the secret is.
+# These settings name the place of a secret instead.
 _REFERENCE_NAME = re.compile(r"(?:file|env|path|location)$", re.IGNORECASE)
 _SECRETS_IN_URLS = (
-    # A password may have every character, so the last @ ends it.
+    # A password may contain any character, so the last @ ends it.
     re.compile(r"(?P<before>[a-zA-Z][\w+.-]*://[^\s:/@]*:)(?P<secret>\S+)(?=@)"),
     # Over HTTP, a user without a password is often a token.
     re.compile(r"(?P<before>https?://)(?P<secret>[^\s:/@?#]+)(?=@)", re.IGNORECASE),
@@ -29,8 +29,8 @@ _NO_VARIABLE = re.compile(r"[^0-9A-Z]+")
 class ExportedText:
     """Settings without secrets.
 
-    `hidden` are the variables that stand for secrets of the text, and `references` all variables that its
-    secrets refer to, these and those that were there before.
+    `hidden` are the variables that replace secrets of the text. `references` are all variables that its
+    secrets refer to, including those that the text already referred to.
     """
 
     text: str
@@ -41,8 +41,8 @@ class ExportedText:
 def without_secrets(text: str, name: str) -> ExportedText:
     """Return the text of a settings file without its secrets; everything else stays as written.
 
-    The variables that replace secrets begin with `name`, so that those of several files differ. A comment is
-    not searched. Raises OptionInvalid for a text that is no YAML.
+    The variables that replace secrets begin with `name`, so that the variables of several files differ.
+    Comments are not searched. Raises OptionInvalid for a text that is no YAML.
     """
     parts: list[str] = []
     hidden: dict[str, str] = {}
@@ -51,7 +51,7 @@ def without_secrets(text: str, name: str) -> ExportedText:
     for scalar in scalars_of(text):
         shown = _without_secret(scalar.value, (name, *scalar.path), hidden, references)
         if shown != scalar.value:
-            # A block ends with its line.
+            # A block scalar ends at the end of a line.
             line_end = "\n" if text[scalar.start] in "|>" else ""
             parts += [text[end : scalar.start], json.dumps(shown, ensure_ascii=False), line_end]
             end = scalar.end
@@ -79,7 +79,7 @@ def _without_secret(value: str, path: ValuePath, hidden: dict[str, str], referen
 def _is_secret(path: ValuePath) -> bool:
     names = [step for step in path[1:] if isinstance(step, str)]
     if "steps" in names:
-        # Columns of any name have rules there.
+        # Settings of steps may be named after columns, so only this one counts.
         return names[-2:] == ["mask", "key"]
     return bool(names and _SECRET_NAME.search(names[-1]) and not _REFERENCE_NAME.search(names[-1]))
 

@@ -18,7 +18,7 @@ from penstock.errors import OptionInvalid
 # The path of a value: keys of mappings and indexes of lists.
 ValuePath = tuple[str | int, ...]
 
-# A reference to a variable, which is its second group, or a dollar sign.
+# A reference to a variable, whose name is the second group, or an escaped dollar sign.
 REFERENCE = re.compile(r"\$(\$|\{([^{}]*)\})")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -215,7 +215,8 @@ def _expanded(text: str, value_path: ValuePath, document: Document, environment:
 def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) -> list[Problem]:
     """Translate pydantic's errors into problems. Suggest the nearest known name or value.
 
-    `errors` may have the inputs. Only those of settings with a few possible values are shown, never a secret.
+    `errors` may contain inputs. An input is shown only for settings with a few possible values, never a
+    secret.
     """
     problems: list[Problem] = []
     suggested: set[ValuePath] = set()
@@ -243,7 +244,9 @@ def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) ->
 
 
 def _misfit_choice(expected: str, value: Any) -> str:
-    """Return what a setting with a few possible values accepts, and which of them may have been meant."""
+    """Return the values that a setting with a few possible values accepts, and those that may have been
+    meant.
+    """
     choices = re.findall(r"'([^']*)'", expected)
     matches = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
     return f"input should be {expected}" + (f"; did you mean {matches[0]}?" if matches else "")

@@ -43,11 +43,11 @@ class FleetSettings(Section):
     )
 
     def member_name(self) -> str:
-        """Return the name in the fleet."""
+        """Return the name of this daemon in the fleet."""
         return self.member or socket.gethostname()
 
     def client_address(self, listen: ListenSettings, port: int) -> str:
-        """Return where clients reach this daemon; `port` is the HTTP port that was bound."""
+        """Return the address at which clients reach this daemon; `port` is the bound HTTP port."""
         if self.address is not None:
             host, port = split_host_port(self.address)
         else:

@@ -203,7 +203,7 @@ class ListenSettings(Section):
         return {name: split_host_port(text) for name, text in configured.items() if text is not None}
 
     def canal_client_address(self, port: int) -> str:
-        """Return where Canal's cluster clients reach this daemon; `port` is the port that was bound."""
+        """Return the address at which Canal's cluster clients reach this daemon; `port` is the bound port."""
         if self.canal_address is not None:
             return self.canal_address
         assert self.canal is not None, "there is a listener for Canal"
@@ -296,7 +296,9 @@ class AccountSettings(Section):
 
 
 def reachable_host(host: str) -> str:
-    """Return the name under which others reach a host that is listened on: its own, if on every address."""
+    """Return the name under which other hosts reach a listener's host: the host's own name if it listens on
+    all addresses.
+    """
     return socket.gethostname() if host in _UNBOUND else host
 
 

@@ -15,7 +15,7 @@ def merged_instances(instances: "Mapping[str, InstanceSettings]") -> set[str]:
 
 
 def check_merges(settings: "Settings") -> None:
-    """Raise ValueError for a merge of what cannot be merged."""
+    """Raise ValueError for a merge whose members cannot be merged."""
     for name, instance in settings.instances.items():
         for member in instance.merge:
             member_settings = settings.instances.get(member)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings as a page or a support case may show them: complete, and without a secret."""
+"""Settings in a form that can be shown on a page or attached to a support case: complete, but without
+secrets.
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,9 +14,9 @@ from penstock.model import Secret
 
 HIDDEN = "•••"
 
-# Fields of the user's own text, which may have a credential anywhere.
+# Fields with free text of the user, which may contain a credential anywhere.
 _FREE_TEXTS = frozenset({"body"})
-# A password may contain every character, so the last @ ends it.
+# A password may contain any character, so the last @ ends it.
 _URL_PASSWORD = re.compile(r"(//[^:/@]*):.*@", re.DOTALL)
 _PASSWORD = re.compile(r"^([^:/@]*):.*@", re.DOTALL)
 # Over HTTP, a user without a password is often a token.
@@ -24,7 +26,7 @@ _PARAMETER = re.compile(r"(?<==)[^&\s]*")
 
 
 def shown_settings(settings: BaseModel) -> dict[str, Any]:
-    """Return settings as plain JSON values, without secrets and without what URLs may carry."""
+    """Return settings as plain JSON values, without secrets and without credentials in URLs."""
     return {
         name: HIDDEN if name in _FREE_TEXTS and getattr(settings, name) else _shown(getattr(settings, name))
         for name in type(settings).model_fields

@@ -35,7 +35,8 @@ _BYTE_UNITS = {
     **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
     "KB": 1000,
 }
-# A file has no host: sqlite:///path, or sqlite:path for a relative path. Other stores have one.
+# The URL of a file has no host: sqlite:///path, or sqlite:path for a relative path. URLs of other stores have
+# one.
 _STORE_URL = re.compile(r"sqlite:(//(?=/)|(?!//)).*[^/]|(?!sqlite:)[a-z][a-z0-9_]*://[^/].*")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
@@ -90,7 +91,7 @@ def secrets_unread() -> Iterator[None]:
 def one_secret(text: Secret | None, file: Path | None, variable: str | None, name: str) -> Secret | None:
     """Return the secret that is set as text, in a file or in a variable, read now. Raises ValueError.
 
-    Inside `secrets_unread`, a secret that would be read is some text instead.
+    Inside `secrets_unread`, a placeholder is returned instead of reading the secret.
     """
     sources = [source for source in (text, file, variable) if source is not None]
     if len(sources) > 1:

@@ -25,7 +25,9 @@ class ClaimCheck(Section):
     @field_validator("path")
     @classmethod
     def _url_of_a_folder(cls, value: str) -> str:
-        """Refuse credentials, which references would show, and a query, which would end every file's path."""
+        """Refuse credentials, which would be visible in references, and a query, which would be appended to
+        every file's path.
+        """
         if "://" in value and set("@?#") & set(value):
             raise ValueError(
                 "the URL has one of the characters @ ? #: give a folder alone, and credentials, region and"

@@ -217,7 +217,7 @@ def _runs(parts: pyarrow.RecordBatch, bytes_max: int | None) -> Iterator[tuple[i
 
 
 def _table_head(target: Target) -> bytes:
-    """Return the fields of a `Table` before its mutations: names and columns."""
+    """Return the fields of a `Table` that precede its mutations: names and columns."""
     # Table.schema_name, table_name
     parts = [encode((1, target.name.database), (2, target.name.table))]
     for column in target.columns:

@@ -122,7 +122,7 @@ def with_metadata(rows: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.Re
     index = rows.schema.get_field_index("_metadata")
     metadata = rows.column(index)
     fields = [metadata.type.field(name) for name in names]
-    # `_metadata` itself is never null, so a field is null exactly if its value is.
+    # The `_metadata` struct itself is never null, so a field is null exactly if its value is.
     kept = pyarrow.StructArray.from_arrays([pc.struct_field(metadata, name) for name in names], fields=fields)
     return rows.set_column(index, rows.schema.field(index).with_type(kept.type), kept)
 
@@ -191,7 +191,7 @@ class LastImages:
 
 
 def _commit_order(rows: pyarrow.Table, parts: Sequence[Changes]) -> numpy.ndarray | None:
-    """Return the row indexes in commit order, None if the rows already are in order."""
+    """Return the row indexes in commit order, None if the rows are already in order."""
     versions = rows.column("_commit_version").to_numpy()
     logged = numpy.repeat(
         numpy.array([part.origin is Origin.LOG for part in parts], numpy.int8), [len(part) for part in parts]

@@ -142,9 +142,9 @@ def messages_of(
 
     With `lines` each message ends with a newline, except for Canal's packets. `schema_ids` are the ids of the
     schemas of messages and of keys, which the formats with a registry need. With `counts`, messages of
-    Debezium have a transaction block. They are the commit version of the transaction that is open before, and
-    how many messages it has, in total and of this table. Raises the kernel's errors: OptionInvalid for an
-    unknown column, SchemaInvalid for rows that do not have the target's columns.
+    Debezium have a transaction block. `counts` are the commit version of the transaction that is already
+    open, and its number of messages so far, in total and for this table. Raises the kernel's errors:
+    OptionInvalid for an unknown column, SchemaInvalid for rows that do not have the target's columns.
     """
     target = changes.target
     primary_key = key_of(target, form)
@@ -185,7 +185,7 @@ def headers_of(changes: Changes, messages: Messages) -> list[list[tuple[str, str
 
 
 def queues_of_rows(changes: Changes, partition_by: Sequence[str], count: int) -> pyarrow.Array:
-    """Return the number of the queue of each row, below `count`, by the hash of its key.
+    """Return the queue number of each row, from 0 to `count` - 1, by the hash of its key.
 
     `partition_by` replaces the primary key. Rows of a table without a key have the same queue. Raises
     ServerUnsupported if images lack columns.

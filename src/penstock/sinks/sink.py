@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of sinks. The callers (tasks, a repair) depend on nothing else.
+"""The interface of sinks. Callers (tasks and repairs) depend only on this interface.
 
 A kind of sink is a folder beside this file, recognised by its module `sink.py`, which has
 
@@ -102,8 +102,8 @@ def is_repeated(mark: BatchMark, stored: int | None) -> bool:
     """Return whether a target has a batch already, by the number that it stores, None if it stores none.
 
     A pipeline writes its batches one after the other, so only the last one is ever repeated. Raises
-    StateOutdated for a later number: the state was restored from a backup, and under numbers that the target
-    has it plans other changes, which must not be taken for a repetition.
+    StateOutdated for a later number: the state was restored from a backup, so its next batches have other
+    changes than the target's batches of the same numbers.
     """
     if stored is not None and stored > mark.number:
         raise StateOutdated(

@@ -32,7 +32,7 @@ _STEP = re.compile(r"\.(?:`((?:[^`]|``)+)`|([^.\[\]`]+))|\[(\d+)\]")
 _METADATA = ("instance", "database", "table", "gtid", "file", "offset", "row", "server_id", "thread_id")
 # Column types that may hold JSON.
 _DOCUMENTS = re.compile(r"(json|char|varchar|(tiny|medium|long)?text)\b", re.IGNORECASE)
-# Characters with a meaning in glob patterns of Redis and others.
+# Characters with a special meaning in glob patterns of Redis and other servers.
 _PATTERN = re.compile(r"([*?\[\]\\^])")
 
 
@@ -94,8 +94,8 @@ class Template:
         first_signs, second_signs = (
             [*itertools.chain(*(_signs(part) for part in template._parts))] for template in (self, other)
         )
-        # `reached` are the indexes in `second_signs` that can follow the signs of `first_signs` so far. A
-        # value stands for any number of signs.
+        # `reached` are the indexes in `second_signs` that can follow the characters of `first_signs` so far.
+        # A value stands for any number of characters.
         reached = _skip_values(second_signs, {0})
         for sign in first_signs:
             if sign is None:

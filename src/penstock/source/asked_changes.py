@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of changes and the columns that a subscription asks for, as the daemon is asked for them."""
+"""The kinds of changes and the columns that a subscription requests, in the form that the daemon expects."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ _UPDATES = ("update_preimage", "update_postimage")
 
 
 def sent_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the columns that are sent if these are asked for; None: all."""
+    """Return the columns to send for the requested columns; None means all."""
     return None if columns is None else tuple(dict.fromkeys((*columns, *_SENT_ALWAYS)))
 
 
 def change_types(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the types of changes that some kinds stand for; None: all.
+    """Return the change types that the requested kinds comprise; None means all.
 
-    Raises OptionInvalid for an unknown kind, and for no kind, which would pass over every change.
+    Raises OptionInvalid for an unknown kind, and for an empty list, which would exclude every change.
     """
     if kinds is None:
         return None

@@ -12,7 +12,7 @@ from penstock.retry import Retry
 TRIES_WHILE_WAITING = 4
 # A stream can wait longer.
 STREAM_TRIES = RECONNECT_TRIES_MAX
-# The pauses of a waiting caller end before anybody could read about them.
+# The pauses of a waiting caller are too short to be worth a log line.
 _QUIET_SECONDS = 1.0
 
 _Answer = TypeVar("_Answer")

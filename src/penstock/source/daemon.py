@@ -35,8 +35,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Listing:
-    """What the daemon at a URL has at one time, as it says so itself. `has_grown` is whether that is more
-    than what its caller waited behind."""
+    """The log of the daemon at a URL at one time, as the daemon reports it. `has_grown` is whether the log
+    grew past the position that the caller waited behind.
+    """
 
     url: str
     answer: dict[str, Any]
@@ -68,7 +69,7 @@ class DaemonSource(KeptSource):
         return self._daemon_log.listed(listing)
 
     def renumber(self) -> None:
-        """Compare the epochs again, unless the daemon says with its bytes whose they are."""
+        """Compare the epochs again, unless the daemon sends the server's key with its bytes."""
         if not self._daemon_log.names_servers:
             super().renumber()
 
@@ -94,7 +95,7 @@ class DaemonSource(KeptSource):
 
 @dataclass(frozen=True)
 class _Listed:
-    """What a daemon has at one time, by the numbers of `DaemonLog`."""
+    """The state of a daemon's log at one time, in the epoch numbers of `DaemonLog`."""
 
     epochs: list[EpochKey]
     runs: list[LogExtent]
@@ -229,7 +230,9 @@ class DaemonLog:
         )
 
     def merged_ts(self) -> int | None:
-        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        """Return the commit timestamp up to which the log has everything from a TiDB cluster; None for other
+        sources.
+        """
 
         def ask(client: DaemonClient, shift: int) -> int | None:
             commit_ts: int | None = client.ask("status").get("commit_ts")

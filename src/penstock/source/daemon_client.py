@@ -37,11 +37,11 @@ _CONNECTIONS_KEPT = 2
 
 # The source file offset where the bytes of a response end.
 _STOP_HEADER = "Penstock-Stop"
-# The key of the server whose bytes they are. Version 0.1 does not send it.
+# The key of the server that the bytes come from. Version 0.1 does not send it.
 _SERVER_HEADER = "Penstock-Server"
 # The member of the fleet that copies the log.
 MEMBER_HEADER = "Penstock-Member"
-# The moment of a table's rows, and since when they are all that were logged.
+# The moment of a table's rows, and the time since which the log has all of the table's changes.
 POSITION_HEADER, COMPLETE_SINCE_HEADER = "Penstock-Position", "Penstock-Complete-Since"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
@@ -76,12 +76,12 @@ class DaemonClient:
     ) -> None:
         """A daemon that sends nothing for `silence_seconds` counts as lost.
 
-        `member` names the member of the fleet that asks, if it copies the log. With `silent`, a daemon that
-        did not answer before is waited for more briefly.
+        `member` names the member of the fleet that asks, if it copies the log. With `silent`, the timeout is
+        shorter for a daemon that did not answer before.
         """
         self._silence_seconds = silence_seconds
         self._silent = silent
-        # The daemon that is asked now, and the one that was configured.
+        # The daemon that receives the requests now, and the configured daemon.
         self.url = base_url
         self._configured_url = base_url
         self._followed_url = base_url
@@ -95,7 +95,7 @@ class DaemonClient:
             retries=False,
             **_tls_arguments(address.tls),
         )
-        # Whether its bytes are known to come with their server's key.
+        # Whether the daemon is known to send its server's key with the bytes.
         self.names_servers = False
 
     def ask(self, call: str, **query: str | int | None) -> dict[str, Any]:
@@ -352,7 +352,8 @@ class DaemonClient:
         lost_url = self.url
         if self._silent is not None and isinstance(reason, HTTPTimeout):
             self._silent.silent(lost_url)
-        # Any member of a fleet knows who captures now, also the one that was followed last.
+        # Any member of a fleet knows which member captures the instance, including the member that was
+        # followed last.
         self.url = self._configured_url if lost_url != self._configured_url else self._followed_url
         return ConnectionLost(
             f"{lost_url} {'broke off' if broken else 'does not answer'}: {reason}",

@@ -47,8 +47,8 @@ class RangeDecoding:
     def _gtids_before(self) -> str:
         """Return the GTIDs before the range, if a filter of the range needs them; else "".
 
-        A MariaDB position contains the transactions before it in the log, so their place in the log counts. A
-        range that begins with its file reads them from the file's list.
+        A MariaDB GTID position covers all transactions before it in the log, so their order in the log
+        counts. A range that begins with its file reads them from the file's list.
         """
         filters = (self._options.get("gtid_after"), self._options.get("gtid_until"))
         if not any(is_mariadb(gtid_set or "") for gtid_set in filters):

@@ -63,7 +63,9 @@ class KeptLog(Protocol):
         """Return a position before which no commit is at or after the time."""
 
     def merged_ts(self) -> int | None:
-        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        """Return the commit timestamp up to which the log has everything from a TiDB cluster; None for other
+        sources.
+        """
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description."""
@@ -174,7 +176,9 @@ class KeptSource(OpenedSource):
         return self._runs()[-1].last
 
     def merged_ts(self) -> int | None:
-        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        """Return the commit timestamp up to which the log has everything from a TiDB cluster; None for other
+        sources.
+        """
         return self._log.merged_ts()
 
     def gtid_set(self, position: Position) -> LoggedSet:
@@ -372,7 +376,7 @@ class KeptSource(OpenedSource):
         return self._repeats[epoch]
 
     def _begins_file(self, run: LogExtent) -> bool:
-        """Return whether a run has its file from the first event on."""
+        """Return whether a run contains its file from the first event on."""
         if run.start not in self._file_starts:
             self._file_starts.add(len(self._head_of(run)))
         return run.start in self._file_starts

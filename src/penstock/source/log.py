@@ -52,8 +52,8 @@ def noted_range(log: LogReader, xid: str) -> ByteRange | None:
 class FolderLog:
     """A log's folder, opened read-only; see `penstock.source.kept.KeptLog`.
 
-    It is refreshed for every plan, and if a request fails as of the latest refresh. `tier` is the store of
-    moved segments, if it is known.
+    It is refreshed for every plan, and if a request fails in the state of the latest refresh. `tier` is the
+    store of moved segments, if it is known.
     """
 
     def __init__(self, folder: Path, disk: Disk, tier: Tier | None = None) -> None:
@@ -96,7 +96,9 @@ class FolderLog:
         return self._open_reader(refresh=True).locate_time(time_us).position
 
     def merged_ts(self) -> int | None:
-        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        """Return the commit timestamp up to which the log has everything from a TiDB cluster; None for other
+        sources.
+        """
         merged = MergePosition.load(self._disk, self._folder)
         return None if merged is None else merged.commit_ts
 

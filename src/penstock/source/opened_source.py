@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of any kind finds by reading its own bytes."""
+"""The part of a source that works by reading its bytes, for sources of any kind."""
 
 from penstock.model import Position
 from penstock.source.prepared import PreparedSearch

@@ -45,7 +45,7 @@ _HINT_METADATA = (
     "SET GLOBAL binlog_row_metadata = FULL on the server, or give the tables' definitions: schemas,"
     " empty ({}) where each CREATE TABLE is in the log"
 )
-# Hints for errors of the kernel, which only knows bytes and gives none.
+# The hints for errors of the kernel, which gives none because it only knows bytes.
 _HINT_INSPECT = "`penstock inspect FILE --start POSITION` shows the events there"
 _HINTS: dict[type[StreamError], str] = {
     SchemaMismatch: "The definition in `schemas` is not the one in force here: give that of this position",
@@ -392,7 +392,7 @@ class _RangeReader:
         try:
             return self._definition(self._schemas, name, request)
         except SchemaUnknown:
-            # The table is gone by now: its bytes are read as the bytes that the log says they are.
+            # The table no longer exists, so its bytes are read with the types that the log declares.
             return None
         except SchemaMismatch:
             # The log names every column, so a definition with other columns still supplies the types of

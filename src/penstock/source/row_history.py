@@ -5,7 +5,8 @@
                           ─▶ search the images for the key's bytes ─▶ transactions that may have the row
                           ─▶ decode the key columns only ─▶ transactions with the key ─▶ decode all columns
 
-The index leaves out most of a log, and the bytes leave out most of the rest, so that few values are decoded.
+The index rules out most of a log, and searching for the bytes rules out most of the rest, so that few values
+are decoded.
 """
 
 import json
@@ -39,9 +40,10 @@ from penstock.source.source import ByteRange, Source
 
 # Decoding releases the GIL for the most part.
 _THREADS = 2
-# The ranges that are decoded before their turn.
+# The number of ranges that are decoded ahead.
 _AHEAD = 2 * _THREADS
-# A range is decoded at once. The first ones are small, so that the newest changes appear soon.
+# The sizes of the ranges that are decoded at once. The first ones are small, so that the newest changes
+# appear soon.
 _RANGE_BYTES_FIRST, _RANGE_BYTES_MAX = 2 * MIB, 32 * MIB
 # Reading this many bytes costs less than beginning another range.
 _GAP_BYTES_MAX = MIB // 2
@@ -49,7 +51,7 @@ _GAP_BYTES_MAX = MIB // 2
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
 
-# What is shown in place of a value. A text that reads like one of them is shown in quotes.
+# What is shown in place of a value. A text that looks like one of these marks is shown in quotes.
 _MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
 
 
@@ -83,7 +85,7 @@ class TableStatement:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A part of the log that cannot be read: changes of the row after `position` may be missing from it."""
+    """A part of the log that cannot be read. Changes of the row after `position` may be missing."""
 
     start: Position
     end: Position
@@ -92,7 +94,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of the log has been searched: bytes, of all bytes that the index did not leave out."""
+    """How much of the log has been searched, in bytes. The total excludes what the index ruled out."""
 
     searched_bytes: int
     candidate_bytes: int
@@ -110,9 +112,9 @@ HistoryPart = RowChange | TableStatement | Unreadable | Progress
 class RowKey:
     """The row: a table, and the text of each value of its key.
 
-    `columns` names the columns of the values; without, they are those of the primary key. Rows are not
-    searched by the columns of `masked`, whose names are in lower case. `prove_columns` may refuse the columns
-    of the table at a place of the log.
+    `columns` names the columns of the values; by default, they are the primary key. `masked` are columns, in
+    lower case, by which rows cannot be searched. `prove_columns` may refuse the columns that the table has at
+    a log position.
     """
 
     table: TableName
@@ -123,7 +125,9 @@ class RowKey:
 
     @property
     def may_be_masked(self) -> bool:
-        """Whether columns of the table are masked: only its definition says if the key may be searched."""
+        """Whether columns of the table are masked. Then only its definition tells whether the key may be
+        searched.
+        """
         return bool(self.masked) or self.prove_columns is not None
 
     def columns_in(self, batch: Batch) -> tuple[str, ...]:
@@ -137,7 +141,7 @@ class RowKey:
             )
         hidden = [name for name in columns if name.casefold() in self.masked]
         if hidden:
-            # Whether a value has changes would tell it.
+            # Searching by a masked column would reveal its values.
             raise AccessDenied(
                 f"the key of {self.table} has the column {hidden[0]}, which is masked for this account",
                 hint="Search by other columns: --column a --column b",
@@ -169,7 +173,7 @@ class _RangeResult:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The ranges of a segment that may change the table, and its indexed ends of transactions."""
+    """The ranges of a segment that may change the table, and the transaction ends that its index has."""
 
     segment: SegmentRecord
     ranges: Ranges
@@ -223,7 +227,7 @@ class RowHistory:
                 source.close()
 
     def stop(self) -> None:
-        """End the search soon, from any thread."""
+        """End the search soon. Can be called from any thread."""
         self._stopping.set()
 
     # --- The index ----------------------------------------------------------------------------
@@ -273,7 +277,7 @@ class RowHistory:
         """Search the bytes of a range."""
         assert byte_range.stop is not None, "a range of a segment has an end"
         source, key = self._source(), self._key
-        # Whether the bytes have a masked value would tell it: such a key is refused before any search.
+        # Finding the bytes of a masked value would reveal it, so such a key is refused before any search.
         search = RowSearch(
             key.table.database,
             key.table.table,
@@ -312,7 +316,7 @@ class RowHistory:
             if not any(self._is_match(part) for part in self._read(byte_range, columns)):
                 return parts
         except StreamError:
-            # The second pass reports it, after the changes before it.
+            # The second pass raises the error, after the changes before it.
             pass
         try:
             for part in self._read(byte_range, None):
@@ -366,13 +370,13 @@ def changes_of_rows(
 ) -> Iterator[tuple[int, RowChange]]:
     """Yield the changes of chosen rows of a batch, each with the row; `chosen` ascends.
 
-    An update has both images, also if only one of them is chosen.
+    An update has both images, even if only one of them is chosen.
     """
     kinds = rows.column("_change_type")
     done = -1
     for row in chosen:
         if row <= done:
-            # The image after the update, whose image before is chosen too.
+            # The postimage of an update whose preimage is chosen too.
             continue
         kind = kinds[row].as_py()
         first = row - 1 if kind == _POSTIMAGE else row
@@ -388,8 +392,9 @@ def table_bit(table: TableName) -> int:
 def candidate_ranges(records: Records, bit: Any, base: int, end: int) -> Ranges:
     """Return the ranges of whole transactions in [base, end) that may change a table, in order.
 
-    A block has the bits of the tables that are announced in it. Rows may follow in later blocks of the same
-    transaction, so a range goes on to the next boundary. Events after the last record have no bits yet.
+    The record of a block has the bits of the tables that are announced in it. Rows may follow in later blocks
+    of the same transaction, so a range continues to the next boundary. Events after the last record have no
+    bits yet.
     """
     if not len(records):
         return numpy.array([[base, end]], numpy.int64) if base < end else _NO_RANGES
@@ -421,7 +426,7 @@ def _merged(starts: Any, stops: Any) -> Ranges:
 
 
 def cut_newest_first(ranges: Ranges, boundaries: Any, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges from the last to the first, cut at boundaries into pieces of about the sizes."""
+    """Yield the ranges from last to first, cut at boundaries into pieces of about the given sizes."""
     for start, end in ranges[::-1].tolist():
         while start < end:
             wanted = end - next(sizes)
@@ -476,7 +481,7 @@ def python_rows(rows: pyarrow.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _widened(kind: pyarrow.DataType, single: pyarrow.DataType | None = None) -> pyarrow.DataType | None:
-    """Return a type with another one in place of its 32-bit floats; None if it has none."""
+    """Return a type with 32-bit floats replaced by another type; None if it has no such floats."""
     single = single or pyarrow.float64()
     if kind == pyarrow.float32():
         return single
@@ -511,7 +516,7 @@ def _scalar(text: str, column: str, kind: pyarrow.DataType) -> pyarrow.Scalar:
 
 
 def part_to_json(part: HistoryPart) -> dict[str, Any]:
-    """Return a part as plain JSON values; `kind` says which it is."""
+    """Return a part of a history as plain JSON values; `kind` is its type."""
     match part:
         case RowChange():
             return {
@@ -553,7 +558,7 @@ def part_to_json(part: HistoryPart) -> dict[str, Any]:
 
 
 def plain_value(values: Any) -> Any:
-    """Return values as JSON has them: bytes as 0x and digits, times and decimals as text."""
+    """Return values in JSON types: bytes as 0x and hexadecimal digits, times and decimals as text."""
     match values:
         case None | bool() | int() | str():
             return values
@@ -574,10 +579,10 @@ def plain_value(values: Any) -> Any:
 
 
 def shown_text(value: Any) -> str:
-    """Return a value as JSON has it as text for people.
+    """Return a JSON value as text for people.
 
-    NULL has no quotes. The text NULL, and every other text that reads like a mark or like a text in quotes,
-    is in quotes.
+    NULL is shown without quotes. A text is shown in quotes if it is "NULL", looks like another mark, or looks
+    like a quoted text.
     """
     if value is None:
         return "NULL"

@@ -142,7 +142,7 @@ def row_parts(arrow: pyarrow.RecordBatch, rows_max: int) -> Iterator[pyarrow.Rec
 
 
 def both(first: Mask | None, second: Mask) -> Mask:
-    """Return the rows that pass two masks, the first of which may be None for all."""
+    """A mask that is null passes all rows."""
     return second if first is None else first & second
 
 

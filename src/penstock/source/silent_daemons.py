@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the clients of one address wait for daemons that have been silent."""
+"""The timeouts of the clients of one address for daemons that did not answer before."""
 
 import threading
 import time
 from collections.abc import Callable
 
-# A daemon that runs says quickly what it has, also on a busy machine most of the time.
+# A running daemon reports its state quickly, even on a busy machine.
 _SECONDS_MIN = 0.5
-# The part of its silence up to now that one more answer is waited for.
+# The timeout for the next answer, as a fraction of the time for which the daemon has been silent.
 _PART = 0.25
 
 
 class SilentDaemons:
     """Daemons without an answer in time, by URL. Thread-safe; shared by the clients of one address.
 
-    A frozen host accepts connections and answers nothing. A client that waits for it the full time again, be
-    it because another member of the fleet still names it, finds out late that another member has taken over.
-    The wait grows with the time since the silence began, so that a slow daemon is heard again.
+    A frozen host accepts connections and answers nothing. A client may try such a host again, for example
+    because another member of the fleet still names it. If it waited for the full timeout each time, it would
+    learn too late that another member has taken over. The timeout grows with the time since the silence
+    began, so that a slow daemon can still answer.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,11 +34,11 @@ class SilentDaemons:
         return min(seconds_max, max(_SECONDS_MIN, _PART * (self._clock() - since)))
 
     def silent(self, url: str) -> None:
-        """Note that a daemon did not answer in time."""
+        """Record that a daemon did not answer in time."""
         with self._lock:
             self._since.setdefault(url, self._clock())
 
     def answered(self, url: str) -> None:
-        """Note that a daemon has answered."""
+        """Record that a daemon has answered."""
         with self._lock:
             self._since.pop(url, None)

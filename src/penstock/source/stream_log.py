@@ -204,7 +204,8 @@ class StreamLog:
     def _completed(self, end: Offset, begin: Offset | None = None) -> Offset:
         """Return an offset with the GTIDs before it, so that the stream can continue on another server.
 
-        They are read from the log: from `begin` on if its set is known, otherwise from the start of the file.
+        The GTIDs are read from the log: from `begin` on if its set is known, otherwise from the start of the
+        file.
         """
         if not end.server_key or end.fingerprint:
             return end

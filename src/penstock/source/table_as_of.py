@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a table as they stood at a position, from a kept log alone.
+"""The rows of a table at a position of a kept log, read from the log alone.
 
     up to the position     the last change of each key: its image after, or the row is gone
     after the position     the first change of each other key: its image before, if the row was there
@@ -41,13 +41,13 @@ _Key = tuple[Any, ...]
 # A slot in the kept batches: the number of the batch, then the row.
 _ROW_BITS, _ROW_MASK = 32, (1 << 32) - 1
 _ABSENT = -1
-# An entry of a dictionary that grows, a tuple, and an integer.
+# The size of a dictionary slot, a tuple and an integer.
 _ROW_BYTES = 256
-# The objects of a batch, and of each of its columns.
+# The size of the objects of a batch, and of each of its columns.
 _BATCH_BYTES, _COLUMN_BYTES = 1024, 512
 # Batches of a few rows are merged up to this many.
 _MERGED_ROWS_MAX = 65_536
-# Images are made into Python's values for some rows at a time.
+# Images are converted to Python values this many rows at a time.
 _IMAGES_AT_ONCE = 1024
 
 
@@ -55,8 +55,8 @@ _IMAGES_AT_ONCE = 1024
 class RowAsOf:
     """A row: its known `values` by column, and the columns whose values the log does not have.
 
-    `position` and `time_us` (commit time in microseconds UTC since 1970) are those of the change that shows
-    it: the last one before the moment, or with `is_later` the first one after it.
+    `position` and `time_us` (commit time in microseconds UTC since 1970) are those of the change that the
+    values come from: the last change before the moment, or with `is_later` the first change after it.
     """
 
     values: dict[str, Any]
@@ -67,9 +67,9 @@ class RowAsOf:
 
 
 class _Known:
-    """What is known of the rows: where the image of each is, by its key.
+    """The known rows: the location of the image of each row, by its key.
 
-    A slot is the number of a kept batch and a row in it, as one integer: see `slot_of`. A row that was
+    A slot combines the number of a kept batch and a row in it into one integer: see `slot_of`. A row that was
     inserted after the moment has the slot `_ABSENT`.
     """
 
@@ -77,14 +77,14 @@ class _Known:
         self._batches: dict[int, tuple[pyarrow.RecordBatch, int]] = {}
         self._batch_count = 0
         self._slots: dict[_Key, int] = {}
-        # The values of earlier images that the kept one lacks.
+        # Values of earlier images for columns that the kept image lacks.
         self._earlier: dict[_Key, dict[str, Any]] = {}
         self._batch_bytes = 0
         self._row_bytes = 0
 
     @property
     def bytes(self) -> int:
-        """The memory of the batches, the keys and the values, about."""
+        """The approximate memory of the batches, the keys and the values."""
         return self._batch_bytes + self._row_bytes
 
     @property
@@ -103,7 +103,7 @@ class _Known:
         return self._batch_count
 
     def put(self, key: _Key, slot: int, earlier: dict[str, Any] | None = None) -> None:
-        """Set the slot of a row, and the values of earlier images."""
+        """Set the slot of a row, and the values from earlier images."""
         self.take(key)
         self._slots[key] = slot
         if earlier:
@@ -111,7 +111,7 @@ class _Known:
         self._row_bytes += _size_of(key, earlier)
 
     def take(self, key: _Key) -> tuple[int, dict[str, Any]] | None:
-        """Forget a row; return its slot, and the values of earlier images."""
+        """Remove a row; return its slot, and the values from earlier images."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return None
@@ -143,7 +143,7 @@ class _Known:
             self.put(new, *row)
 
     def images(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
-        """Yield, in the order of the log, the image of each row, values of earlier images, and the epoch."""
+        """Yield in log order the image of each row, the values from earlier images, and the epoch."""
         slots = self._sorted_slots()
         earlier = {self._slots[key]: values for key, values in self._earlier.items()}
         for begin in range(0, len(slots), _IMAGES_AT_ONCE):
@@ -162,7 +162,7 @@ class _Known:
     def compact(self) -> None:
         """Keep only the rows that are still wanted, in fewer batches.
 
-        Few batches at a time are in memory twice: they are replaced by their rows before the next ones.
+        Batches are replaced a few at a time, so only a few are in memory twice.
         """
         before = self._sorted_slots()
         after = numpy.empty_like(before)
@@ -189,19 +189,19 @@ class _Known:
             self._slots[key] = slot
 
     def _merge(self, pieces: list[tuple[pyarrow.RecordBatch, int]]) -> Any:
-        """Keep batches as one, and return the slots of its rows."""
+        """Merge batches into one, and return the slots of its rows."""
         table = pyarrow.Table.from_batches([rows for rows, _ in pieces]).combine_chunks()
         (merged,) = table.to_batches()
         return slot_of(self.add(merged, pieces[0][1]), 0) + numpy.arange(merged.num_rows)
 
 
 def _join(piece: tuple[pyarrow.RecordBatch, int], other: tuple[pyarrow.RecordBatch, int]) -> bool:
-    """Return whether two batches can be one."""
+    """Return whether two batches can be merged."""
     return bool(piece[1] == other[1] and piece[0].schema.equals(other[0].schema, check_metadata=True))
 
 
 def batch_bytes(rows: pyarrow.RecordBatch) -> int:
-    """Return the memory of a batch, about."""
+    """Return the approximate memory of a batch."""
     return _BATCH_BYTES + int(rows.nbytes + rows.num_columns * _COLUMN_BYTES)
 
 
@@ -211,7 +211,7 @@ def slot_of(batch: int, row: int) -> int:
 
 
 def _size_of(key: _Key, earlier: dict[str, Any] | None) -> int:
-    """Return the memory that a known row needs besides its image, about."""
+    """Return the approximate memory that a known row needs in addition to its image."""
     values = sys.getsizeof(earlier) + sum(map(sys.getsizeof, earlier.values())) if earlier else 0
     return _ROW_BYTES + sum(map(sys.getsizeof, key)) + values
 
@@ -220,9 +220,8 @@ class TableAsOf:
     """Reads a log for one table at one moment. Call `read` once, then the other members.
 
     `is_complete` says whether the log has every logged row of the table, since it was emptied at
-    `complete_since`.
-    `columns` are those of the newest logged row at the moment, and `key` is the primary key.
-    `logged_columns` has the masked ones too.
+    `complete_since`. `columns` are the columns of the newest logged row at the moment, and `key` is the
+    primary key. `logged_columns` also includes masked columns.
     """
 
     def __init__(
@@ -246,7 +245,7 @@ class TableAsOf:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row of the table at the moment is among the rows."""
+        """Whether the rows include every row that the table had at the moment."""
         return self.complete_since is not None
 
     @property
@@ -255,7 +254,7 @@ class TableAsOf:
         return () if self.schema is None else tuple(self.schema.names)
 
     def stop(self) -> None:
-        """End the reading soon, from any thread."""
+        """End the read soon. Can be called from any thread."""
         self._stopping.set()
 
     def read(self, moment: str) -> None:
@@ -273,7 +272,7 @@ class TableAsOf:
         if self.is_complete:
             return
         for part in self._parts(self.position, None):
-            # What comes after a statement may be of another table with this name.
+            # Rows after such a statement may belong to another table of this name.
             if isinstance(part, LoggedStatement):
                 break
             self._apply_later(part)
@@ -284,7 +283,7 @@ class TableAsOf:
         return self._known.count + self._later.count
 
     def rows(self) -> Iterator[RowAsOf]:
-        """Yield the rows, in the order of the changes that show them; those of later changes come last."""
+        """Yield the rows in the order of the changes that their values come from, later changes last."""
         for known, is_later in ((self._known, False), (self._later, True)):
             for image, earlier, epoch in known.images():
                 yield self._row(image, epoch, earlier, is_later=is_later)
@@ -318,7 +317,7 @@ class TableAsOf:
                 yield part
 
     def _ranges(self, start: Position | None, end: Position | None) -> Iterator[ByteRange]:
-        """Yield the ranges that may change the table, as the index knows them. Raises SequenceGap."""
+        """Yield the ranges that may change the table, according to the index. Raises SequenceGap."""
         if start is not None and start == self._source.head():
             return
         if end is not None and end == self._source.earliest():
@@ -347,7 +346,7 @@ class TableAsOf:
             self._known = _Known()
             self.complete_since = statement.end
         elif self._table in statement.unlogged or statement.tables - {self._table} or statement.databases:
-            # It may have moved or renamed rows from or to another table.
+            # The statement may have moved or renamed rows from or to another table.
             self._known = _Known()
             self.complete_since = None
 
@@ -358,16 +357,17 @@ class TableAsOf:
         replaced: tuple[int, dict[str, Any]] | None = None
         for row, (kind, key) in enumerate(zip(rows.column("_change_type").to_pylist(), keys, strict=True)):
             if kind in _BEFORE:
-                # A row that is gone needs no memory: its next change is an insert.
+                # A deleted row needs no memory: its next change is an insert.
                 replaced = self._known.take(key)
                 continue
             earlier: dict[str, Any] = {}
             if absent is not None and kind == "update_postimage":
-                # The image after may lack columns, those of the key too; the image before is one row above.
+                # The postimage may lack columns, including those of the key. The preimage is in the previous
+                # row.
                 earlier = self._known.values(*replaced) if replaced is not None else {}
                 earlier |= self._known.values(slot_of(number, row - 1), {})
                 if absent[row] == absent[row - 1]:
-                    # The server logs none of these columns (generated ones, on MariaDB 11.8.9).
+                    # The server logs none of these columns, for example generated columns on MariaDB 11.8.9.
                     unlogged = set(absent[row] or ())
                     earlier = {name: value for name, value in earlier.items() if name not in unlogged}
                 logged = self._known.values(slot_of(number, row), earlier)
@@ -384,13 +384,14 @@ class TableAsOf:
             if kind in _BEFORE:
                 before = key
                 if self._later.is_absent(key):
-                    # It was inserted after the moment. Once it is gone, its next change is an insert again.
+                    # The row was inserted after the moment. Once it is deleted, its next change is an insert
+                    # again.
                     self._later.take(key)
                 elif key not in self._known and key not in self._later:
                     self._later.put(key, slot_of(number, row))
                 continue
             if kind == "update_postimage":
-                # A column of the key that is not logged has the value before.
+                # A key column that was not logged keeps its previous value.
                 key = tuple(old if new is None else new for old, new in zip(before, key, strict=True))
             if key not in self._known and key not in self._later:
                 self._later.put(key, _ABSENT)
@@ -403,14 +404,14 @@ class TableAsOf:
         if self._known.bytes + self._later.bytes + batch_bytes(rows) > AS_OF_BYTES_MAX:
             self._known.compact()
             self._later.compact()
-            # Else every further batch would need that again.
+            # Otherwise every further batch would be compacted again.
             self._prove_fits(AS_OF_BYTES_MAX - AS_OF_BYTES_MAX // 8)
         number = known.add(rows, batch.position.epoch)
         self._prove_fits()
         return number
 
     def _prove_fits(self, bytes_max: int | None = None) -> None:
-        """Raise LimitExceeded if the rows need more memory than one request may have."""
+        """Raise LimitExceeded if the rows need more memory than one request may use."""
         if self._known.bytes + self._later.bytes > (bytes_max or AS_OF_BYTES_MAX):
             raise LimitExceeded(
                 f"the rows of {self._table} that the log has changed need more than {AS_OF_BYTES_MAX} bytes",
@@ -447,9 +448,10 @@ class TableAsOf:
         return rows, list(zip(*columns, strict=True))
 
     def _follow_key(self, key: tuple[str, ...], schema: pyarrow.Schema) -> None:
-        """Take the primary key of the next rows. Once it was changed, known rows go by the new one.
+        """Adopt the primary key of the next rows.
 
-        If one of them lacks a column of the new key, or has it with another type, all are forgotten.
+        If the primary key changed, known rows are stored under the new key. If one of them lacks a column of
+        the new key, or has it with another type, all known rows are discarded.
         """
         types = tuple(schema.field(name).type for name in key)
         was_changed = self.key and (self.key, self._key_types) != (key, types)
@@ -459,7 +461,7 @@ class TableAsOf:
             self.complete_since = None
 
     def _rekey(self) -> bool:
-        """Give the known rows the keys of the current primary key; return whether all have one."""
+        """Store the known rows under the current primary key; return whether all have a key."""
         keys: dict[_Key, _Key] = {}
         for old, values, schema in self._known.items():
             for name, kind in zip(self.key, self._key_types, strict=True):
@@ -470,7 +472,7 @@ class TableAsOf:
         return True
 
     def _show(self, schema: pyarrow.Schema) -> None:
-        """Take the columns of the rows from those of a batch."""
+        """Set the columns of the rows to those of a batch."""
         logged = [column for column in schema if column.name not in _SYSTEM]
         self.logged_columns = tuple(column.name for column in logged)
         self.schema = pyarrow.schema(
@@ -495,5 +497,5 @@ def _is_partial(rows: pyarrow.RecordBatch) -> bool:
 
 
 def _has_same_values(kind: pyarrow.DataType, other: pyarrow.DataType) -> bool:
-    """Return whether a value of one type equals the same value of the other."""
+    """Return whether a value of one type equals the same value of another type."""
     return bool(kind == other or (pyarrow.types.is_integer(kind) and pyarrow.types.is_integer(other)))

@@ -2,7 +2,7 @@
 """The rows of a table as of a moment as a file: JSON lines, CSV or Parquet.
 
 Each row has `_position` and `_time` of the change that shows it, and `_missing`: the columns that the log
-does not have. If the table has a column of such a name, it gets further underscores: `__time`.
+does not have. If the table has a column of that name, ours gets another underscore: `__time`.
 
 CSV follows RFC 4180: a value with a comma, a quote or a line break is in quotes, and lines end with CRLF.
 NULL is \\N and a missing value is empty, both without quotes; the texts \\N and "" are in quotes. JSON lines
@@ -28,7 +28,7 @@ FORMATS = {"jsonl": "application/x-ndjson", "csv": "text/csv", "parquet": "appli
 _POSITION, _TIME, _MISSING = "_position", "_time", "_missing"
 _NULL = "\\N"
 _QUOTED = re.compile(r'[",\r\n]')
-# The rows of a piece of text, and of a row group of Parquet.
+# The number of rows in a piece of text, and in a row group of Parquet.
 _PIECE_ROWS, _GROUP_ROWS = 1000, 20_000
 
 Rows = Callable[[], Iterator[RowAsOf]]
@@ -37,7 +37,7 @@ Rows = Callable[[], Iterator[RowAsOf]]
 def export_rows(rows: Rows, schema: pyarrow.Schema | None, file_format: str) -> Iterator[bytes]:
     """Yield the pieces of a file with the rows. `rows` may be called twice.
 
-    `schema` has the columns of the table, None if nothing is known of it.
+    `schema` has the columns of the table, None if they are unknown.
     """
     columns = pyarrow.schema([]) if schema is None else schema
     names = _own_names(columns.names)
@@ -52,7 +52,9 @@ def export_rows(rows: Rows, schema: pyarrow.Schema | None, file_format: str) -> 
 
 
 def _own_names(columns: Sequence[str]) -> tuple[str, str, str]:
-    """Return the names of our columns, which differ from those of the table in any case."""
+    """Return the names of the additional columns, which differ from the table's columns even ignoring
+    case.
+    """
     taken = {name.casefold() for name in columns}
     position, time, missing = (
         next(f"{'_' * more}{name}" for more in itertools.count() if f"{'_' * more}{name}" not in taken)
@@ -152,7 +154,7 @@ def _array(values: list[Any], kind: pyarrow.DataType, *, is_text: bool = False) 
 
 
 class _Pieces(io.RawIOBase):
-    """A file whose content is taken away while it is written."""
+    """A file in memory whose content is taken while it is being written."""
 
     def __init__(self) -> None:
         self._content = bytearray()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema histories between the driver, which moves them on, and the executors, which decode with them.
+"""Schema histories are advanced by the driver, and decoded with by the executors.
 
 They matter only for logs that do not name their columns (binlog_row_metadata=MINIMAL). An executor starts at
-its range with the definitions in force there, and moves them on by the statements in its range.
+its range with the definitions in force there, and applies the statements in its range.
 """
 
 import json
@@ -31,7 +31,7 @@ _METADATA = "binlog_row_metadata"
 def known_schemas(
     options: SourceOptions, history: dict[str, Any] | None, source: Source | None = None
 ) -> Schemas | None:
-    """Return what tells definitions to a range: the driver's history, the log, the server, or None.
+    """Return the source of definitions for a range: the driver's history, the log, the server, or None.
 
     `source` is the range's own, if it is open.
     """
@@ -96,7 +96,7 @@ class TrackedSchemas:
         return cls(history, start, tracking)
 
     def advance(self, source: Source, ranges: Sequence[ByteRange]) -> None:
-        """Take the statements of consecutive ranges into account that were not yet, and save the result.
+        """Apply the statements of consecutive ranges that were not applied yet, and save the result.
 
         Reads event headers, no row values.
         """
@@ -119,7 +119,7 @@ class TrackedSchemas:
             self._save(self._tracking)
 
     def at(self, position: Position) -> dict[str, Any]:
-        """Return the history in JSON form, without what came after a position."""
+        """Return the history in JSON form, without the definitions after a position."""
         value = self.history.to_json()
         for table in value["tables"]:
             table["definitions"] = [
@@ -130,7 +130,7 @@ class TrackedSchemas:
         return value
 
     def _save(self, path: Path) -> None:
-        """Write the file whole or not at all: a new file takes the old one's name."""
+        """Write the file atomically: a new file replaces the old one by a rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".new")
         text = json.dumps(
@@ -156,7 +156,7 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 def whole_files(ranges: Sequence[ByteRange]) -> list[ByteRange]:
-    """Join the ranges of each file into one, so that every statement is walked over once."""
+    """Join the ranges of each file into one, so that every statement is read once."""
     joined: list[ByteRange] = []
     for one in ranges:
         if joined and joined[-1].file == one.file:

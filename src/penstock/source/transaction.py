@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One transaction of a kept log: where it is, what it changed, row by row."""
+"""One transaction of a kept log: its position, and its changes row by row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ _BATCH_ROWS_MAX = 1000
 class FoundTransaction:
     """A transaction: from `start` up to `end`. `time_us` is the commit time in microseconds UTC since 1970.
 
-    `tables` are the names of the tables with logged rows, `statement` the text of a transaction that is one
-    statement, such as a definition, without passwords.
+    `tables` are the names of the tables with logged rows. `statement` is the text, without passwords, of a
+    transaction that consists of a single statement, such as a definition.
     """
 
     start: Position
@@ -69,7 +69,7 @@ def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
 
 
 def find_at(log: LogReader, source: Source, position: Position) -> FoundTransaction:
-    """Return the transaction that has a position, or begins there.
+    """Return the transaction that contains a position or begins there.
 
     Raises PositionInvalid at the end of the log and between transactions, PositionPurged.
     """
@@ -84,12 +84,15 @@ def find_at(log: LogReader, source: Source, position: Position) -> FoundTransact
 
 
 def prove_boundary(log: LogReader, source: Source, position: Position) -> None:
-    """Raise PositionInvalid unless a transaction begins or ends at a position; PositionPurged."""
+    """Raise PositionInvalid unless a transaction begins or ends at a position, PositionPurged if the log
+    begins later.
+    """
     boundary = log.boundary_before(position)
     edges = {edge for extent in log.extents() for edge in (extent.first, extent.last)}
     if boundary == position.offset or position in edges:
         return
-    # One that begins here starts in the range too: before the first of a file lie events of no transaction.
+    # A transaction that begins here is included: events before the first transaction of a file belong to
+    # none.
     byte_range = ByteRange(position.epoch, position.file, boundary, position.offset + 1, aligned=True)
     for transaction in _transactions(source, byte_range):
         if position in (transaction.start, transaction.end):

@@ -15,10 +15,14 @@ from penstock.spark.stream import StreamReader
 
 
 class AdmissionStreamReader(StreamReader, SupportsTriggerAvailableNow):
-    """Limits batches as Spark asks, and runs trigger availableNow in as many batches as the limits need."""
+    """Limits batches as Spark requests, and runs trigger availableNow in as many batches as the limits
+    require.
+    """
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that the options set. If there are two, Spark gets one but both apply."""
+        """Return the limit that the options set. If there are two limits, Spark gets one of them, but both
+        apply.
+        """
         if self._settings.bytes_max is not None:
             return ReadMaxBytes(self._settings.bytes_max)
         if self._settings.rows_max is not None:

@@ -123,7 +123,7 @@ class SparkDriver:
     def _numbers_by_hash(self, parts: int) -> list[int]:
         """Return, for each part, a number that Spark's hash partitioning sends to that partition."""
         if parts not in self._hashed:
-            # Among this many numbers, a part without one has a probability below 1e-10.
+            # With this many numbers, the probability that a part gets none is below 1e-10.
             candidates: Any = self._session.range(0, parts * (32 + parts.bit_length()), 1, 1)
             placed = candidates.selectExpr(
                 "CAST(id AS INT) AS number", f"pmod(hash(CAST(id AS INT)), {parts}) AS part"

@@ -75,7 +75,7 @@ def passing(batch: pyarrow.RecordBatch, conditions: Sequence[Filter]) -> pyarrow
 
 
 def _holds(condition: Any, batch: pyarrow.RecordBatch) -> Any:
-    """Return for each row true, false, or null where SQL's answer is unknown."""
+    """Return for each row true, false, or null if the result is unknown in SQL."""
     if isinstance(condition, Not):
         return compute.invert(_holds(condition.child, batch))
     column = batch.column(condition.attribute[0])
@@ -86,7 +86,7 @@ def _holds(condition: Any, batch: pyarrow.RecordBatch) -> Any:
             return column.is_valid()
         case In(value=values):
             listed = compute.is_in(column, pyarrow.array(values, column.type))
-            # Whether null is in a list is unknown. Arrow says that it is not.
+            # In SQL, whether null is in a list is unknown. Arrow says that it is not.
             return compute.if_else(column.is_valid(), listed, None)
         case StringStartsWith(value=text) | StringEndsWith(value=text) | StringContains(value=text):
             return _TEXT_SEARCHES[type(condition)](column, text)

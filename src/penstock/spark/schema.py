@@ -67,7 +67,7 @@ def spark_schema(arrow: pyarrow.Schema) -> StructType:
 
 def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
     """Return a table's current definition from the server's information_schema. Raises SchemaUnknown."""
-    # Reads of files need no client of servers.
+    # Reading files does not require a client of servers.
     from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, connect
     from penstock.schema.reader import read_table
 

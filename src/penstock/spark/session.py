@@ -19,8 +19,8 @@ def session_for(name: str, master: str | None, settings: Mapping[str, str]) -> S
     """Return the session of this process, or create one.
 
     `master` is `local[*]`, `spark://host:7077` or similar, or `sc://host:15002` for a Connect server. Without
-    it, spark-submit, SPARK_REMOTE or the settings decide, and by default the cores of this host. Of the
-    settings, a Connect server accepts those of a session, and Spark warns of each of the others.
+    it, spark-submit, SPARK_REMOTE or the settings decide, and by default the cores of this host. A Connect
+    server accepts only session settings, and Spark logs a warning for each of the others.
     """
     builder = SparkSession.builder.appName(f"penstock {name}")
     remote = os.environ.get("SPARK_REMOTE", "") if master is None else master

@@ -15,7 +15,7 @@ import pyspark
 
 from penstock.pipeline.settings import StepSettings
 
-# It is part of Spark and has no type annotations.
+# The module is part of Spark and has no type annotations.
 _cloudpickle: Any = pyspark.cloudpickle
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Spark plans a read with filters in a worker of this module, and only if filter pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-# Spark passes limits to Python streams from 4.2 on, or where a platform has added it to an older version.
+# Spark passes limits to Python streams from 4.2 on. A platform may have added that to an older version.
 _ADMISSION_CONTROL = "pyspark.sql.streaming.datasource"
 
 

@@ -75,7 +75,8 @@ class StreamReader(DataSourceStreamReader):
         self._seen = head
         if self._target is not None:
             if not log.has(self._target, resumed):
-                # Another server answers. Its positions cannot be compared with the target: settle a new one.
+                # A different server answers. Its positions cannot be compared with the target, so choose a
+                # new target.
                 self._target = log.target()
                 _log.warning("the run now ends at another server's log", target=str(self._target))
             head = log.up_to(head, self._target, resumed)

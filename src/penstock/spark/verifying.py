@@ -15,7 +15,7 @@ from penstock.pipeline.verify.shares import Share, Suspects, TouchedBySource, su
 
 # Fewer shares are compared faster in this process than Spark takes to start.
 SHARES_MIN = 8
-# Every task gets the keys that the log touched. If there are more than this, compare in this process.
+# Every task gets the keys that the log touched. If there are more keys than this, compare in this process.
 TOUCHED_BYTES_MAX = 64 << 20
 
 _FOUND = pyarrow.schema([("share", pyarrow.int32()), ("found", pyarrow.bool_()), ("body", pyarrow.binary())])

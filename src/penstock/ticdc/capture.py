@@ -32,7 +32,7 @@ _CLOCK_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class _Start:
-    """The commit timestamp after which a log starts, and what was read: see `SinkReader`."""
+    """The commit timestamp after which a log starts, and the state of reading; see `SinkReader`."""
 
     commit_ts: int
     last_file: str | None = None
@@ -57,7 +57,7 @@ class TicdcCapture(MergedCapture):
         start = _recorded_start(log)
         position = max(end.commit_ts, start.commit_ts)
         if end.commit_ts and position == end.commit_ts:
-            # Some of the statements may not be, so that timestamp is read again.
+            # Some of its statements may be missing, so that timestamp is read again.
             position -= 1
         reader = SinkReader(storage, self._settings.ticdc, position, start.last_file, start.finished)
         self._read(log, reader, start, end)
@@ -102,7 +102,7 @@ def refuse_future_start(start_ts: int) -> None:
 
 
 def read_start(log: Log, file_name: str, content: str) -> dict[str, Any]:
-    """Return what a file beside a log records. Raises LogDamaged."""
+    """Return the record in the file beside a log. Raises LogDamaged."""
     path = log.folder / file_name
     values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
     if not values:
@@ -114,7 +114,7 @@ def read_start(log: Log, file_name: str, content: str) -> dict[str, Any]:
 
 
 def _sync(log: Log, reader: SinkReader, start: _Start) -> _Start:
-    """Make the log durable, then record what it has of the sink's files, and return what is recorded."""
+    """Make the log durable, then record how far the sink's files were read; return the record."""
     log.sync()
     if (reader.last_file, reader.finished) == (start.last_file, start.finished):
         return start
@@ -128,7 +128,7 @@ def _record(log: Log, start: _Start) -> None:
 
 
 def _recorded_start(log: Log) -> _Start:
-    """Return what is recorded beside a log. Raises LogDamaged."""
+    """Return the record beside a log. Raises LogDamaged."""
     values = read_start(log, START_FILE, "the start of the log")
     finished = {sequence: (number, size) for sequence, (number, size) in values.get("finished", {}).items()}
     return _Start(values["commit_ts"], values.get("last_file"), finished)

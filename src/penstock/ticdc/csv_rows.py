@@ -48,7 +48,7 @@ class CsvRows:
         self._heads = 6 if settings.output_handle_key else 5
         delimiter, quote = re.escape(settings.delimiter.encode()), re.escape(settings.quote.encode())
         self._quote = settings.quote.encode()
-        # Only one way leads through a quoted value, so the time for one without an end grows with its length.
+        # The pattern matches a quoted value in only one way, so the time for an unterminated value is linear.
         quoted = b"[^%b]*(?:%b%b[^%b]*)*" % (quote, quote, quote, quote)
         self._field = re.compile(
             rb"(?:%b(%b)%b|([^%b%b\r\n]*))(%b|\r?\n)" % (quote, quoted, quote, quote, delimiter, delimiter)
@@ -95,12 +95,12 @@ class CsvRows:
                 return fields, position
         rest = content[position:]
         if rest.startswith(self._quote) or self._field.match(rest.rstrip(b"\r") + b"\n") is not None:
-            # A value continues, or the line ends, after the content.
+            # The value continues, or the line ends, after the content.
             return None
         raise EventMalformed(f"a line cannot be split into columns at {rest[:40]!r}", hint=_HINT)
 
     def _row(self, fields: list[_Field]) -> tuple[RowChange, bool]:
-        """Return a line's row, an update's as an insert or a delete, and whether it is one of an update."""
+        """Return a line's row, as an insert or a delete, and whether it is part of an update."""
         if len(fields) != self._heads + len(self._columns):
             raise EventMalformed(
                 f"a line has {len(fields)} columns, not {self._heads} and the table's {len(self._columns)}",

@@ -11,7 +11,7 @@ from penstock.ticdc.row_changes import RowChange
 from penstock.ticdc.storage import SinkStorage
 
 _CHUNK_BYTES = MIB
-# What is read of a file to learn where it begins. A backlog may have very many.
+# The bytes that are read of a file to determine where it begins. A backlog may have a large number of files.
 _PROBE_BYTES = 64 << 10
 
 
@@ -19,7 +19,8 @@ class RowFormat(Protocol):
     """Reads rows of one version of a table."""
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
-        """Return the rows of content, and the bytes that they take: a torn end is left.
+        """Return the rows in the content, and the bytes that they occupy. An incomplete row at the end is
+        left over.
 
         Raises StreamError and OptionInvalid.
         """
@@ -31,7 +32,7 @@ class DataReader:
     def __init__(self, storage: SinkStorage, file: DataFile, rows: RowFormat, position: int) -> None:
         """Rows up to `position` are skipped: they were read before, or are repeated by a restarted TiCDC."""
         self.file = file
-        # The commit timestamp of the last row that was skipped.
+        # The commit timestamp of the last skipped row.
         self.skipped_ts: int | None = None
         self._storage = storage
         self._format = rows
@@ -42,7 +43,7 @@ class DataReader:
         self._rows: deque[RowChange] = deque()
         # The commit timestamp of the row at the offset, while no rows are held.
         self._peeked_ts: int | None = None
-        # The size at which the file ended inside a record, and the checkpoint at that time.
+        # The size of a file that ended inside a row, and the checkpoint at that time.
         self._torn: tuple[int, int] | None = None
 
     @property
@@ -52,12 +53,12 @@ class DataReader:
 
     @property
     def finished_size(self) -> int | None:
-        """The size up to which all rows were taken; None if some are left, or the file ends inside one."""
+        """The size up to which all rows were taken. None if rows are left, or the file ends inside a row."""
         has_rows = self._rows or self._peeked_ts is not None
         return None if has_rows or self._offset < self._size else self._size
 
     def grow(self, size: int, checkpoint: int) -> None:
-        """Record the size of the file, of which all rows below the checkpoint are complete.
+        """Record the size of the file. All rows below the checkpoint are complete.
 
         Raises EventMalformed for a file that ends inside a row although the checkpoint has advanced, or that
         has become smaller.

@@ -3,8 +3,8 @@
 
     partitions ─▶ rows by commit timestamp up to the lowest watermark ─▶ events ─▶ the log
 
-The offsets to resume from are recorded beside the log after it is durable. What is read twice after a crash
-is told by its commit timestamp.
+The offsets to resume from are recorded beside the log after it is durable. Messages that are read again after
+a crash are recognised by their commit timestamp.
 """
 
 import time
@@ -24,7 +24,7 @@ from penstock.tidb.messages import physical_us
 START_FILE = "ticdc-offsets.json"
 
 _DURABLE_SECONDS = 1.0
-# A watermark of this age holds up the log: its partition is named.
+# A watermark older than this blocks the log, and its partition is named in the status.
 _STALE_SECONDS = 30.0
 
 
@@ -63,7 +63,8 @@ class TicdcKafkaCapture(MergedCapture):
             for transaction in reader.read():
                 sink_log.append_new(transaction, end)
                 if self._stopping.is_set():
-                    # What was not appended is read again: the offsets do not pass it.
+                    # Changes that were not appended are read again, because the recorded offsets do not pass
+                    # them.
                     break
             else:
                 self._progress.heard_at = time.time()
@@ -76,7 +77,7 @@ class TicdcKafkaCapture(MergedCapture):
 
 
 def _waiting_for(reader: KafkaReader) -> str | None:
-    """Return which partition holds up the log, None if its watermark is recent."""
+    """Return the partition that blocks the log, None if its watermark is recent."""
     merge = reader.merge
     age = time.time() - physical_us(merge.lowest) / 1_000_000
     if age < _STALE_SECONDS:
@@ -87,7 +88,7 @@ def _waiting_for(reader: KafkaReader) -> str | None:
 
 
 def _advanced(log: Log, reader: KafkaReader, start: KafkaStart) -> KafkaStart:
-    """Record the offsets if they have moved, and return what is recorded."""
+    """Record the offsets if they have moved, and return the record."""
     offsets = reader.offsets()
     if offsets == start.offsets:
         return start
@@ -103,7 +104,7 @@ def _record(log: Log, start: KafkaStart) -> None:
 
 
 def _recorded_start(log: Log) -> KafkaStart:
-    """Return what is recorded beside a log. Raises LogDamaged."""
+    """Return the record beside a log. Raises LogDamaged."""
     values = read_start(log, START_FILE, "the offsets of the topic")
     offsets = {(topic, number): offset for topic, number, offset in values["offsets"]}
     return KafkaStart(values["commit_ts"], offsets)

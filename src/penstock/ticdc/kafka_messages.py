@@ -19,14 +19,14 @@ from penstock.ticdc.schema_files import SinkColumn, TableSchema, type_text_of
 
 _WATERMARK = "TIDB_WATERMARK"
 _TYPE = re.compile(r"([a-z0-9_]+)(?:\((.*)\))?((?: unsigned)?)(?: zerofill)?", re.ASCII | re.IGNORECASE)
-# Without their parameters these types have another range than the column.
+# Without their parameters, these types have a different range than the column.
 _PARAMETERS_NEEDED = {"DECIMAL", "CHAR", "VARCHAR", "VAR_STRING", "BINARY", "VARBINARY", "BIT"}
 _TIMES = {"DATETIME", "TIMESTAMP", "TIME"}
 
 
 @dataclass(frozen=True)
 class Watermark:
-    """All changes with a lower commit timestamp were sent to the partition before."""
+    """All changes with a lower commit timestamp were sent to the partition before it."""
 
     commit_ts: int
 
@@ -92,7 +92,7 @@ class KafkaMessages:
         return known
 
     def _refuse_key_only(self, schema: TableSchema, message: Message) -> None:
-        """Refuse a deleted row that has the columns of its key only."""
+        """Refuse a deleted row that has only the columns of its key."""
         name = schema.database, schema.table
         if message.get("type") != "DELETE":
             self._widths[name] = len(schema.columns)

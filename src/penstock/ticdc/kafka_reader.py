@@ -2,7 +2,7 @@
 """Reading TiCDC's topics as transactions in commit order, up to the lowest watermark of all partitions.
 
 Partitions are assigned, without a consumer group: the offsets are recorded with the log. Memory is bounded:
-partitions that are ahead are paused while much is held.
+partitions that are ahead are paused while many changes are buffered.
 """
 
 import time
@@ -34,14 +34,16 @@ Partition = tuple[str, int]
 _ANSWER_SECONDS = 30.0
 # TiCDC sends a watermark to every partition about each second.
 _WATERMARK_SECONDS = 60.0
-# TiDB's timestamps, the times of messages, and the order in which several TiCDC servers send differ by less.
+# TiDB's timestamps, the message times, and the order in which several TiCDC servers send differ by less than
+# this.
 _CLOCKS_DIFFER_MS = 10_000
 _PARTITIONS_CHECKED_SECONDS = 10.0
 _MESSAGES_AT_ONCE = 1000
 _MESSAGES_CHECKED_MAX = 10_000
 _SILENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-# Above these bytes only the partitions that hold up the others are read, and above the second nothing is.
+# Above this number of buffered bytes, only the partitions that block the others are read; above the second
+# number, none is.
 _HELD_BYTES = 64 * MIB
 _HELD_BYTES_MAX = 1024 * MIB
 HINT_WATERMARKS = "Check that the changefeed is running, with enable-tidb-extension=true in its sink URI"
@@ -50,14 +52,14 @@ _HINT_GAP = "Begin a new log, and read the tables again; let the topic's retenti
 
 @dataclass(frozen=True)
 class KafkaStart:
-    """The commit timestamp after which a log starts, and where each partition is read from."""
+    """The commit timestamp after which a log starts, and the offset from which each partition is read."""
 
     commit_ts: int
     offsets: Mapping[Partition, int]
 
 
 class KafkaReader:
-    """Reads topics. One thread uses it."""
+    """Reads topics. Used by one thread."""
 
     def __init__(
         self, options: Mapping[str, Any], topics: Sequence[str], messages: KafkaMessages, *, held_max: int = 0
@@ -68,12 +70,12 @@ class KafkaReader:
         self._held_max = held_max or _HELD_BYTES_MAX
         self._merge = WatermarkMerge[Partition, SinkStatement | SinkRow]((), 0)
         self._paused: set[Partition] = set()
-        # Partitions that were added while the topic was read, until their first watermark.
+        # Partitions that were added while the topic was read, until their first watermark arrives.
         self._added: set[Partition] = set()
-        # The commit timestamps that the log had before: it may not get further rows of them.
+        # The commit timestamps that the log has already. It must not get further rows of them.
         self._recorded_ts = range(0)
         self._checked_at = 0.0
-        # Whether the last reading found messages.
+        # Whether the last call found messages.
         self.has_read = False
         with translate_errors("options"):
             self._consumer = library().Consumer(
@@ -89,7 +91,7 @@ class KafkaReader:
 
     @property
     def merge(self) -> WatermarkMerge[Partition, SinkStatement | SinkRow]:
-        """What is held, and the watermarks."""
+        """The buffered changes, and the watermarks."""
         return self._merge
 
     def partitions(self) -> list[Partition]:
@@ -108,9 +110,10 @@ class KafkaReader:
         """Return where a new log starts: after a commit timestamp, at the end, or with what the topics have.
 
         A partition that has lost its first messages, or whose first messages are passed over, may have had
-        rows far ahead of its watermarks. All of them were committed before the next message was sent, so
-        transactions that are later than that, by more than clocks differ, are whole. Raises SequenceGap if
-        some after the commit timestamp are lost, and SourceMissing if a partition gets no watermark.
+        rows far ahead of its watermarks. All of them were committed before the next message was sent. So
+        transactions committed after that time, plus the maximum clock difference, are complete. Raises
+        SequenceGap if transactions after the commit timestamp are lost, and SourceMissing if a partition gets
+        no watermark.
         """
         offsets, incomplete = {}, []
         for partition in self.partitions():
@@ -130,7 +133,7 @@ class KafkaReader:
         return KafkaStart(start_ts, offsets)
 
     def resume(self, start: KafkaStart, end_ts: int) -> None:
-        """Read on from recorded offsets; the log's last commit timestamp is `end_ts`, 0 if it has none.
+        """Continue from recorded offsets; the log's last commit timestamp is `end_ts`, 0 if it has none.
 
         The transaction of `end_ts` is read again, because the log may not have all of its statements. Raises
         SequenceGap if the messages at the offsets have expired since.
@@ -157,8 +160,8 @@ class KafkaReader:
         """Wait briefly for messages, and yield the transactions that are complete with them.
 
         Raises the errors of Kafka, those of `KafkaMessages.read` with the message's position, SequenceGap,
-        LimitExceeded, and ServerBusy if the topics have other partitions now. Make a new reader after an
-        error.
+        LimitExceeded, and ServerBusy if the topics have other partitions now. After an error, create a new
+        reader.
         """
         messages = self._consume()
         self.has_read = bool(messages)
@@ -171,8 +174,8 @@ class KafkaReader:
             self._refuse_other_partitions()
 
     def offsets(self) -> dict[Partition, int]:
-        """Return where to resume. Added partitions are not among them before it is known that all their
-        changes are later than the log's end.
+        """Return where to resume. || Added partitions are left out until all of their changes are known to be
+        later than the log's end.
         """
         offsets = self._merge.offsets()
         return {partition: offset for partition, offset in offsets.items() if partition not in self._added}
@@ -235,7 +238,7 @@ class KafkaReader:
             )
 
     def _pause(self) -> None:
-        """Pause the partitions that are ahead while much is held."""
+        """Pause the partitions that are ahead while many changes are buffered."""
         wanted = set(self._merge.ahead) if self._merge.bytes > _HELD_BYTES else set()
         if wanted == self._paused:
             return

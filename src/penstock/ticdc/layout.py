@@ -24,7 +24,7 @@ _DATA = re.compile(r"CDC(?:_([0-9A-Za-z-]+)_)?(\d{6,20})\.(json|csv)")
 _INDEX = re.compile(r"CDC(?:_[0-9A-Za-z-]+)?\.index")
 _PARTITION = re.compile(r"\d+")
 _DATE = re.compile(r"\d{4}(?:-\d{2}(?:-\d{2})?)?")
-# A file of the local file system has such a name until it is complete.
+# A file of the local file system has this suffix until it is complete.
 _UNFINISHED = re.compile(r".+\.tmp\.[0-9a-f-]{36}")
 
 
@@ -41,7 +41,7 @@ class SchemaFile:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file with rows of one version of a table. Files of one `sequence` are numbered from 1 on."""
+    """A file with rows of one version of a table. The files of a `sequence` are numbered from 1."""
 
     path: str
     database: str
@@ -80,7 +80,7 @@ def classify(path: str) -> SchemaFile | DataFile | None:
 
 
 def _are_version_folders(folders: list[str]) -> bool:
-    """Return whether these are a version, and then a partition, a date, both or none."""
+    """Return whether these folders are a version, optionally followed by a partition, a date, or both."""
     if not folders or not _PARTITION.fullmatch(folders[0]):
         return False
     match folders[1:]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row that TiCDC reports as changed, and its values as a binlog's writer takes them."""
+"""A changed row reported by TiCDC, with its values in the form that the binlog writer expects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def utc_text(text: str, zone: ZoneInfo | None, column: SinkColumn) -> str:
 
 
 def check_fraction(text: str, column: SinkColumn, hint: str) -> None:
-    """Raise ValueMalformed for a time of day with more digits than its column has."""
+    """Raise ValueMalformed for a time of day with more fractional digits than its column has."""
     digits_max = column.fraction_digits
     if digits_max is not None and len(text.partition(".")[2].rstrip("0")) > digits_max:
         raise ValueMalformed(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema files of TiCDC's storage sink: a table's definition at a version, and the statement behind it.
+"""The schema files of TiCDC's storage sink: a table's definition at a version, and the statement that created
+it.
 
 A file's name has the CRC32 of the definition without the statement: of its JSON as Go's encoder writes it,
 with the columns sorted by name, indented by four blanks.
@@ -36,9 +37,9 @@ _COLUMN_FIELDS = {
 _FORMAT = 1
 
 _UTF8 = "utf8mb4"
-# A longer VARCHAR does not fit a binlog's table map as UTF-8.
+# A longer VARCHAR does not fit into a binlog's table map as UTF-8.
 _VARCHAR_CHARACTERS_MAX = 16_383
-# Characters of all members of a SET.
+# The maximum number of characters in all members of a SET.
 _SET_CHARACTERS_MAX = 16_383
 _ENUM_CHARACTERS_MAX = 255
 
@@ -92,7 +93,7 @@ class TableSchema:
 def read_schema(file: SchemaFile, content: bytes) -> TableSchema:
     """Read a schema file.
 
-    Raises EventMalformed for a file of another form, ChecksumMismatch if it does not fit its name, and
+    Raises EventMalformed for a file in another format, ChecksumMismatch if it does not match its name, and
     EventUnsupported for a type that MySQL does not have.
     """
     try:
@@ -186,7 +187,7 @@ def _type_text(name: str, kind: str, precision: str | None, scale: str | None) -
             return "mediumtext"
         return f"{'char' if kind == 'CHAR' else 'varchar'}({length})"
     if kind in ("ENUM", "SET"):
-        # The file does not have the members, so values are text.
+        # The file does not list the members, so values are text.
         return f"varchar({_ENUM_CHARACTERS_MAX if kind == 'ENUM' else _SET_CHARACTERS_MAX})"
     raise EventUnsupported(
         f"the column `{name}` has the type {kind}, which has no equivalent in MySQL's binlog",

@@ -14,12 +14,12 @@ from penstock.ticdc.schema_files import TableSchema
 from penstock.ticdc.transactions import SinkTransaction
 from penstock.tidb.merged_log import MergedEnd, MergedLog
 
-# TiCDC does not tell the cluster's id.
+# TiCDC does not report the cluster's id.
 _CLUSTER_ID = 0
 
 
 class SinkLog:
-    """Appends transactions to a log, each complete or not at all. One thread uses it."""
+    """Appends transactions to a log, each complete or not at all. Used by one thread."""
 
     def __init__(self, merged: MergedLog) -> None:
         self._merged = merged
@@ -35,8 +35,8 @@ class SinkLog:
         for index, schema in enumerate(transaction.statements):
             if index >= statements_logged:
                 offset = self._merged.begin_transaction(commit_ts)
-                # TiCDC does not tell the start timestamp: it numbers the statements of a commit timestamp
-                # from 1. Rows have the commit timestamp itself.
+                # TiCDC does not report the start timestamp, so the statements of a commit timestamp are
+                # numbered from 1. Rows have the commit timestamp itself.
                 write = partial(self._writer.statement, start_ts=commit_ts + 1 + index)
                 self._merged.append(write(commit_ts, offset, schema.database, schema.query))
                 self._merged.flush()
@@ -48,11 +48,12 @@ class SinkLog:
             self._merged.flush()
 
     def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
-        """Append what a log that ended there does not have of a transaction. Raises as `append`.
+        """Append the part of a transaction that a log which ended there does not have. Raises the errors of
+        `append`.
 
-        Rows may have the commit timestamp of a statement: those that TiDB computes, for async commit and
-        one-phase commit, are not unique. They are logged after the statements, so a log that ends with rows
-        has all of their commit timestamp.
+        Rows may have the same commit timestamp as a statement, because the timestamps that TiDB computes for
+        async commit and one-phase commit are not unique. Rows are logged after statements, so a log that ends
+        with rows has everything with their commit timestamp.
         """
         if transaction.commit_ts != end.commit_ts:
             self.append(transaction)

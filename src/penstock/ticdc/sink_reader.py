@@ -65,7 +65,7 @@ class SinkSchemas:
         return replace(schema, columns=columns)
 
     def format_of(self, file: DataFile) -> RowFormat:
-        """Return what reads a file's rows. Raises SchemaUnknown."""
+        """Return the format that reads a file's rows. Raises SchemaUnknown."""
         schema = self.written(file.database, file.table, file.version)
         zone, names = self._settings.zone, (schema.database, schema.table)
         if file.format == "csv":
@@ -74,7 +74,7 @@ class SinkSchemas:
 
 
 class SinkReader:
-    """Reads everything after a commit timestamp. One thread uses it."""
+    """Reads everything after a commit timestamp. Used by one thread."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class SinkReader:
     ) -> None:
         """`last_file` and `finished` are those of an earlier reader. The file has to exist still."""
         self.position = position
-        # The last file of each sequence that was read to its end, with its size. Files up to it are not read.
+        # The last file of each sequence that was read to its end, with its size. Earlier files are not read.
         self.finished = dict(finished or {})
-        # The file with the last row up to the position; None if no file has such a row.
+        # The file with the last row at or before the position; None if no file has such a row.
         self.last_file = last_file
-        # The checkpoint when it was read last.
+        # The checkpoint when it was last read.
         self.checkpoint = 0
         self._storage = storage
         self._schemas = SinkSchemas(storage, settings)
@@ -99,7 +99,8 @@ class SinkReader:
         self._readers: dict[str, DataReader] = {}
         self._numbers: dict[str, set[int]] = {}
         self._begun: set[str] = set()
-        # The files are listed once without a later checkpoint, too: one has the last row up to the position.
+        # List the files once even without a later checkpoint, because one of them has the last row at or
+        # before the position.
         self._has_listed = False
         # Whether rows were read since the files were listed, or by an earlier reader.
         self._has_advanced = True
@@ -112,8 +113,8 @@ class SinkReader:
         """Yield the transactions between the position and the checkpoint, and move the position there.
 
         Raises the errors of the storage, EventMalformed, EventUnsupported, ChecksumMismatch, ValueMalformed,
-        SchemaUnknown and SequenceGap for files that are not as TiCDC writes them or that are missing. Make a
-        new reader after an error.
+        SchemaUnknown and SequenceGap for missing files and for files in an unexpected format. After an error,
+        create a new reader.
         """
         checkpoint = self.checkpoint = read_checkpoint(self._storage)
         if checkpoint - 1 <= self.position and self._has_listed:
@@ -165,7 +166,7 @@ class SinkReader:
         return file.number < number or (file.number, size) == (number, finished_size)
 
     def _finish_files(self) -> None:
-        """Record the files that were read to their end, and forget all but the last of each sequence."""
+        """Record the files that were read to their end, and forget all but the last file of each sequence."""
         sequences: dict[str, list[DataReader]] = {}
         for reader in self._readers.values():
             sequences.setdefault(reader.file.sequence, []).append(reader)
@@ -188,7 +189,7 @@ class SinkReader:
                 f"{self.last_file}, the last file that was read, is missing, so later ones may be, too",
                 hint="It was deleted or not copied: begin a new log, and read the tables again",
             )
-        # A sink without changes may expire as a whole while it is read.
+        # A sink without changes may expire completely while it is read.
         self._has_advanced = False
 
     def _record_last(self, commit_ts: int, file: DataFile) -> None:
@@ -196,7 +197,7 @@ class SinkReader:
             self._last_ts, self.last_file = commit_ts, file.path
 
     def _refuse_gap(self, file: DataFile) -> None:
-        """Raise SequenceGap if files are missing before one that is due: they would be due, too."""
+        """Raise SequenceGap if files before a due file are missing, because they would be due too."""
         if file.path in self._begun:
             return
         self._begun.add(file.path)

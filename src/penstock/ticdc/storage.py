@@ -43,7 +43,7 @@ class LocalStorage:
                 try:
                     sizes[path.relative_to(self._folder).as_posix()] = path.stat().st_size
                 except FileNotFoundError:
-                    # An unfinished file has its final name now.
+                    # The unfinished file has its final name by now.
                     continue
         return sizes
 
@@ -77,7 +77,7 @@ class ObjectStorage:
 
     def _ask(self, request: Callable[[], Value]) -> Value:
         try:
-            # A store that was listed once would be remembered.
+            # The library would otherwise cache the listing of a store.
             self._files.invalidate_cache()
             return request()
         except FileNotFoundError as problem:

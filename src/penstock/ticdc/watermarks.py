@@ -18,15 +18,17 @@ EntryT = TypeVar("EntryT")
 
 
 class WatermarkMerge(Generic[PartitionT, EntryT]):
-    """Holds entries until all partitions are past them. One thread uses it."""
+    """Holds entries until all partitions are past them. Used by one thread."""
 
     def __init__(self, offsets: Iterable[tuple[PartitionT, int]], position: int) -> None:
-        """`offsets` are where each partition is read from, and `position` was released before."""
+        """`offsets` are where each partition is read from. Everything up to `position` was released
+        before.
+        """
         # The commit timestamp up to which everything was released.
         self.position = position
-        # The bytes of the entries that are held.
+        # The number of buffered bytes.
         self.bytes = 0
-        # Entries that were released before, and came again.
+        # Entries that arrived again after they had been released.
         self.repeated = 0
         self._next_offsets = dict(offsets)
         self._watermarks = dict.fromkeys(self._next_offsets, 0)
@@ -39,12 +41,12 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
 
     @property
     def lowest(self) -> int:
-        """The lowest watermark; 0 while a partition had none."""
+        """The lowest watermark; 0 while a partition has none."""
         return min(self._watermarks.values(), default=0)
 
     @property
     def slowest(self) -> list[PartitionT]:
-        """The partitions with the lowest watermark, for which the others wait."""
+        """The partitions with the lowest watermark, which block the others."""
         lowest = self.lowest
         return [partition for partition, watermark in self._watermarks.items() if watermark == lowest]
 
@@ -65,7 +67,9 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
         heapq.heappush(self._unreleased[partition], (offset, commit_ts))
 
     def advance(self, partition: PartitionT, offset: int, watermark: int) -> None:
-        """Take a watermark of a partition. A restarted TiCDC repeats lower ones, which mean nothing."""
+        """Process a watermark of a partition. A restarted TiCDC repeats lower watermarks, which are
+        ignored.
+        """
         self._next_offsets[partition] = offset + 1
         self._watermarks[partition] = max(watermark, self._watermarks[partition])
 

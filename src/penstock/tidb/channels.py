@@ -35,16 +35,17 @@ MESSAGE_OPTIONS = (
 )
 _OPTIONS = (
     *MESSAGE_OPTIONS,
-    # A silent peer is detected within half a minute, also without a call.
+    # A silent peer is detected within half a minute, even without a call.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # The default backoff grows to two minutes, which a restarted server would have to wait for.
+    # The default backoff grows to two minutes, which is too long for a server that has restarted.
     ("grpc.max_reconnect_backoff_ms", 3_000),
     ("grpc.enable_http_proxy", 0),
-    # A call that meets a GOAWAY is repeated by gRPC, and now and then waits for ever, past its deadline
-    # (grpcio 1.85). The callers repeat their calls themselves.
+    # If a call receives a GOAWAY, gRPC repeats it, and sometimes waits forever, past its deadline (grpcio
+    # 1.85). So the callers repeat their calls themselves.
     ("grpc.enable_retries", 0),
-    # The thread that reads a stream receives it. By default, each message goes through a second thread.
+    # The thread that reads a stream also receives its messages. By default, each message passes through a
+    # second thread.
     (ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 

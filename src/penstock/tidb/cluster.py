@@ -260,7 +260,7 @@ def _region_retry() -> Retry:
 def _status_of(response: Message, address: str) -> TransactionStatus:
     if response.has(2):
         error = response.message(2)
-        # txn_not_found, or the lock of the transaction: it may still commit.
+        # txn_not_found, or the lock of the transaction: the transaction may still commit.
         if error.has(8) or error.has(1):
             return UNDECIDED
         raise ConnectionLost(f"{address}: TiKV answered: {error.text(2) or error.text(3) or 'a key error'}")

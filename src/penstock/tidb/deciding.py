@@ -30,7 +30,7 @@ class Deciding:
     ) -> None:
         """`note` is called with each failure, after which the next pass tries again."""
         self.resolver = resolver
-        # An operator's decisions that wait, and those that were refused since the start, by start timestamp.
+        # Pending decisions of an operator, and the decisions refused since the start, by start timestamp.
         self.decision_states: Mapping[int, str] = {}
         self._refused: dict[int, str] = {}
         self._decisions = decisions
@@ -59,7 +59,7 @@ class Deciding:
                 self._note(problem)
 
     def _waiting_decisions(self) -> list[Decision]:
-        """Return an operator's decisions, without those whose transactions have an outcome already."""
+        """Return an operator's decisions, without those whose transactions already have an outcome."""
         waiting = [
             Decision(start_ts, commit_ts, by_operator=True)
             for start_ts, commit_ts in self._decisions.waiting()
@@ -89,7 +89,7 @@ class Deciding:
             return [each.problem for each in writes]
 
         for decision, problem in zip(decisions, self._store_call(write), strict=True):
-            # The record of one that was stored is written once its outcome is known.
+            # The record of a stored prewrite is written once its outcome is known.
             if decision.by_operator and isinstance(problem, BinlogInconsistent):
                 self._close(decision, problem.message)
 

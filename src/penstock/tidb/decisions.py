@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's decisions about transactions that no one else can decide: a small file for each.
+"""An operator's decisions about transactions that nothing else can decide: a small file for each.
 
     <the Pump's folder>/decisions/470639218043387904.json           {"commit_ts": 470639218044174336}
     <the Pump's folder>/decisions/carried-out/470639218043387904.json
     <the Pump's folder>/decisions/refused/470639218043387904.json
 
-Whoever may write to the Pump's folder may decide, so the running Pump needs no port for it. A decision waits
-until its prewrite arrives. It stays as a record once it was carried out or refused, with the time and the
+Anyone who may write to the Pump's folder may decide, so the running Pump needs no port for it. A decision
+waits until its prewrite arrives. After it was applied or refused, it stays as a record, with the time and the
 reason.
 """
 
@@ -36,14 +36,14 @@ class Decisions:
         self._reported: set[str] = set()
 
     def put(self, start_ts: int, commit_ts: int) -> Path:
-        """Decide a transaction: a commit, or a rollback if `commit_ts` is 0. Returns the file."""
+        """Decide a transaction: a commit, or a rollback if `commit_ts` is 0. Returns the decision's file."""
         path = self._folder / f"{start_ts}.json"
         self._disk.make_folder(self._folder)
         self._disk.write_atomic(path, seal_json({"commit_ts": commit_ts}))
         return path
 
     def waiting(self) -> Iterator[tuple[int, int]]:
-        """Yield the start and commit timestamps of decisions that were not carried out yet."""
+        """Yield the start and commit timestamps of decisions that were not applied yet."""
         for name in self._disk.list(self._folder):
             match = _NAME.fullmatch(name)
             if match is None:
@@ -63,7 +63,7 @@ class Decisions:
             yield int(match[1]), commit_ts
 
     def close(self, start_ts: int, commit_ts: int, refusal: str | None) -> None:
-        """Record that a decision was carried out, or why it was refused."""
+        """Record that a decision was applied, or why it was refused."""
         if refusal is None:
             _log.warning("an operator's decision was carried out", start_ts=start_ts, commit_ts=commit_ts)
         else:

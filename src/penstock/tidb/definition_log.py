@@ -3,8 +3,8 @@
 
 `tidb-definitions.jsonl` is a snapshot and the DDL jobs applied after it, one JSON object per line with its
 CRC32. A job is durable here before anything that depends on it is written to the log, so a restarted drainer
-reads the same rows with the same definitions, and asks the cluster for no job twice. A line torn by a crash
-is ignored: its job is read again. The file is rewritten when its jobs outgrow the snapshot.
+reads the same rows with the same definitions, and never asks the cluster for the same job twice. A line torn
+by a crash is ignored, and its job is read again. The file is rewritten when its jobs outgrow the snapshot.
 """
 
 import json
@@ -26,10 +26,10 @@ _JOBS_BYTES_MAX = 4 * MIB
 
 
 class DefinitionLog:
-    """The definitions kept with one log. One thread uses it."""
+    """The definitions kept with one log. Used by one thread."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
-        """Read what is kept; nothing is written. Raises SchemaInvalid."""
+        """Read the stored definitions. Nothing is written. Raises SchemaInvalid."""
         self._disk = disk
         self._path = folder / FILE
         self._file: AppendFile | None = None
@@ -59,7 +59,7 @@ class DefinitionLog:
         self.definitions = definitions
 
     def seed(self, definitions: Definitions) -> None:
-        """Replace everything by these definitions, durably. Raises LogFull, DiskFailed."""
+        """Replace all stored definitions by these, durably. Raises LogFull, DiskFailed."""
         self.close()
         first = encode_line({"format": FORMAT, "definitions": definitions.to_json()})
         self._disk.write_atomic(self._path, first)
@@ -70,14 +70,16 @@ class DefinitionLog:
         """Apply a job durably; return the definitions that it changed, in force for rows from `commit_ts` on.
 
         After an error open the definitions again. Raises LogFull, DiskFailed, and EventUnsupported for a
-        change of rows that no binlog has: only a log that begins after such a job is whole.
+        change of rows that no binlog contains: a log is complete only if it begins after such a job.
         """
         if job.schema_version <= self._known.version:
             return ()
         return self._store(job, commit_ts)
 
     def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
-        """Apply a job durably before its version, as `Definitions.apply_early`. Raises as `apply`."""
+        """Apply a job durably before its version, like `Definitions.apply_early`. Raises the errors of
+        `apply`.
+        """
         if self._known.is_early(job) and self._known.is_logged(job) >= is_logged:
             return ()
         return self._store(job, commit_ts, is_logged)
@@ -88,7 +90,7 @@ class DefinitionLog:
         return self.definitions
 
     def _store(self, job: DdlJob, commit_ts: int, is_logged: bool | None = None) -> Sequence[TableVersion]:
-        """Apply a job, and write it; with `is_logged` it is applied early."""
+        """Apply a job, and write it. With `is_logged` it is applied early."""
         definitions = self._known
         if job.action in ROWS_NOT_IN_BINLOGS:
             raise EventUnsupported(
@@ -104,7 +106,7 @@ class DefinitionLog:
         line = encode_line(values)
         file = self._file = self._file or self._disk.append_open(self._path)
         if file.size != self._sound_bytes:
-            # A crash tore the last line.
+            # A crash truncated the last line.
             file.truncate(self._sound_bytes)
         file.write([line])
         file.sync()
@@ -119,7 +121,7 @@ class DefinitionLog:
 
 
 def _apply_line(definitions: Definitions, values: dict[str, Any]) -> Sequence[TableVersion]:
-    """Apply a line of the file. Lines written before had no commit timestamp."""
+    """Apply a line of the file. Lines of earlier versions have no commit timestamp."""
     job, commit_ts = DdlJob.parse(json.dumps(values)), values.get("commit_ts", 0)
     early = values.get("early")
     if early is None:

@@ -24,16 +24,17 @@ from penstock.tidb.statement_sessions import NO_SESSION, DdlSession, session_of
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
 
 _VERSIONS_KEPT = 2
-# A transaction is committed within this many changes of the schema after it was prepared.
+# A transaction is committed after at most this many changes of the schema since it was prepared.
 _DROP_REMEMBERED = 1000
 _DROPS = (Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE)
 
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A table's definition from a schema version on: TiDB's TableInfo. `info` is None once it was dropped.
+    """A table's definition from a schema version on: TiDB's TableInfo.
 
-    Rows that commit from `commit_ts` on are written with it, whatever their version.
+    `info` is None if the table was dropped. Rows that commit from `commit_ts` on are written with this
+    definition, whatever their version.
     """
 
     table_id: int
@@ -62,7 +63,8 @@ class EarlyJob:
     """A job whose definitions came into force before its version."""
 
     schema_version: int
-    # Whether its statement is logged where they came into force, not where the job was finished.
+    # Whether its statement is logged where the definitions came into force, instead of where the job
+    # finished.
     is_logged: bool
 
 
@@ -139,7 +141,7 @@ class Definitions:
         return LoggedStatement(database, text, session_of(job, text, columns))
 
     def _before(self, job: DdlJob, table_id: int) -> TableVersion | None:
-        """Return the definition of a table before a job, also after the job was applied."""
+        """Return the definition of a table before a job, even after the job was applied."""
         versions = reversed(self._tables.get(table_id, ()))
         return next((table for table in versions if table.schema_version < job.schema_version), None)
 

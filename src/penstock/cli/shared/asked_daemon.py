@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance's log as seen through its daemon: the lag of checkpoints, and positions for new ones."""
+"""The log of an instance, accessed through its daemon: the lag of checkpoints, and positions for new
+checkpoints.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -181,13 +183,13 @@ class AskedDaemon:
         return [TableName.parse(name) for name in self._client.ask("definitions")["tables"]]
 
     def history(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
+        """Yield the history of a row from the daemon. Raises the daemon's errors."""
         yield from self._client.lines("history", row, HISTORY_SILENCE_SECONDS_MAX)
 
     def as_of_file(self, wanted: dict[str, Any]) -> tuple[Mapping[str, str], Iterator[bytes]]:
-        """Return the headers and the pieces of a file of the rows of a table as of a moment.
+        """Return the headers and the pieces of a file with the rows of a table as of a moment.
 
-        Raises the daemon's errors, and with the pieces ConnectionLost if the file breaks off.
+        Raises the daemon's errors, and while the pieces are read, ConnectionLost if the file breaks off.
         """
         response = self._client.post("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
         return response.headers, self._client.pieces(response)

@@ -19,12 +19,12 @@ _POLL_SECONDS = 0.5
 
 
 def child_command() -> list[str]:
-    """Return the words before the verb of a child of this process."""
+    """Return the start of the command line of a child of this process, before the verb."""
     return [sys.executable, "-m", __spec__.name, str(os.getpid())]
 
 
 def main() -> None:
-    """Run the command line after the process id of the parent."""
+    """Run the command line; its first argument is the process id of the parent."""
     parent = int(sys.argv.pop(1))
     _end_with(parent)
     from penstock.cli.app import main as run_command_line
@@ -37,14 +37,14 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        # It ended before the signal was asked for.
+        # The parent ended before the signal was requested.
         sys.exit(128 + signal.SIGTERM)
     if sys.platform != "linux":
         threading.Thread(target=_watch, args=(parent,), name="watch-parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:
-    """Send SIGTERM to this process once it has another parent."""
+    """Send SIGTERM to this process once its parent has changed."""
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

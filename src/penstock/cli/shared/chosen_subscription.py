@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subscriptions that a command is about: their store, their daemons, and the words of its output."""
+"""The subscriptions that a command works on: their store, their daemons, and the output."""
 
 import sys
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ class Backends:
 
 
 def default_store() -> str:
-    """Return where subscriptions without a configured store are kept; a daemon's settings do not name it."""
+    """Return the store of subscriptions if none is configured. A daemon's settings do not name it."""
     return f"A Subscriber without `coordination` keeps them in --coordination {default_coordination()}"
 
 

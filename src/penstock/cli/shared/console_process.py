@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The web console beside a daemon: a process of its own, so that neither ends with a fault of the other.
+"""The web console of a daemon, in a separate process, so that a fault in one does not end the other.
 
-The console ends with the daemon, also if the daemon is killed. One that ends by itself is started again.
+The console ends with the daemon, also if the daemon is killed. A console that ends by itself is started
+again.
 """
 
 import os
@@ -20,13 +21,15 @@ from penstock.retry import Backoff
 
 _log = structlog.get_logger(__name__)
 
-# A console that ran this long had started well, so that the next start comes soon.
+# A console that ran for this long had started properly, so it is restarted without a long pause.
 _WELL_SECONDS = 60.0
 _BACKOFF = Backoff(first=2.0, longest=60.0)
 
 
 def console_command(config: Path) -> Sequence[str]:
-    """Return the command of the console of a daemon's settings file; it ends with this process."""
+    """Return the command that runs the console of a daemon's settings file. The console ends with this
+    process.
+    """
     child = (sys.executable, "-m", "penstock.cli.shared.child", str(os.getpid()))
     return (*child, "console", "--config", str(config))
 
@@ -35,7 +38,7 @@ def console_command(config: Path) -> Sequence[str]:
 def running_beside(command: Sequence[str]) -> Iterator[None]:
     """Keep a command running inside the block, and stop it at the end."""
     stopping = threading.Event()
-    # The kernel ends the child with the thread that started it, so the thread lives as long as the block.
+    # The kernel ends the child with the thread that started it, so the thread must live as long as the block.
     thread = threading.Thread(target=_keep_running, args=(command, stopping), name="console", daemon=True)
     thread.start()
     try:
@@ -59,9 +62,9 @@ def _keep_running(command: Sequence[str], stopping: threading.Event) -> None:
 
 
 def _run_once(command: Sequence[str], stopping: threading.Event) -> int | str:
-    """Run the command until it ends or has to stop; return its exit status, or why it did not start."""
+    """Run the command until it ends or is stopped; return its exit status, or why it did not start."""
     try:
-        # In a session of its own, because Ctrl-C in a terminal is meant for the daemon.
+        # Start the child in a new session, because Ctrl-C in a terminal is meant for the daemon only.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as problem:
         return str(problem)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coordination store of the fleet that a command is about."""
+"""The coordination store of the fleet that a command works on."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

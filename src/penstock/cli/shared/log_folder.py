@@ -266,7 +266,7 @@ def committed_from(time_us: int) -> Condition:
 
 
 def outside(gtid_set: str, before: LoggedSet) -> Condition:
-    """Match transactions outside a GTID set, in a log that has those of `before` first."""
+    """Match transactions outside a GTID set. In the log, the transactions of `before` come first."""
     is_outside = OutsideSet(gtid_set, before)
     return lambda batch: [is_outside(gtid) for gtid in batch["gtid"].to_pylist()]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_FINDINGS = 1
 
-# Members finish what they are at within their grace period.
+# Members finish their current batches within their grace period.
 _MEMBERS_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.05
 
@@ -59,9 +59,9 @@ def select(
 ) -> None:
     """Change what a subscription delivers, without restarting its members.
 
-    Options that are not given change nothing. Each shard delivers the new selection from the printed position
-    on, and the old selection before it. Exits with 1 if a member does not follow within a minute. With other
-    shard columns, all shards begin again at the lowest checkpoint, which is printed too.
+    Omitted options change nothing. Each shard delivers the new selection from the printed position on, and
+    the old selection before it. Exits with 1 if a member does not follow within a minute. With other shard
+    columns, all shards begin again at the lowest checkpoint, which is printed too.
     """
     from penstock.cli.shared.chosen_subscription import Backends
     from penstock.coordinate.subscription_record import AS_MEMBERS_ASK
@@ -124,7 +124,7 @@ def resume(
     config: StoreConfig = None,
     json: Json = False,
 ) -> None:
-    """Let a paused subscription go on at its checkpoints."""
+    """Resume a paused subscription at its checkpoints."""
     from penstock.cli.shared.chosen_subscription import Backends, print_outcome
 
     with Backends.of(coordination, None, config) as backends:
@@ -180,7 +180,7 @@ def _listed(option: str, text: str | None) -> list[str] | None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        # Often an unset variable of a shell.
+        # This is often an unset shell variable.
         raise OptionInvalid(
             f"{option} names nothing", hint="Leave it out, or drop all that was set: --as-members-ask"
         )
@@ -194,7 +194,7 @@ def _named(selection: "Selection") -> dict[str, Any]:
 def _wait_for_shards(
     backends: "Backends", subscription: "Subscription", settled: "Callable[[ShardView], bool]"
 ) -> "Sequence[tuple[ShardView, bool]]":
-    """Wait until every shard has settled, for a minute; return whether each has."""
+    """Wait for up to a minute until every shard has settled; return whether all have."""
     deadline = time.monotonic() + _MEMBERS_SECONDS_MAX
     while True:
         views = [(view, settled(view)) for view in backends.registry.shards(subscription)]
@@ -211,7 +211,7 @@ def _print_shards(
     as_json: bool,
     keyed_at: str | None = None,
 ) -> None:
-    """Print from where each shard goes on. Exits with 1 if a member did not follow."""
+    """Print where each shard continues. Exits with 1 if a member did not follow."""
     from penstock.cli.shared.chosen_subscription import position_of
 
     lines = []

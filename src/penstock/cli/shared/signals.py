@@ -13,7 +13,7 @@ import structlog
 
 # Half of the time that Kubernetes waits before it kills.
 STOP_SECONDS_MAX = 15.0
-# The reader of standard error may be what hangs.
+# Standard error may be blocked by its reader, so do not write to it.
 _LOG_SECONDS_MAX = 0.5
 
 _log = structlog.get_logger(__name__)

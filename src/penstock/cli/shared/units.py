@@ -40,10 +40,10 @@ class ExportedDocument:
 def export_documents(
     store: CoordinationStore, labels: Mapping[str, str], file_sections: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[ExportedDocument]:
-    """Yield what has all these labels: instances, jobs and subscriptions, in this order.
+    """Yield the instances, jobs and subscriptions that have all of these labels, in this order.
 
-    `file_sections` are the instances of a settings file as written; those of the store replace them. Raises
-    OptionInvalid, SchemaInvalid, CoordinationLost.
+    `file_sections` are the instances of a settings file as written; instances of the store replace them.
+    Raises OptionInvalid, SchemaInvalid, CoordinationLost.
     """
     from_file = {name: WantedInstance(name, yaml_text(section)) for name, section in file_sections.items()}
     for _, instance in sorted({**from_file, **read_wanted(store)}.items()):
@@ -63,9 +63,10 @@ def export_documents(
 def apply_documents(
     store: CoordinationStore, documents: Sequence[Section], values: Mapping[str, str]
 ) -> Iterator[str]:
-    """Store what documents describe, with `values` for their variables and labels; yield a line for each.
+    """Store what the documents describe, with `values` for their variables and labels; yield a line for each
+    document.
 
-    Nothing is stored if a document cannot be. Raises OptionInvalid, VersionConflict, CoordinationLost.
+    If one document cannot be stored, none is. Raises OptionInvalid, VersionConflict, CoordinationLost.
     """
     jobs = [_job_of(document, values) for document in documents if isinstance(document, JobDocument)]
     subscriptions = [
@@ -110,13 +111,13 @@ def apply_documents(
 
 
 def apply_line(store: CoordinationStore, job: JobSpec) -> str:
-    """Store a job, and return what became of it. Raises VersionConflict, CoordinationLost."""
+    """Store a job, and return a line with the outcome. Raises VersionConflict, CoordinationLost."""
     applied, changed = apply_job(store, job)
     return f"{applied.name}: version {applied.version}{'' if changed else ', unchanged'}"
 
 
 def check_values(values: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise OptionInvalid for a value to which nothing refers."""
+    """Raise OptionInvalid for a value that no document refers to."""
     unused = sorted(values.keys() - set(known))
     if unused:
         name = unused[0]
@@ -127,13 +128,13 @@ def check_values(values: Mapping[str, str], known: Iterable[str]) -> None:
 
 
 def values_in(text: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values to which a text refers."""
+    """Return the values that a text refers to."""
     names = {match.group(2) for match in REFERENCE.finditer(text)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def job_name(path: Path, text: str, values: Mapping[str, str]) -> str:
-    """Return the pipeline's name. Raises OptionInvalid if its state would depend on the host it runs on."""
+    """Return the pipeline's name. Raises OptionInvalid if the location of its state depends on the host."""
     document = read_yaml(path, {**os.environ, **values}, text=text)
     state = place_of_state(path, document)
     written = document.value.get("state") if isinstance(document.value, dict) else None
@@ -227,7 +228,7 @@ def _with_values(labels: Mapping[str, str], values: Mapping[str, str]) -> dict[s
 
 
 def _refuse_another_unit(what: str, before: Mapping[str, str] | None, wanted: Mapping[str, str]) -> None:
-    """Raise OptionInvalid if a copy would replace what it was copied from."""
+    """Raise OptionInvalid if a copy would replace the original."""
     if before is not None and dict(before) != dict(wanted):
         shown = ", ".join(f"{name}={value}" for name, value in before.items()) or "none"
         raise OptionInvalid(
@@ -284,7 +285,7 @@ def _subscription_of(document: SubscriptionDocument, values: Mapping[str, str]) 
 
 
 def _apply_subscription(registry: Subscriptions, wanted: Subscription) -> str:
-    """Create a subscription, or give an existing one its selection, labels and pause."""
+    """Create a subscription, or set the selection, labels and pause of an existing subscription."""
     created = registry.create(wanted)
     registry.select(wanted.instance, wanted.name, lambda _: wanted.selection)
     registry.pause(wanted.instance, wanted.name, paused=wanted.paused)

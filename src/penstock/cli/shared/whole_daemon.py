@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon with all of its instances, as asked over HTTP by commands that are about none in particular."""
+"""A daemon as a whole, queried over HTTP by commands that do not work on a single instance."""
 
 import json as json_text
 import ssl
@@ -58,11 +58,13 @@ class WholeDaemon:
         return listeners
 
     def alerts(self) -> dict[str, Any]:
-        """Return the channel of its alerts, None without one, and the conditions that are true now."""
+        """Return the channel of the daemon's alerts, None without a channel, and the conditions that are true
+        now.
+        """
         return self._ask("/v1/alerts")
 
     def fleet(self) -> dict[str, Any]:
-        """Return the state of the daemon's fleet. Raises SourceMissing if it is in none."""
+        """Return the state of the daemon's fleet. Raises SourceMissing if it belongs to none."""
         return self._ask("/v1/fleet")
 
     def _ask(self, path: str) -> dict[str, Any]:

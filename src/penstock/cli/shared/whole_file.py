@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that a command writes whole or not at all."""
+"""Writes a file atomically."""
 
 import os
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         try:
             with unfinished.open("xb") as file:
                 if target.exists():
-                    # A file that only its owner may read stays so.
+                    # Keep the permissions of a file that only its owner may read.
                     os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
                 file.writelines(pieces)
                 file.flush()

@@ -81,7 +81,7 @@ def open_url(url: str, seconds: float) -> "SqliteStore":
 def end_session(url: str, key: str, seconds: float) -> None:
     """End the session with a key. Raises the errors of `open_url`."""
     if not _path_of(url).exists():
-        # It was removed, and must not be created again.
+        # The file was removed, and must not be created again.
         return
     with closing(open_url(url, seconds)) as store:
         store.drop(int(key))
@@ -161,7 +161,7 @@ class SqliteStore:
         return tuple(sorted({record_path.removeprefix(below).partition("/")[0] for (record_path,) in rows}))
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
-        """Return the records below a path, all of one moment."""
+        """Return the records below a path, all as of the same time."""
         with self._reading() as connection:
             connection.create_function("wanted", 1, wanted)
             rows = connection.execute(
@@ -286,7 +286,7 @@ class SqliteStore:
     def sweep(self) -> None:
         """Remove the sessions that have expired."""
         with self._changing():
-            # Every change starts by removing them.
+            # Every change starts by removing expired sessions.
             pass
 
     def watches_of(self, paths: "set[str] | None") -> "Sequence[_SqliteWatch]":

@@ -98,9 +98,10 @@ class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, which also says for how long the ensemble keeps its session."""
+    """Kazoo's client, which also exposes how long the ensemble keeps its session."""
 
-    # The ensemble may shorten it. Set before the client counts as connected; kazoo has no public name for it.
+    # The ensemble may shorten the session time. It is set before the client counts as connected; kazoo has no
+    # public name for it.
     session_seconds = float("inf")
 
     def __init__(self, hosts: str, **options: Any) -> None:
@@ -118,7 +119,8 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     def _read_response_in_order(self, header: Any, buffer: bytes, offset: int) -> Any:
         if self._pending and self._pending[0][2] != header.xid:
-            # A server that has lost its leader can leave a request out. Kazoo would end its thread for good.
+            # A server that has lost its leader may leave out a request. Kazoo's thread would then end for
+            # good.
             raise refusals.ConnectionDropped("a request was not answered in its turn")
         return self._read_response(header, buffer, offset)
 
@@ -157,7 +159,7 @@ def end_session(url: str, key: str, seconds: float) -> None:
     """End the session with a key. Raises the errors of `open_url`."""
     number, _, password = key.partition(":")
     session = int(number), bytes.fromhex(password)
-    # Of a session that has ended the ensemble makes another one, which is closed in its place.
+    # If the session has ended, the ensemble creates another one, which is closed instead.
     _Connection(EnsembleAddress.parse(url), seconds, seconds, client_id=session).close()
 
 
@@ -192,7 +194,7 @@ class _Connection:
             self._state.notify_all()
 
     def wait_connected(self, deadline: float, path: str | None) -> None:
-        """Wait until the client is connected: what is not sent cannot take effect later.
+        """Wait until the client is connected, because an unsent request cannot take effect later.
 
         Raises CoordinationLost.
         """
@@ -371,7 +373,7 @@ class ZooKeeperStore:
             names = self._connection.read(top, self._connection.client.get_children_async, deadline)
         except refusals.NoNodeError:
             return ()
-        # The top of an ensemble has a node of its own.
+        # The root of an ensemble always exists.
         return tuple(sorted(name for name in names if top or self._address.root or name != "zookeeper"))
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:

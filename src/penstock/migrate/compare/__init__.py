@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what Canal delivers of a server with what Penstock reads of it."""
+"""Compares what Canal delivers from a server with what Penstock reads from it."""

@@ -88,7 +88,7 @@ class CanalClient:
         self._socket.close()
 
     def fetch(self, wait_seconds: float = 1.0) -> list[memoryview]:
-        """Return the entries of the next batch, and acknowledge it; waits for one as long as this.
+        """Return the entries of the next batch, and acknowledge it; waits at most this long for a batch.
 
         Raises ConnectionLost, AccessDenied, EventMalformed.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs the entries of two systems by their places in the log, and reports every value that differs.
+"""Pairs the entries of two systems by their positions in the log, and reports every value that differs.
 
 The comparison begins at the end of the first transaction that Canal delivers. Penstock's entries of the same
 part of the log are read with the same source that every reader uses, and encoded as on its port for clients
@@ -29,7 +29,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that two systems show differently; without a path an entry that only one of them has."""
+    """A value that the two systems show differently. Without a path, an entry that only one of them has."""
 
     entry: str
     path: str
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """What was compared. `behind` is a place that Penstock's log did not reach in time."""
+    """The result of a comparison. `behind` is a position that Penstock's log did not reach in time."""
 
     start: Position | None = None
     end: Position | None = None
@@ -62,8 +62,8 @@ class Outcome:
 class Comparison:
     """Compares the batches of a Canal client, one after the other.
 
-    `shown` differences are kept, all are counted. `lag_seconds` is how long to wait for Penstock to reach
-    what Canal has delivered.
+    All differences are counted, and the first `shown` are kept. `lag_seconds` is how long to wait until
+    Penstock has reached the position that Canal has delivered.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Comparison:
                 yield from entries_of(fields, self._tables)
 
     def _pair(self, canal: Iterable[Entry], penstock: Iterable[Entry]) -> None:
-        """Merge two sequences in the order of the log. Several entries of one place are paired in order."""
+        """Merge two sequences in log order. Several entries at one position are paired in order."""
         ours = iter(penstock)
         own = next(ours, None)
         for entry in canal:
@@ -167,7 +167,9 @@ class Comparison:
             self.outcome.differences.append(difference)
 
     def _position(self, entry: Entry) -> Position:
-        """Return the end of an entry in Penstock's log. Raises PositionInvalid without its file."""
+        """Return the end of an entry in Penstock's log. Raises PositionInvalid if the log does not have the
+        file.
+        """
         deadline = time.monotonic() + self._lag_seconds
         while True:
             epochs = [extent.epoch for extent in self._source.extents() if extent.file == entry.file]

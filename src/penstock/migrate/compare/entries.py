@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's entries as what consumers see of them: a place in the log, and values by their names.
+"""Canal's entries as seen by consumers: a position in the log, and values by their names.
 
 Field numbers are those of Canal's `EntryProtocol` and `CanalProtocol`.
 """
@@ -28,9 +28,10 @@ LogOrder = tuple[int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """One rows event or statement. `fields` are its values by path; a column that is absent has none.
+    """One rows event or statement.
 
-    `end` is where its event ends. `ends_transaction` tells whether nothing follows in its transaction.
+    `fields` are its values by path; an absent column has none. `end` is where its event ends.
+    `ends_transaction` is whether it is the last entry of its transaction.
     """
 
     file: str
@@ -44,7 +45,7 @@ class Entry:
 
     @property
     def at(self) -> LogOrder:
-        """The order of entries in a log."""
+        """The sort key of entries in a log."""
         return file_number(self.file), self.offset
 
     @property

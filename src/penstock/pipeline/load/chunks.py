@@ -171,9 +171,9 @@ def plan_over(
 
 
 def hold_order(session: LoadSession, chunk: Chunk) -> None:
-    """Keep a table's definition unchanged until the session ends, which must have no transaction.
+    """Keep a table's definition unchanged until the session ends. The session must not have a transaction.
 
-    Raises SchemaChanged if the table's key orders rows otherwise than when the chunk was planned.
+    Raises SchemaChanged if the table's key now orders rows differently than when the chunk was planned.
     """
     if not chunk.order:
         return
@@ -192,7 +192,7 @@ def hold_order(session: LoadSession, chunk: Chunk) -> None:
 
 
 def is_reordered(address: ServerAddress, chunk: Chunk) -> bool:
-    """Return whether a table's key orders rows otherwise than when a chunk was planned."""
+    """Return whether a table's key orders rows differently than when a chunk was planned."""
     with open_session(address) as session:
         return chunk.order not in ("", _current_order(session, chunk))
 
@@ -204,7 +204,7 @@ def _current_order(session: LoadSession, chunk: Chunk) -> str:
 
 
 def _order(parts: Sequence[dict[str, Any]]) -> str:
-    """Return how an index orders rows: its columns, and what determines the order of each one's values."""
+    """Return how an index orders rows: its columns, and what determines the order of each column's values."""
     return ", ".join(
         f"{quote_name(str(part['COLUMN_NAME']))} {order_of(str(part['COLUMN_TYPE']), part['COLLATION_NAME'])}"
         for part in parts
@@ -261,7 +261,7 @@ def _table_rows(session: LoadSession, name: TableName) -> int:
 
 @dataclass(frozen=True)
 class _Range:
-    """Keys from `low` to `last`, which both exist in the table. All are before `high`."""
+    """Keys from `low` to `last`, which both exist in the table. The range contains all keys before `high`."""
 
     low: tuple[str, ...]
     last: tuple[str, ...]
@@ -295,7 +295,9 @@ class _Planner:
         return chunks
 
     def _rows_of_one_chunk(self) -> int | None:
-        """Return the estimate for a table that is one chunk by it, None for others. Costs two statements."""
+        """Return the estimate for a table that fits into one chunk according to it, None for other tables.
+        Costs two statements.
+        """
         if self._session.tidb or (rows := self._rows(None, None)) > self._wanted_rows * _SLACK:
             return None
         return rows if self._has_at_most("", rows) else None

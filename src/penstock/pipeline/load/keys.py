@@ -27,7 +27,7 @@ _NUMBERED = frozenset(("enum", "set", "bit"))
 _ADDRESSES = frozenset(("uuid", "inet4", "inet6"))
 _TEXTS = frozenset(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"))
 _BYTES = frozenset(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"))
-# BINARY pads its values, so it orders them otherwise.
+# BINARY pads its values, so it orders them differently.
 _PLAIN_BYTES = _BYTES - {"binary"}
 
 _EPOCH = datetime(1970, 1, 1)
@@ -126,7 +126,7 @@ class KeyColumn:
         try:
             return _native.decode_text(charset, sent)
         except PenstockError:
-            # Bytes that are not valid text in the charset are no value in Arrow either.
+            # Bytes that are not valid text in the charset are not valid in Arrow either.
             return sent
 
     def between(self, low: str, high: str, share: float) -> str | None:

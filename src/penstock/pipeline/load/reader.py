@@ -29,7 +29,7 @@ from penstock.retry import Retry
 
 _log = structlog.get_logger(__name__)
 
-# A server prints six digits of a FLOAT, and of a DOUBLE as many as its declaration says.
+# A server prints a FLOAT with six digits, and a DOUBLE with the number of digits in its declaration.
 _ROUNDED = re.compile(r"\s*(float|(double|real)\b.*\()", re.IGNORECASE)
 
 
@@ -62,7 +62,7 @@ def read_chunk(
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
     last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged for
     a server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
-    otherwise than when the chunk was planned, PrivilegeMissing. Sessions come from `sessions`, if passed.
+    differently than when the chunk was planned, PrivilegeMissing. Sessions come from `sessions`, if passed.
     """
     open_or_take = open_session if sessions is None else sessions.session
     reading = _Reading(target, chunk, instance, columns, where)
@@ -89,7 +89,7 @@ def read_chunk(
                 yield from _throttled(reading.changes(session, watermark), throttle)
                 return
         except PositionPurged as problem:
-            # TiDB collected the versions of the planned time. Each row is exact at any later time, too.
+            # TiDB removed the versions of the planned time. Each row is also exact at any later time.
             is_stuck = planned_ts is None and reading.rows == handed_out
             if is_given or is_stuck or not reading.can_resume:
                 raise
@@ -98,7 +98,7 @@ def read_chunk(
         except TransientError as problem:
             if reading.rows > handed_out:
                 retry.succeeded()
-            # Do not retry a server that hangs, since each try would wait for the whole timeout.
+            # Do not retry a server that hangs, because each retry would wait for the whole timeout.
             if isinstance(problem, AnswerTimedOut) or not reading.can_resume:
                 raise
             retry.wait(problem, table=str(target.name))

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, TransientError
 from penstock.model import ServerAddress
 from penstock.pipeline.load.session import LoadSession, open_session
 
-# Servers, and the networks in between, end sessions that are idle for some minutes, often without a word.
+# Servers, and the networks in between, close sessions that are idle for some minutes, often without notice.
 _IDLE_SECONDS_MAX = 20.0
 
 
@@ -24,16 +24,17 @@ class SessionPool(Closing):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # With the time at which each was given back.
+        # Each session with the time at which it was returned.
         self._idle: list[tuple[float, LoadSession]] = []
         self._is_closed = False
 
     @contextmanager
     def session(self, address: ServerAddress) -> Iterator[LoadSession]:
-        """Return a context manager with a session that has no transaction. An error in it ends the session.
+        """Return a context manager with a session that has no transaction. An error in the block ends the
+        session.
 
-        A temporary error ends the server's idle sessions too, which may be as broken: the next try opens a
-        new one. Raises what `open_session` raises.
+        A temporary error also ends the server's idle sessions, which may be broken too: the next attempt
+        opens a new one. Raises what `open_session` raises.
         """
         session = self._take(address) or open_session(address)
         try:
@@ -48,7 +49,7 @@ class SessionPool(Closing):
         self._give_back(session)
 
     def close(self) -> None:
-        """End the idle sessions, and those in use once they are given back."""
+        """Close the idle sessions now, and those in use once they are returned."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -56,7 +57,7 @@ class SessionPool(Closing):
             session.close()
 
     def _take(self, address: ServerAddress) -> LoadSession | None:
-        """Return the session that was given back last. Close those that were idle for too long."""
+        """Return the session that was returned last. Close those that were idle for too long."""
         self._end(address, idle_since=time.monotonic() - _IDLE_SECONDS_MAX)
         with self._lock:
             for number in reversed(range(len(self._idle))):
@@ -65,7 +66,7 @@ class SessionPool(Closing):
         return None
 
     def _end(self, address: ServerAddress, idle_since: float = math.inf) -> None:
-        """Close a server's sessions that are idle since a time or longer."""
+        """Close the sessions of a server that have been idle since a time or longer."""
         with self._lock:
             ended = [
                 session
@@ -77,14 +78,14 @@ class SessionPool(Closing):
             session.close()
 
     def _give_back(self, session: LoadSession) -> None:
-        # A session of TiDB stays at the time that it reads as of.
+        # A TiDB session keeps reading as of its time, so do not reuse it.
         is_kept = not session.tidb
         if is_kept:
             try:
-                # The transaction holds the definition of the chunk's table.
+                # The transaction locks the definition of the chunk's table.
                 session.query("ROLLBACK")
             except PenstockError:
-                # The chunk has been read, so this error concerns nobody.
+                # The chunk was read completely, so this error does not matter.
                 is_kept = False
         with self._lock:
             is_kept = is_kept and not self._is_closed

@@ -66,8 +66,9 @@ def read_targets(connection: Connection, patterns: TablePatterns | None = None) 
 def _refuse_versioned(versioned: Sequence[TableName], patterns: TablePatterns | None) -> None:
     """Raise OptionInvalid if a selected table has system versioning.
 
-    Its log has rows of the history beside the current ones: an UPDATE inserts the row as it was, and a DELETE
-    only sets the end of the row's period. In a target, rows that the source does not show would be current.
+    Its log has rows of the history in addition to the current ones: an UPDATE inserts the row as it was, and
+    a DELETE only sets the end of the row's period. In a target, rows that the source no longer shows would
+    look current.
     """
     selected = sorted(
         name for name in versioned if patterns is None or patterns.matches(name.database, name.table)

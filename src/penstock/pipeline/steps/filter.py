@@ -80,7 +80,7 @@ def _compile(text: str) -> Predicate:
 
 @contextmanager
 def _refusing(advice: str = "") -> Iterator[None]:
-    """Name the step in a refusal of its condition."""
+    """Add the step's name to the error about its condition."""
     try:
         yield
     except OptionInvalid as problem:

@@ -47,7 +47,7 @@ from penstock.source.source import place_of
 # How many times keys that keep changing are read again.
 ROUNDS_MAX = 6
 _POLL_SECONDS = 0.2
-# How long a running pipeline may do no batch while a comparison waits for it.
+# How long a comparison waits for a running pipeline that completes no batch.
 _SETTLE_SECONDS_MAX = 120
 _CATCH_UP = "run the pipeline until it has caught up, then compare"
 
@@ -189,7 +189,7 @@ class _Logs:
             position = position_of(checkpoint.stands[source.source.name])
             version: int | None = position.commit_version
             if not are_positional(position.file):
-                # That of the first change of a TiDB cluster that the pipeline has not applied.
+                # The version of the first change of a TiDB cluster that the pipeline has not applied.
                 version = self._log_by_source[source.source.name].first_versions.get(source.table.name)
             if load is not None and version is not None and version < max(load.floor, load.read_to):
                 return (
@@ -466,7 +466,9 @@ def _mark_unjudged(found: Sequence[Difference], target: Target, unjudged: Unjudg
 
 
 def _was_read(table: ComparedTable, before: Checkpoint, after: Checkpoint, begun: BatchRecord | None) -> bool:
-    """Return whether a table's rows were read in the meantime. They may be newer than the log read."""
+    """Return whether a table was read during the comparison. Its rows may be newer than the log that was
+    read.
+    """
     keys = {table_key(source_table.source.name, source_table.table.name) for source_table in table.sources}
     chunks = () if begun is None else begun.chunks
     return any(before.loads.get(key) != after.loads.get(key) for key in keys) or any(

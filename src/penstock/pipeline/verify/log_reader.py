@@ -60,7 +60,8 @@ class LogReader:
     def moment(self) -> Position:
         """Return a log position. Rows read from now on contain every transaction before it."""
         watermark = take_watermark(address_of(self._settings), epoch=self._source.head().epoch)
-        # What the log of a TiDB cluster has was committed, and is in every later read of the cluster.
+        # Everything in the log of a TiDB cluster was committed, so every later read of the cluster includes
+        # it.
         return watermark.position if watermark.commit_ts is None else self._source.head()
 
     def head(self) -> Position:
@@ -90,7 +91,7 @@ class LogReader:
             head = self._source.head()
             return place_of(head) >= place_of(boundary.position), head
         merged_ts = self._source.merged_ts() if isinstance(self._source, KeptSource) else None
-        # The end is asked for afterwards, so it covers that timestamp.
+        # Query the end afterwards, so that it covers that timestamp.
         return merged_ts is not None and merged_ts >= boundary.commit_ts, self._source.head()
 
     def skip(self) -> None:

@@ -37,7 +37,7 @@ _REPAIRABLE = (Kind.MISSING, Kind.EXTRA, Kind.CHANGED)
 def repair(results: Sequence[TableResult], state: PipelineState) -> int:
     """Repair the target of a stopped pipeline, and return the number of repaired rows.
 
-    Holds the pipeline's lease in the meantime, so that no process starts the pipeline. Raises LeaseLost if
+    Holds the pipeline's lease during the repair, so that no process starts the pipeline. Raises LeaseLost if
     the pipeline runs or has advanced since the comparison, OptionInvalid for a TiDB cluster, and what the
     sink raises.
     """

@@ -117,7 +117,7 @@ class _Merge:
 
 @dataclass
 class _KnownTables:
-    """What the pipeline's state knows of tables, by key, and the targets that it has prepared.
+    """The tables that the pipeline's state knows, by key, and the targets that it has prepared.
 
     `streamed` are tables that are never loaded, None if not recorded yet.
     """

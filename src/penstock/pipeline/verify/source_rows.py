@@ -58,7 +58,7 @@ class SourceChunk:
         source, chunk = self.table.source, self.chunk
         watermark: Watermark | None = self.watermark
         if self.watermark.commit_ts is not None:
-            # With a watermark or a planned time, a TiDB cluster is read as it was then.
+            # If there is a watermark or a planned time, a TiDB cluster is read as of that time.
             chunk, watermark = replace(chunk, commit_ts=None), None
         yield from read_chunk(
             address_of(source),

@@ -329,7 +329,7 @@ def _numbers(cursor: TokenCursor) -> list[str]:
 
 
 def _nonzero(numbers: list[str]) -> list[str]:
-    """Return the numbers of parentheses in which 0 is the default."""
+    """Return the numbers in parentheses, whose default is 0."""
     return [number for number in numbers if number != "0"]
 
 

@@ -37,7 +37,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class AddColumn:
-    """ADD COLUMN. With `keep` (IF NOT EXISTS), a column that existed before the statement stays unchanged."""
+    """Move a column: first, after another column, or to the end."""
 
     column: ColumnSpelling
     placement: Placement

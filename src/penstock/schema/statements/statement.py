@@ -98,7 +98,8 @@ def _effects_in_any_mode(text: str, database: str, spelling: ServerSpelling) -> 
         try:
             tokens = list(islice(read_tokens(text, read_as), STATEMENT_TOKENS_MAX + 1))
         except TextUnreadable:
-            # A quote or comment is open at the end, so the server would have refused this reading.
+            # A quote or comment is still open at the end, so the server would have rejected this
+            # interpretation.
             continue
         if not _has_stray_backslash(tokens):
             readings.append(effects_of_tokens(tokens, database, read_as))

@@ -45,7 +45,7 @@ _SHAPELESS = words_of(
     ORDER REBUILD REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
     UPGRADE WAIT WITHOUT"""
 )
-# These follow the last action of an ALTER TABLE without a comma, and are followed by nothing else.
+# These follow the last action of an ALTER TABLE without a comma, and nothing else follows them.
 _PARTITIONING = (("PARTITION", "BY"), ("REMOVE", "PARTITIONING"))
 _OF_PARTITIONS = words_of("ANALYZE CHECK DROP OPTIMIZE REBUILD REORGANIZE REPAIR TRUNCATE DISCARD IMPORT")
 # Options of the whole table. An option of a storage engine is any word followed by `=`.
@@ -98,7 +98,7 @@ def create_table(statement: Statement, keep: bool) -> Effect:
             elif isinstance(step, AddUnique):
                 hiding_steps.append(step)
     if cursor.has("SELECT"):
-        # The text does not contain the query's columns.
+        # The text does not contain the columns of the query.
         raise NotUnderstood
     if (versions_column or cursor.has("SYSTEM", "VERSIONING")) and not row_start:
         hiding_steps.append(SetVersioning(True))
@@ -141,7 +141,7 @@ def alter_table(statement: Statement) -> list[Effect]:
         if part.next.upper == "ORDER" or (
             part.next.upper in _OF_PARTITIONS and part.ahead(1).upper == "PARTITION"
         ):
-            # These consume all commas after them, so no action can follow.
+            # These consume all following commas, so no action can follow.
             break
         if _renames_table(part):
             inner = Statement(part, statement.database, statement.spelling, statement.named)
@@ -206,7 +206,7 @@ def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[S
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.next.upper == "PARTITION" or _is_period(part):
         if _application_period(part) is not None:
-            # Later keys may name the period, and a definition does not have it.
+            # Later keys may name the period, which a definition does not include.
             raise NotUnderstood
         return []
     if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
@@ -234,7 +234,7 @@ def _add(part: TokenCursor, statement: Statement) -> list[Step]:
 
 def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
     column = _column(part, statement)
-    # A column that exists stays as it is, and gets the key.
+    # An existing column stays as it is, and gets the key.
     return [AddColumn(column, _placement(part) or Placement(), keep), *_keys_of(column, if_none=keep)]
 
 
@@ -263,7 +263,7 @@ def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
         return []
     if part.accept_any("INDEX", "KEY", "CONSTRAINT"):
         part.accept("IF", "EXISTS")
-        # The primary key has this name, in any case, also as a constraint.
+        # The primary key always has this name, in any case, even as a constraint.
         if part.next.text.upper() == "PRIMARY":
             return [SetKey(())]
         return [DropUnique()] if statement.spelling.mariadb else []
@@ -374,7 +374,7 @@ def _key_columns(part: TokenCursor, period: tuple[str, str] | None) -> tuple[str
         elif period is None:
             raise NotUnderstood
         else:
-            # The server replaces the period, which is the last part of a key, by its end and start columns.
+            # The server replaces the period, which is the last part of a key, with its end and start columns.
             names += [period[1], period[0]]
     return tuple(names)
 
@@ -412,7 +412,7 @@ def may_need_hash(type_text: str) -> bool:
 
 
 def is_long(type_text: str) -> bool:
-    """Return whether it depends on the charset whether a unique key over the column needs a hidden hash."""
+    """Return whether the need for a hidden hash of a unique key over the column depends on the charset."""
     return _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
 
 
@@ -437,7 +437,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif any(part.accept(*words) for words in _NOT_NULL):
             nullable = False
         elif part.accept("NULL"):
-            # After KEY it counts if the key is not added.
+            # After KEY this matters if the key is not added.
             nullable = True
         elif part.accept("ROW", "END"):
             nullable, ends_period = False, True
@@ -453,7 +453,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif part.accept("INVISIBLE"):
             visible = False
         elif part.accept("VISIBLE"):
-            # Of several, the server uses the last.
+            # If there are several, the server uses the last.
             visible = True
         elif part.accept("ASCII"):
             charset = "latin1"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's TCP protocol: frames, sessions, and where each client stands."""
+"""Canal's TCP protocol: frames, sessions, and the positions of clients."""

@@ -57,7 +57,8 @@ FLUSH_SECONDS = OPERATION_SECONDS
 # Another daemon's lease is deleted and acquired before its owner can renew it. This may take several tries.
 _TAKE_TRIES = 5
 
-# How long a client that another process hands over waits until this process sees the log that it was sent.
+# How long to wait, for a client that another process hands over, until this process sees the log up to the
+# client's position.
 _REACH_SECONDS = 5.0
 
 Edge = Literal["earliest", "latest"]
@@ -72,7 +73,8 @@ class ClientState:
     cursor: CursorState | None
 
 
-# Takes a client, by its destination and id, from the process of the daemon that has it; None if none has.
+# Takes a client, by its destination and id, from the daemon's process that has it; returns None if no process
+# has it.
 Bring = Callable[[str, int], Awaitable[ClientState | None]]
 
 
@@ -93,7 +95,9 @@ def parse_client_id(text: str) -> int:
 
 
 def _refuse_changed(subscription: Subscription) -> None:
-    """Raise OptionInvalid for what an operator has set before the client connected for the first time."""
+    """Raise OptionInvalid for settings that an operator has changed before the client connected for the first
+    time.
+    """
     name = f"{subscription.instance}/{subscription.name}"
     if subscription.paused:
         raise OptionInvalid(
@@ -111,7 +115,7 @@ class Client:
     """One client id of a destination. Belongs to the event loop, and to the session that holds it.
 
     `cursor` is None until the log contains the client's start. `filter` is the last filter sent. `is_here` is
-    whether no other process of the daemon may have a newer state.
+    false if another process of the daemon may have a newer state.
     """
 
     destination: str
@@ -184,7 +188,7 @@ class Client:
             except ServerBusy:
                 return None
             if self.cursor is not None:
-                # Another session created the cursor meanwhile.
+                # Another session has created the cursor concurrently.
                 return self.cursor
             view = replace(self._view, gtid_after=started.gtid_after)
             time_us = self._stored.time_us if self._stored else 0
@@ -192,7 +196,7 @@ class Client:
             self.cursor = Cursor(
                 str(self.client_id), self.pieces, view, Mark(started.position, gtid_set, time_us)
             )
-            # A session that has lost the client meanwhile writes nothing.
+            # A session that has lost the client in the meantime writes nothing.
             if self._stored is None and self._writing is not None:
                 self.note()
         return self.cursor
@@ -214,7 +218,7 @@ class Client:
             self.cursor.look_at(replace(view, gtid_after=self.cursor.view.gtid_after))
 
     def give_away(self) -> ClientState:
-        """Return the state for another process, which has the client from now on."""
+        """Return the state for another process, which owns the client from now on."""
         cursor, self.cursor, self.is_here = self.cursor, None, False
         return ClientState(self.filter, self._stored, None if cursor is None else cursor.state)
 
@@ -262,7 +266,7 @@ class Clients:
         self._known: dict[tuple[str, int], Client] = {}
 
     def get(self, destination: str, client_id: int) -> Client:
-        """Return a client, new ones without an owner. Raises OptionInvalid with Canal's wording."""
+        """Return a client. A new client has no owner. Raises OptionInvalid with Canal's wording."""
         if destination not in self._served.instances:
             raise OptionInvalid(f"destination:{destination} should start first")
         key = destination, client_id
@@ -349,7 +353,7 @@ class Clients:
         writing, lease = client._writing, client._lease
         client.owner = client._supersede = client._writing = client._lease = None
         if client.cursor is not None:
-            # Batches belong to the connection over which they were sent.
+            # Batches belong to the connection that they were sent over.
             client.cursor = client.cursor.handed_over()
         if writing is None:
             return
@@ -440,7 +444,7 @@ class Clients:
         checkpoints = subscription.checkpoints(self._store)
         lease = await asyncio.to_thread(self._acquire_lease, subscription)
         state = await asyncio.to_thread(checkpoints.take, _SHARD, lease.token)
-        # It may have been set elsewhere, or deleted with the subscription.
+        # An operator may have set the checkpoint elsewhere, or deleted it with the subscription.
         record = await asyncio.to_thread(self._store.get, client.filter_path)
         client.filter = record.value.decode() if record is not None else ""
         if client.cursor is None or state.checkpoint != client._stored:
@@ -533,7 +537,7 @@ class Clients:
 
 
 async def _reach(pieces: Pieces, position: Position) -> None:
-    """Wait until this process sees a position that another one has seen, which takes milliseconds."""
+    """Wait until this process sees a position that another process has seen, which takes milliseconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _REACH_SECONDS
     while (remaining := deadline - loop.time()) > 0:

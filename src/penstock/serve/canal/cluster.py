@@ -6,8 +6,8 @@
     /otter/canal/destinations/<destination>/running             the daemon that serves it, as JSON
 
 `CanalConnectors.newClusterConnector(zkServers, destination, ...)` connects to the address of `running` and
-follows its changes. All three are ephemeral, so they go with the daemon. Penstock reads none of them: its own
-leases decide who captures, and these nodes only show it.
+follows its changes. All three are ephemeral, so they disappear with the daemon. Penstock reads none of them:
+its own leases decide which daemon captures, and these nodes only show it.
 """
 
 import json
@@ -22,7 +22,7 @@ from penstock.errors import PenstockError, VersionConflict
 
 _TOP = path_of("otter", "canal")
 _LOOK_SECONDS = 0.5
-# How long nodes are missing that somebody else has deleted.
+# How long nodes that another client has deleted may be missing.
 _SHOW_AGAIN_SECONDS = 30.0
 
 _log = structlog.get_logger(__name__)
@@ -42,8 +42,8 @@ class CanalCluster:
     """Shows this daemon in Canal's layout. `start` and `stop` belong to one thread.
 
     `address` is the host:port of its listener for Canal clients. `is_here` returns whether this daemon serves
-    a destination now. While the ensemble is away, clients keep the addresses that they know. `joined` is
-    called with each session.
+    a destination now. While the ensemble is unavailable, clients keep the addresses that they know. `joined`
+    is called with each new session.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class CanalCluster:
         self._show_again_seconds = show_again_seconds
         self._note_session = joined
         self._shown_at = time.monotonic()
-        # Set to show all nodes at the next look.
+        # Set to make the next check show all nodes.
         self._wants_all = False
-        # The nodes that show this daemon among those that can serve.
+        # The nodes that list this daemon as able to serve a destination.
         self._member_paths: set[str] = set()
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
@@ -80,7 +80,7 @@ class CanalCluster:
         self._wants_all = True
 
     def start(self) -> None:
-        """Start showing where destinations are served."""
+        """Start to show which destinations are served here."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -104,12 +104,12 @@ class CanalCluster:
                 self._store.close()
 
     def _show(self) -> None:
-        """Make the nodes agree with what is served here. Raises CoordinationLost."""
+        """Update the nodes to match what is served here. Raises CoordinationLost."""
         session = self._joined()
         is_due = self._wants_all or time.monotonic() >= self._shown_at + self._show_again_seconds
         if is_due:
             self._wants_all = False
-            # Nodes of the own session stay as they are; those that were deleted by hand return.
+            # Nodes of our own session stay as they are. Nodes that were deleted by hand are created again.
             self._show_member(session)
         for destination in (*self._destinations, *(self._shown - set(self._destinations))):
             path = running_path(destination)
@@ -119,7 +119,8 @@ class CanalCluster:
                 try:
                     session.put_ephemeral(path, running_value(self._address), plain=True)
                 except VersionConflict:
-                    # The daemon that served it before has not removed its node, or its session has not ended.
+                    # The daemon that served the destination before has not removed its node, or its session
+                    # has not ended.
                     continue
                 self._shown.add(destination)
                 if is_new:
@@ -131,7 +132,7 @@ class CanalCluster:
             self._shown_at = time.monotonic()
 
     def _joined(self) -> Session:
-        """Return the session, with this daemon among those that can serve. Raises CoordinationLost."""
+        """Return the session, in which this daemon is listed as able to serve. Raises CoordinationLost."""
         if self._session is not None and self._session.alive:
             return self._session
         self._shown.clear()
@@ -147,9 +148,9 @@ class CanalCluster:
         return session
 
     def _show_member(self, session: Session) -> None:
-        """Show this daemon among those that can serve the destinations."""
+        """List this daemon as able to serve the destinations."""
         tops = (_TOP, *(_TOP + path_of("destinations", name) for name in self._destinations))
-        # Clients take the address as it is, so it is not encoded.
+        # Clients use the address without decoding it, so it is not encoded.
         paths = {f"{top}/cluster/{self._address}" for top in tops}
         for path in sorted(paths):
             session.put_ephemeral(path, b"", plain=True)

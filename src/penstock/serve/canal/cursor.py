@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The position of a Canal client: what it was sent, what it acknowledged, and what comes next.
 
-A batch is a range between two places of the log; its bytes are not kept. An acknowledgement is durable up to
+A batch is a range between two points of the log; its bytes are not kept. An acknowledgement is durable up to
 the last transaction that ended in the batch. A rollback returns to the last acknowledged entry itself.
 """
 
@@ -15,7 +15,7 @@ from penstock.model import Position
 from penstock.serve.canal.entries import entries_of
 from penstock.serve.pieces import Piece, Pieces, View
 
-# The size of Canal's ring buffer by default. A client with this many unacked batches gets no other.
+# The default size of Canal's ring buffer. A client with this many unacknowledged batches receives no more.
 OUTSTANDING_MAX = 16_384
 
 # The longest time that a request without entries waits while the log is searched.
@@ -26,8 +26,8 @@ _SEARCH_SECONDS = 1.0
 class Place:
     """An entry: its number in a part of the piece that starts at a position.
 
-    Part 0 and entry 0 mean a place between transactions. Decoding again gives the same pieces, parts and
-    numbers, except that a piece may have grown meanwhile.
+    Part 0 and entry 0 mean a point between transactions. Decoding again gives the same pieces, parts and
+    numbers, except that a piece may have grown since.
     """
 
     position: Position
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place between transactions in its durable form, as stored in `Checkpoint`."""
+    """A point between transactions in its durable form, as stored in `Checkpoint`."""
 
     position: Position
     gtid_set: str
@@ -116,7 +116,7 @@ class Cursor:
         return cursor
 
     def look_at(self, view: View) -> None:
-        """Continue with another view, from the last mark: entries have other numbers in it."""
+        """Switch to another view, from the last mark on. Entries are numbered differently in another view."""
         if view != self.view:
             self.view = view
             self.close()
@@ -173,7 +173,7 @@ class Cursor:
         return batch
 
     def _move_on(self, gathering: "_Gathering") -> None:
-        """Skip a part without entries; it is consumed if everything before it is."""
+        """Skip a part without entries. It counts as consumed if everything before it is."""
         self._reached = gathering.at
         self._reached_mark = gathering.mark or self._reached_mark
         if not self._outstanding:
@@ -275,7 +275,7 @@ async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
 
 
 def _place_after(piece: Piece, entry: int = 0) -> Place:
-    """Return the place after a piece, or after a part of one, where `entry` continues."""
+    """Return the point after a piece, or after a part of a piece, where `entry` continues."""
     return Place(piece.end) if piece.is_whole else Place(piece.start, piece.part + 1, entry)
 
 
@@ -291,9 +291,9 @@ class _Gathering:
         self.mark: Mark | None = None
 
     def add(self, piece: Piece) -> None:
-        """Add the entries of a piece, or of a part of one, that fit."""
+        """Add the entries of a piece, or of a part of a piece, that fit."""
         if piece.part < self.at.part:
-            # The piece has fewer parts than before, so its last part was already taken.
+            # The piece now has fewer parts than before, so its last part was already taken.
             self.at = Place(piece.end)
             return
         entries = entries_of(piece)

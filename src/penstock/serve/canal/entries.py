@@ -52,8 +52,8 @@ class Entries:
         self.count = self._starts[-1]
 
     def take(self, first: int, limit: int, *, at_least_one: bool) -> Taken:
-        """Return entries from `first` on that fit into `limit` bytes; with `at_least_one`, one that does not
-        fit.
+        """Return entries from `first` on that fit into `limit` bytes; with `at_least_one`, the first entry
+        may exceed the limit.
 
         Entries without bytes are hidden and skipped.
         """
@@ -104,6 +104,6 @@ def _run_of(batch: pyarrow.RecordBatch) -> _Run:
         begins,
         memoryview(content) if content is not None else memoryview(b""),
         np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]),
-        # Ends increase with the log, so the maximum up to an entry is the latest end.
+        # The ends increase with the log, so the latest end before an entry is the maximum so far.
         np.maximum.accumulate(ends),
     )

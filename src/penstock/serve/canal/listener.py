@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for Canal clients, in the shared event loop: each connection has its own session.
+"""The port for Canal clients, in the shared event loop. Each connection has its own session.
 
-The port may belong to the daemon, while listener processes serve the connections that it accepts.
+With listener processes, the port belongs to the daemon, and the processes serve the connections that it
+accepts.
 """
 
 import asyncio
@@ -27,7 +28,9 @@ Session = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 async def open_cursor_store(open_store: Callable[[], CoordinationStore]) -> CoordinationStore | None:
-    """Return the store of the clients' cursors once it answers; None, which is logged, if it never will."""
+    """Open the store of the clients' cursors, waiting until it answers. If it never will, log the reason and
+    return None.
+    """
     retry = Retry("clients of Canal wait for the coordination store", backoff=_STORE_BACKOFF)
     try:
         return await retry.run_async(partial(asyncio.to_thread, open_store))
@@ -46,7 +49,7 @@ class CanalListener:
         tls: ssl.SSLContext | None,
         port: socket.socket | None = None,
     ) -> None:
-        """Without a port, connections come by `serve_accepted` only."""
+        """Without a port, connections arrive through `serve_accepted` only."""
         self._session = session
         self._connections = connections
         self._tls = tls

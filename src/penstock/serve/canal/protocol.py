@@ -263,7 +263,7 @@ class CanalSession:
         try:
             await operation
         except LeaseLost:
-            # The client is somebody else's now, and so is everything that could be answered.
+            # Another session owns the client now, so there is nothing left to answer.
             raise
         except PenstockError as problem:
             _log.warning("a request failed", peer=self.peer, error=type(problem).__name__, why=str(problem))
@@ -395,7 +395,7 @@ class CanalSession:
             await asyncio.sleep(wait)
 
     async def _gather(self, client: Client, limit: int, seconds: float | None) -> Gathered | None:
-        """Gather entries; if that waits, detect a client that disconnects meanwhile."""
+        """Gather entries; if that waits, detect a client that disconnects in the meantime."""
         if seconds is not None and seconds <= 0:
             cursor = await client.at()
             return None if cursor is None else await cursor.gather(limit, 0)

@@ -14,7 +14,7 @@ from penstock.errors import OptionInvalid
 from penstock.limits import REQUEST_PATTERNS_MAX
 from penstock.model import TablePatterns
 
-# Clients send filters, and they are kept as long as their cursors.
+# Clients send the filters, and the filters are kept as long as the clients' cursors.
 FILTER_LENGTH_MAX = 16 * 1024
 # Each expression is compiled separately and tried on every table.
 EXPRESSIONS_MAX = REQUEST_PATTERNS_MAX
@@ -79,7 +79,7 @@ class CanalTables(TablePatterns):
         return any(pattern.fullmatch(name) for pattern in self._backtracking)
 
     def __getstate__(self) -> dict[str, object]:
-        # Another process of the daemon finds its own verdicts.
+        # Another process of the daemon evaluates the filter itself.
         return {**self.__dict__, "_verdicts": {}}
 
     def __eq__(self, other: object) -> bool:

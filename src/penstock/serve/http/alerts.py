@@ -35,7 +35,7 @@ def routes(served: Served, firing: Callable[[], list[Alert]], channel: Channel |
     async def alerts(request: Request) -> Response:
         account = account_of(request)
         visible = [asdict(alert) for alert in firing() if account.may_read(alert.instance)]
-        # Whom the operators alert is their own business.
+        # The addresses that operators are alerted at are confidential.
         shown = address if address is None or account.may_read_metrics() else True
         return JSONResponse({"channel": shown, "alerts": visible})
 

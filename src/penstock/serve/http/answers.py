@@ -14,19 +14,20 @@ from starlette.types import Receive, Scope, Send
 _Answer = TypeVar("_Answer")
 _Handler = Callable[[Request], Awaitable[Response]]
 
-# Nobody receives it. It is what nginx logs for a client that left before it was answered.
+# A status that no client receives. nginx logs the same status for a client that disconnected before the
+# response.
 _CLIENT_LEFT = Response(status_code=499)
 
 
 def ending_on_disconnect(handler: _Handler) -> _Handler:
     """Return a handler that is cancelled when its client disconnects.
 
-    Work that waits for a thread is dropped, so that nobody waits for the searches of clients that have left.
-    A search that has begun in a thread ends before its next read of the log.
+    Work that is queued for a thread is dropped, so that searches of disconnected clients delay nobody. A
+    search that has begun in a thread ends before its next read of the log.
     """
 
     async def handle(request: Request) -> Response:
-        # What is received after the body is the disconnect.
+        # Any message after the body is the disconnect.
         await request.body()
         return await _until_disconnect(handler(request), request.receive) or _CLIENT_LEFT
 
@@ -49,7 +50,9 @@ class StreamedAnswer(Response):
 
 
 async def _until_disconnect(work: Awaitable[_Answer], receive: Receive) -> _Answer | None:
-    """Return what awaited work returns, None if the client disconnects first. The work is then cancelled."""
+    """Return the result of the awaited work, None if the client disconnects first. The work is then
+    cancelled.
+    """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_disconnect(receive))
     try:

@@ -64,7 +64,7 @@ def routes(served: Served) -> list[Route]:
 
 
 class _TurnLost(Exception):
-    """Another client has the turn now."""
+    """Raised when another client has taken the turn."""
 
 
 class _Turn:
@@ -109,7 +109,7 @@ class _Turn:
         return self._unread_seconds + waiting
 
     async def send(self, send: Send, piece: bytes) -> None:
-        """Send a piece, and count the time until the client has room for it."""
+        """Send a piece, and count the time until the client has read enough to receive it."""
         self._unread_since = time.monotonic()
         try:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -137,7 +137,7 @@ async def _as_of(served: Served, turn: _Turn, request: Request) -> Response:
 
 
 class _AsOfAnswer(StreamedAnswer):
-    """The rows, read and made at the client's pace, while it has the turn."""
+    """The rows, read and encoded at the client's pace, while the client has the turn."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _AsOfAnswer(StreamedAnswer):
     async def stream(self, send: Send) -> None:
         """Send the rows. Raises QuotaReached, and the errors of the reading, before the start.
 
-        A response without its end shows the client that the rows broke off.
+        If a later error occurs, the response is left incomplete, so the client notices that rows are missing.
         """
         try:
             async with self._turn.taken():
@@ -172,7 +172,9 @@ class _AsOfAnswer(StreamedAnswer):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, reading: "_Reading", work: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """Run work in a thread. If the client leaves, wait for its end: until then it has its memory."""
+        """Run work in a thread. If the client disconnects, wait for the work to end, because it uses memory
+        until then.
+        """
         running = asyncio.ensure_future(run_in(self._threads.searching, work, *arguments))
         try:
             return await asyncio.shield(running)
@@ -203,7 +205,7 @@ class _Reading:
     def read(self) -> Iterator[bytes]:
         """Read the log, and return the pieces of the response.
 
-        Raises AccessDenied for an idle mask, OptionInvalid for an unknown table.
+        Raises AccessDenied for a mask that hides no column, OptionInvalid for an unknown table.
         """
         as_of = self._as_of
         with closing(self._source), hiding_texts(self._masked):
@@ -219,7 +221,7 @@ class _Reading:
         return self._object()
 
     def headers(self) -> dict[str, str]:
-        """Return what a file does not say about its rows."""
+        """Return headers with the details that a file itself does not contain."""
         since = self._as_of.complete_since
         return {
             POSITION_HEADER: quote(str(self._as_of.position)),

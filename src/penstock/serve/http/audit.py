@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit: one line of the log for everything that an account has changed."""
+"""The audit: one log line for each change that an account makes."""
 
 from typing import Any
 
@@ -11,5 +11,5 @@ _log = structlog.get_logger("penstock.serve.audit")
 
 
 def record_action(account: Account, action: str, **values: Any) -> None:
-    """Record what an account does. `values` say where, and never hold a value of a row."""
+    """Record an action of an account. `values` identify its object and never contain row values."""
     _log.info("audit", action=action, account=account.name, **values)

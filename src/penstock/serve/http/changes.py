@@ -309,8 +309,8 @@ class ChangesAnswer(StreamedAnswer):
         if frames is None:
             if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX:
                 return await self._encode_for_all(piece, key)
-            # Many subscribers get a piece at the same moment: the first encodes it, and the others wait for
-            # the result.
+            # Many subscribers request a piece at the same moment. The first one encodes it, and the others
+            # wait for the result.
             frames = piece.derived[key] = asyncio.ensure_future(self._encode_for_all(piece, key))
         return await asyncio.shield(frames) if isinstance(frames, asyncio.Future) else frames
 
@@ -352,9 +352,10 @@ class ChangesAnswer(StreamedAnswer):
         ]
 
     def _prove_shards_unmasked(self, piece: Piece) -> None:
-        """Raise AccessDenied if a masked column divides the rows of a piece, in whichever shard they are.
+        """Raise AccessDenied if a masked column determines the shards of a piece's rows, whichever shards are
+        requested.
 
-        The shard of a row tells a part of the value, and so does a response without the row.
+        The shard of a row reveals a part of the value, and so does a response without the row.
         """
         if not self._masking or self._request.shards is None:
             return

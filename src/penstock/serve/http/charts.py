@@ -42,7 +42,7 @@ def routes(served: Served, samples: Samples, threads: Executor) -> list[Route]:
 
 
 def _span(query: Query) -> tuple[int, int]:
-    """Return the seconds and the points that are asked for."""
+    """Return the requested span in seconds and the number of points."""
     seconds = min(max(query.number("span", _SECONDS_DEFAULT), 1), KEPT_SECONDS)
     points = min(max(query.number("points", _POINTS_DEFAULT), 1), _POINTS_MAX)
     return seconds, points
@@ -54,7 +54,7 @@ def _single(samples: Samples, name: str, seconds: int, points: int) -> dict[str,
 
 
 def _all(samples: Samples, names: list[str], seconds: int, points: int) -> dict[str, Any]:
-    """Return the series of each instance that an overview shows."""
+    """Return the series of each instance, as shown in an overview."""
     charts = {name: samples.read(name, seconds, points) for name in names}
     return {
         "seconds": seconds,

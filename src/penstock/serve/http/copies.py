@@ -55,7 +55,7 @@ def _list(log: ServedLog, after: Position | None, readable: Position | None) -> 
         "readable": None if readable is None else str(readable),
         "position": None if not extents else str(extents[-1].last),
         "extents": [asdict(extent) for extent in extents if after is None or extent.last >= after],
-        # An epoch that begins now is listed before its first extent, never after it.
+        # List the epochs before the extents: an epoch that begins now must not appear after its first extent.
         "epochs": [asdict(epoch) for epoch in log.epochs.epochs],
     }
 
@@ -65,7 +65,7 @@ async def _metadata(served: Served, request: Request) -> Response:
 
 
 def _describe(log: ServedLog) -> dict[str, Any]:
-    # Statements are in the files before their bytes are in the log, so the end of the log is read first.
+    # Statements are stored in the files before their bytes are in the log, so read the end of the log first.
     visible = log.visible
     files = GenerationFiles(log.disk, log.layout)
     holds = Holds(log.disk, log.layout).all()

@@ -5,7 +5,7 @@
     POST /v1/instances/{instance}/definitions    {"table": "shop.t", "position": ..., "create_table": ...}
 
 POST sets the definition of a table from a position on, up to the next DDL on it, for administrators. With
-`dry_run`, the default, it says which columns the table has there, and would have.
+`dry_run`, the default, it only reports the current columns of the table at the position and the new ones.
 """
 
 import functools
@@ -65,7 +65,7 @@ async def _definitions(served: Served, request: Request) -> Response:
     name = TableName.parse(query.text("table"))
     account.prove_reads_table(instance, name)
     versions = await run_in(served.threads.definitions, definition_versions, log, name)
-    # A statement may name further tables, and quote a masked value.
+    # A statement may name other tables, and may contain a masked value.
     sees_statements = account.readable(instance).selects_all and not account.masking
     return JSONResponse(
         {
@@ -125,7 +125,7 @@ def _shown(version: DefinitionVersion, *, sees_statements: bool) -> dict[str, An
 
 
 def columns_of_definitions(log: ServedLog, name: TableName, masking: Masking) -> list[list[str]]:
-    """Return the columns of each definition of a table; none if no column of it is masked."""
+    """Return the columns of each definition of a table, or nothing if none of its columns is masked."""
     if not masking.columns(name):
         return []
     versions = definition_versions(log, name)

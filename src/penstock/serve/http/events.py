@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The newest events of the daemon over HTTP: `GET /v1/events`, for full administrators.
 
-They are the lines of its log since it started, audit records apart from the others, a few hundred of each.
-What is older is in the log of the service.
+The events are the last few hundred log lines since the daemon started, and separately as many audit records.
+Older lines are in the log of the service.
 """
 
 from starlette.requests import Request

@@ -15,7 +15,9 @@ from penstock.serve.threads import run_in
 
 
 def routes(status: Callable[[], Mapping[str, Any]] | None, threads: Executor) -> list[Route]:
-    """Return the route of the fleet's state; `status` may block, None if this daemon is in no fleet."""
+    """Return the route of the fleet's state; `status` may block; it is None if this daemon is not in a
+    fleet.
+    """
 
     async def fleet(request: Request) -> Response:
         account = account_of(request)

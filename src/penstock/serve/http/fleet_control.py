@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members and jobs of a fleet over HTTP, for full administrators: a job may have any table.
+"""The members and jobs of a fleet over HTTP. For full administrators only, because a job may use any table.
 
     GET  /v1/jobs                                   every job, and the workers
     GET  /v1/jobs/{job}                             a job with the newest lines of its output
@@ -8,7 +8,7 @@
     POST /v1/fleet/members/{member}/drain           {"at_once": false}
     POST /v1/fleet/members/{member}/undrain
 
-With `dry_run`, the default, a change says what it finds, and changes nothing.
+With `dry_run`, the default, a call reports the current state and changes nothing.
 """
 
 import functools
@@ -46,18 +46,18 @@ class Control(Protocol):
         """Move a job; return its status before."""
 
     def drain(self, member: str, *, at_once: bool, dry_run: bool) -> list[str]:
-        """Drain a member; return what it has."""
+        """Drain a member; return its instances and jobs."""
 
     def undrain(self, member: str, *, dry_run: bool) -> list[str]:
-        """Let a member gain work again; return what it has."""
+        """Let a member receive work again; return its instances and jobs."""
 
 
 class JobRequest(ChangeRequest):
-    """A change of a job that needs no more than its name."""
+    """A change of a job that needs no parameter but its name."""
 
 
 class JobMoveRequest(ChangeRequest):
-    """The worker that runs a job while it can."""
+    """The worker that runs a job as long as it can."""
 
     worker: str | None = Field(default=None, description="A running worker, null: any worker")
 
@@ -69,12 +69,12 @@ class DrainRequest(ChangeRequest):
 
 
 class UndrainRequest(ChangeRequest):
-    """A member that gains work again."""
+    """A member that may receive work again."""
 
 
 _JOB, _MEMBER = "/v1/jobs/{job}", "/v1/fleet/members/{member}"
 
-# Each change: its path, body, what it does, and the action of its audit record.
+# Each change: its path, body, function, and the action of its audit record.
 CHANGES: tuple[tuple[str, type[ChangeRequest], str, str], ...] = (
     (f"{_JOB}/pause", JobRequest, "Stop a job until it is resumed", "pause job"),
     (f"{_JOB}/resume", JobRequest, "Let a paused job run again", "resume job"),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health over HTTP: `/livez`, `/readyz` and `/startupz`, without credentials.
 
-The response names the checks, and no instance: whoever may ask learns only whether the daemon works.
+The response names the checks but no instance, so that unauthenticated clients learn only whether the daemon
+works.
 """
 
 from starlette.requests import Request

@@ -2,7 +2,7 @@
 """The history of a row over HTTP: `POST /v1/instances/{instance}/history`, as lines of JSON, newest first.
 
 The first line has the readers that hold the log: pipelines, subscriptions, other named consumers. Each change
-names those that have not confirmed it when the search began. A client that disconnects ends its search.
+names the readers that had not confirmed it when the search began. A client that disconnects ends its search.
 """
 
 import functools
@@ -151,7 +151,8 @@ class _HistoryAnswer(StreamedAnswer):
             except PenstockError as problem:
                 last = mask_part({"kind": "problem", **problem_body(problem)}, self._masked)
             finally:
-                # A range that is being decoded ends first, so not in the event loop.
+                # The range that is being decoded has to finish first, so close the search outside of the
+                # event loop.
                 self._history.stop()
                 self._threads.reading.submit(_close, parts)
         await send({"type": "http.response.body", "body": _line(last), "more_body": False})
@@ -185,7 +186,7 @@ def _close(parts: Any) -> None:
     try:
         parts.close()
     except ValueError:
-        # A thread still executes it, and sees that the search is stopped.
+        # A thread is still running the search, and will see that it is stopped.
         return
 
 

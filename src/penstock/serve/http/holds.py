@@ -67,13 +67,13 @@ async def _list(served: Served, request: Request) -> Response:
 
 
 async def _remove(served: Served, request: Request) -> Response:
-    """Remove a hold. The next retention pass removes what only this hold kept."""
+    """Remove a hold. The next retention pass removes the data that only this hold kept."""
     account, log = account_of(request), log_of(served, request)
     reader = request.path_params["reader"]
     instance = request.path_params["instance"]
     account.prove_reads(instance, reader)
     await run_in_threadpool(give_up_hold, log, reader, account)
-    # What its consumer told before would set it again.
+    # Otherwise, the hold would be set again from the consumer's earlier report.
     served.consumers.release(instance, reader)
     return JSONResponse({"reader": reader})
 

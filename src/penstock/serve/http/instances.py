@@ -7,8 +7,8 @@
     POST /v1/instances/{instance}/forget    {"dry_run": true}
 
 They are stored in the coordination store, for all members of a fleet, and take effect a moment later. The log
-of an instance that is removed stays. With `dry_run` in the body of PUT, or `?dry_run=1` of DELETE, the
-response says which instances of this daemon would be added, changed and removed, and nothing is.
+of a removed instance stays. With `dry_run` in the body of PUT, or `?dry_run=1` in DELETE, nothing is changed:
+the response says which instances of this daemon would be added, changed and removed.
 """
 
 import functools
@@ -32,17 +32,17 @@ _WHAT = "the settings"
 
 
 class ForgetRequest(ChangeRequest):
-    """An instance about which the settings files decide again."""
+    """An instance for which the settings files apply again."""
 
 
 class Instances(Protocol):
     """The instances of the coordination store. Every method may wait for the store."""
 
     def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
-        """Store an instance, None to remove it; return its version and what changes."""
+        """Store an instance, or remove it with None; return its version and the resulting changes."""
 
     def forget(self, name: str, *, dry_run: bool) -> dict[str, Any]:
-        """Delete what is stored of an instance; return what changes."""
+        """Delete the stored settings of an instance; return the resulting changes."""
 
     def stored(self) -> list[dict[str, Any]] | None:
         """Return the stored instances, None without a store."""

@@ -123,7 +123,7 @@ def _broken_holds(account: Account, instance: ServedInstance) -> list[dict[str, 
     try:
         broken = instance.log().broken_holds
     except PenstockError:
-        # The status itself says why there is no log now.
+        # The status already says why there is no log.
         return []
     return [
         {"reader": broken_hold.hold.name, "position": str(broken_hold.hold.position), "why": broken_hold.why}
@@ -175,11 +175,13 @@ async def _head(served: Served, request: Request) -> Response:
 
 
 def _listing(log: ServedLog) -> dict[str, Any]:
-    """Return what a reader plans by: the extents, their end with its GTID set, and the epochs."""
+    """Return what a reader needs for planning: the extents, the end of the log with its GTID set, and the
+    epochs.
+    """
     extents = log.extents()
     head = extents[-1].last if extents else None
     gtid_set = "" if head is None else log.gtid_set(head)
-    # An epoch that begins now is listed before its first extent, never after it.
+    # List the epochs before the extents: an epoch that begins now must not appear after its first extent.
     return {"position": _text(head), "gtid_set": gtid_set} | _extents_of(extents) | _epochs_of(log)
 
 
@@ -245,14 +247,18 @@ async def _bytes(served: Served, request: Request) -> Response:
 
 
 class _Reading:
-    """A read of the log that may continue in any thread, one at a time, and be closed by another."""
+    """A read of the log that may continue in any thread, one at a time, and may be closed by another
+    thread.
+    """
 
     def __init__(self, pieces: Iterator[_Piece]) -> None:
         self._pieces = pieces
         self._lock = threading.Lock()
 
     def next(self) -> _Piece | None:
-        """Return the next bytes, None at the end. Small pieces are joined: each costs a turn of a thread."""
+        """Return the next bytes, None at the end. Small pieces are joined, because each call needs a switch
+        to a thread.
+        """
         with self._lock:
             piece = next(self._pieces, None)
             if piece is None or len(piece) >= _SENT_BYTES_MIN:
@@ -313,7 +319,7 @@ def _content_of(piece: _Piece) -> Buffer:
 def _open_range(
     log: ServedLog, epoch: int, file: str, start: int, stop: int | None, sends_files: bool
 ) -> tuple[int, "_Reading", _Piece | None]:
-    """Return where the readable bytes end, the read of them, and the first piece."""
+    """Return the end of the readable bytes, the read itself, and its first piece."""
     end = _readable_end(log, epoch, file, start, stop)
     read = log.pieces if sends_files else log.read
     reading = _Reading(read(epoch, file, start, end) if end > start else iter(()))
@@ -330,7 +336,8 @@ def _readable_end(log: ServedLog, epoch: int, file: str, start: int, stop: int |
         if (extent.epoch, extent.file) == (epoch, file) and extent.start <= end <= extent.end:
             end = extent.end
     if end == start:
-        # There are no bytes here. Unless the log continues at this position, the lookup raises the reason.
+        # There are no bytes here. Unless the log continues at this position, the lookup raises an error with
+        # the reason.
         log.locate_position(Position(epoch, file, start))
     return end if stop is None else min(end, max(stop, start))
 

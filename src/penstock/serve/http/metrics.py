@@ -29,7 +29,7 @@ def routes(
 
 
 def _encode(readings: Readings, accept: str, alias: Literal["canal"] | None) -> tuple[bytes, str]:
-    # Loaded for the first scrape only: most daemons of a test or a laptop are never scraped.
+    # Imported at the first scrape, because most daemons on laptops and in tests are never scraped.
     from penstock.telemetry.prometheus import exposition
 
     return exposition(readings, accept, alias)

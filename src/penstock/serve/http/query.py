@@ -13,7 +13,8 @@ from penstock.serve.durable import stored_log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.source.daemon_client import MEMBER_HEADER
 
-# Intermediaries cut connections that are silent for a minute, so a reader that waits longer must ask again.
+# Intermediaries close connections that are idle for a minute, so a reader that waits longer must send another
+# request.
 HEAD_SECONDS_MAX = 55.0
 
 # The maximum number of digits of a 64-bit number.
@@ -80,13 +81,13 @@ def whole_log_of(served: Served, request: Request) -> ServedLog:
 def log_of(served: Served, request: Request) -> ServedLog:
     """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`.
 
-    A member of the fleet, which copies the log, gets what is not confirmed for other readers yet, too.
+    A member of the fleet that copies the log also receives data that is not confirmed for other readers yet.
     """
     instance = instance_of(served, request)
     return instance.log() if member_of(request) is None else stored_log_of(instance)
 
 
 def member_of(request: Request) -> str | None:
-    """Return the member of the fleet that asks, None for any other client."""
+    """Return the fleet member that sent the request, None for any other client."""
     name = request.headers.get(MEMBER_HEADER)
     return name if name and account_of(request).admin else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting what was set aside, over HTTP: `POST /v1/instances/NAME/resume`."""
+"""Starting a capture that was set aside, over HTTP: `POST /v1/instances/NAME/resume`."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,9 @@ from penstock.serve.served import Served
 
 
 def routes(served: Served, start: Callable[[str], None] | None) -> list[Route]:
-    """Return the route; `start` starts the capture of an instance, None if this process has none."""
+    """Return the route; `start` starts the capture of an instance. It is None if this process captures
+    nothing.
+    """
 
     async def resume(request: Request) -> Response:
         instance = instance_of(served, request)

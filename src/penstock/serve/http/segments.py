@@ -50,7 +50,9 @@ def _listed(log: Log, limit: int) -> dict[str, Any]:
 
 
 def _end_of(log: Log, record: SegmentRecord) -> int:
-    """Return the offset up to which a segment can be read; the open one is known by the end of the log."""
+    """Return the offset up to which a segment can be read. For the open segment, that is the end of the
+    log.
+    """
     visible = log.visible
     if record.state != OPEN:
         return record.source_end

@@ -6,7 +6,7 @@
     POST /v1/instances/{instance}/subscriptions/{subscription}/set      {"where": "status = 'paid'"}
     POST /v1/instances/{instance}/subscriptions/{subscription}/delete   {}
 
-With `dry_run`, the default, the response says what would happen, and nothing does.
+With `dry_run`, the default, nothing is changed and the response says what would happen.
 """
 
 import functools
@@ -46,12 +46,12 @@ from penstock.serve.threads import run_in
 from penstock.settings.values import columns_by_table
 from penstock.source.asked_changes import change_types, sent_columns
 
-# What a change did, or would do, as fields of the response.
+# The effect of a change, actual or in a dry run, as fields of the response.
 Outcome = dict[str, Any]
 
 
 class MoveRequest(ChangeRequest):
-    """A shard that a member gets, for as long as the member runs."""
+    """A shard, and the member that gets it for as long as the member runs."""
 
     example: ClassVar[str] = '{"shard": 0, "member": "h1:42", "dry_run": true}'
     shard: int = Field(ge=0, description="The shard, counted from 0")
@@ -90,7 +90,7 @@ class ResizeRequest(ChangeRequest):
 
 
 class SetRequest(ChangeRequest):
-    """What a subscription delivers, and its labels. What is left out stays as it is."""
+    """What a subscription delivers, and its labels. Omitted fields are unchanged."""
 
     example: ClassVar[str] = '{"where": "status = \'paid\'", "dry_run": true}'
     tables: list[str] | None = Field(None, min_length=1, description="Patterns: shop.orders, shop.*")
@@ -111,7 +111,7 @@ class SetRequest(ChangeRequest):
     )
 
     def run(self, registry: Subscriptions, before: Subscription) -> Outcome:
-        """Change the selection, and the shard columns first."""
+        """Change the selection, after the shard columns."""
         named = self._selection()
         is_named = named != AS_MEMBERS_ASK or bool(self.shard_columns)
         if is_named == self.as_members_ask and (self.as_members_ask or not self.labels):
@@ -119,7 +119,7 @@ class SetRequest(ChangeRequest):
                 "name what to deliver, or as_members_ask", hint=f"For example: {self.example}"
             )
         selection, columns = self._selected(named, before.selection), self._keyed(before)
-        # What members will send as their own requests has to be accepted then.
+        # Members will send the selection in their own requests, so it has to be valid there.
         ChangesRequest.parse(json.dumps(selection.fields()).encode())
         outcome: Outcome = {
             "old": before.selection.fields(),
@@ -138,7 +138,9 @@ class SetRequest(ChangeRequest):
         return outcome
 
     def prove_sees_columns(self, account: Account) -> None:
-        """Raise AccessDenied if rows are chosen by a column that is masked: the outcome tells its value."""
+        """Raise AccessDenied if rows are selected by a masked column, because the outcome reveals its
+        value.
+        """
         if self.where is not None:
             account.prove_sees_columns(Predicate.compile(self.where).columns, TablePatterns(), "where")
         for pattern, names in self.shard_columns.items():
@@ -196,7 +198,7 @@ class DeleteRequest(ChangeRequest):
 
 SubscriptionRequest = MoveRequest | ResizeRequest | SetRequest | DeleteRequest
 
-# Each call by its last word: the body, what it does, and the action of its audit record.
+# Each call by the last segment of its path: the body, the function, and the action of its audit record.
 CALLS: dict[str, tuple[type[SubscriptionRequest], str, str]] = {
     "move": (MoveRequest, "Give a shard to a member", "move shard"),
     "resize": (ResizeRequest, "Change the number of shards of a subscription", "resize subscription"),
@@ -207,7 +209,7 @@ CALLS: dict[str, tuple[type[SubscriptionRequest], str, str]] = {
 
 def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
     """Return the routes of changes of subscriptions."""
-    # A name may have a slash.
+    # A name may contain a slash.
     path = "/v1/instances/{instance}/subscriptions/{subscription:path}"
     return [
         Route(
@@ -246,9 +248,9 @@ async def _change(
 
 
 def _held_log(served: Served, request: Request) -> ServedLog | None:
-    """Return the log that is held for a subscription, None if it is not open.
+    """Return the log whose holds belong to a subscription, None if it is not open.
 
-    Raises CapturedElsewhere, because the member of a fleet that has the log also has its holds.
+    Raises CapturedElsewhere if another fleet member has the log, because that member also has its holds.
     """
     try:
         return log_of(served, request)
@@ -269,7 +271,7 @@ class _Change:
     account: Account
 
     def run(self, registry: Subscriptions) -> Outcome:
-        """Change the subscription, or not in a dry run; return what changes.
+        """Change the subscription unless this is a dry run; return the changes.
 
         Raises SourceMissing, OptionInvalid.
         """
@@ -277,7 +279,7 @@ class _Change:
         planned = self.wanted.model_copy(update={"dry_run": True}).run(registry, before)
         if self.wanted.dry_run:
             return planned
-        # Before the change: the store may fail between two of its steps.
+        # Record the action before the change, because the store may fail between two steps of it.
         record_action(self.account, self.action, instance=self.instance, subscription=self.name, **planned)
         return self.wanted.run(registry, before)
 

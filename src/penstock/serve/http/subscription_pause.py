@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pausing a subscription over HTTP, and letting it go on, for its administrators.
+"""Pausing and resuming a subscription over HTTP, for its administrators.
 
     POST /v1/instances/{instance}/subscriptions/{subscription}/pause
     POST /v1/instances/{instance}/subscriptions/{subscription}/resume
 
-Both may be repeated. A pause takes effect when the members have finished what they are at; `owners` of the
-response are the members that still hold a shard.
+Both may be repeated. A pause takes effect when the members have finished their current batches; `owners` in
+the response are the members that still hold a shard.
 """
 
 import functools
@@ -25,7 +25,7 @@ from penstock.serve.threads import run_in
 
 def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
     """Return the routes of pauses."""
-    # A name may have a slash.
+    # A name may contain a slash.
     path = "/v1/instances/{instance}/subscriptions/{subscription:path}"
     return [
         Route(
@@ -53,7 +53,7 @@ async def _pause(
 def _set_paused(
     instance: str, name: str, paused: bool, account: Account, registry: Subscriptions
 ) -> dict[str, Any]:
-    """Pause a subscription or let it go on, and record it. Raises SourceMissing, OptionInvalid."""
+    """Pause or resume a subscription, and record the action. Raises SourceMissing, OptionInvalid."""
     before = find_subscription(registry, instance, name)
     changed = registry.pause(instance, name, paused=paused)
     if before.paused != paused:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Setting checkpoints over HTTP: `POST /v1/instances/{instance}/subscriptions/{subscription}/reset`.
 
-The place is proved against the log. With `dry_run` the response says what would happen, and nothing does.
+The position is checked against the log. With `dry_run`, nothing is changed and the response says what would
+happen.
 """
 
 import functools
@@ -46,7 +47,7 @@ class ResetRequest(JsonRequest):
 
 def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
     """Return the route of resets."""
-    # A name may have a slash.
+    # A name may contain a slash.
     path = "/v1/instances/{instance}/subscriptions/{subscription:path}/reset"
     return [
         Route(path, functools.partial(_reset, served, coordination), methods=["POST"], name="_reset"),
@@ -70,7 +71,7 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
 
 
 def _proved(log: Log, instance: str, position: Position) -> Checkpoint:
-    """Return the checkpoint of a position. Raises PositionInvalid inside a transaction."""
+    """Return the checkpoint for a position. Raises PositionInvalid inside a transaction."""
     with closing(OwnSource(instance, log)) as source:
         prove_boundary(log, source, position)
     epoch = log.epochs.get(position.epoch)
@@ -79,7 +80,7 @@ def _proved(log: Log, instance: str, position: Position) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Reset:
-    """One request, run while the store is held."""
+    """One request, run while this process holds the store."""
 
     instance: str
     name: str
@@ -88,7 +89,7 @@ class _Reset:
     account: Account
 
     def run(self, registry: Subscriptions) -> dict[str, Any]:
-        """Set the checkpoints, or not in a dry run; return what changes.
+        """Set the checkpoints unless this is a dry run; return the changes.
 
         Raises SourceMissing, OptionInvalid.
         """
@@ -107,7 +108,8 @@ class _Reset:
                     f"{self.name} is consumed by {', '.join(owners)}",
                     hint="Stop them, or set force: they stop their shards and begin again there",
                 )
-            # Before the reset: if the store fails between two shards, the first has been reset.
+            # Record the action before the reset: if the store fails between two shards, the first has been
+            # reset.
             self._record(old)
             registry.reset(self.instance, self.name, self.checkpoint, self.wanted.shard)
         return {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Subscriptions over HTTP: `GET /v1/subscriptions`, each with its members and shards.
 
-An account sees the subscriptions that it may read. Without a coordination store in the settings the daemon
-knows none, and says so with `coordination: false`.
+An account sees the subscriptions that it may read. Without a coordination store in the settings, the daemon
+knows no subscriptions and reports `coordination: false`.
 """
 
 import functools

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One transaction over HTTP: `GET /v1/instances/{instance}/transaction`, by GTID or position.
 
-An account sees the rows of the tables that it may read, and how many rows there are in all.
+An account sees the rows of the tables that it may read, and the total number of rows.
 """
 
 import functools
@@ -35,7 +35,7 @@ from penstock.source.transaction import (
 )
 
 _ROWS_DEFAULT = 200
-# A response is made in memory, so its rows and their texts are limited.
+# A response is built in memory, so its rows and their texts are limited.
 _ROWS_MAX = 5000
 _TEXT_BYTES_MAX = 8 * MIB
 

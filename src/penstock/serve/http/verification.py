@@ -29,14 +29,14 @@ from penstock.serve.threads import Threads, prove_wanted
 
 MEDIA_TYPE = "application/x-ndjson"
 
-# A verification that finds more than this is not worth finishing.
+# With more findings than this, a verification is not worth finishing.
 _FINDINGS_MAX = 1000
 _PROGRESS_SECONDS = 0.5
 
 
 def routes(served: Served) -> list[Route]:
     """Return the route of verifications."""
-    # A verification reads a disk as fast as it can, so one at a time.
+    # A verification reads the disk as fast as it can, so run only one at a time.
     free = asyncio.Semaphore(1)
     handler = ending_on_disconnect(functools.partial(_verify, served, free))
     return [Route("/v1/instances/{instance}/verify", handler, methods=["POST"], name="_verify")]
@@ -73,7 +73,7 @@ class _VerificationAnswer(StreamedAnswer):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             loop = asyncio.get_running_loop()
             verifying = asyncio.ensure_future(self._threads.search(self._verify, loop))
-            # The lines of the thread arrive before its end does.
+            # The thread's lines arrive before the thread ends.
             verifying.add_done_callback(lambda _: self._lines.put_nowait(None))
             try:
                 while (line := await self._lines.get()) is not None:

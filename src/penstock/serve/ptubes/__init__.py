@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP protocol of Meituan Ptubes, for its clients as they are."""
+"""The HTTP protocol of Meituan Ptubes, for unmodified clients."""

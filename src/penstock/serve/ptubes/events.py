@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events of a piece a Ptubes session gets, in which order, and in which of its shards.
+"""The events of a piece that a Ptubes session receives, their order, and their shards.
 
 The rules are those of Ptubes: a row goes to the shard of its key; commits, heartbeats and definitions go to
 all shards of the session; of consecutive commits only one is sent; events of the heartbeat table are not

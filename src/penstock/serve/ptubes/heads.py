@@ -8,7 +8,7 @@ from penstock.limits import REQUEST_HEAD_BYTES_MAX
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n")
 
-# A web page in a browser always sends a Host header, so a request without one does not come from a page.
+# Browsers always send a Host header, so a request without one does not come from a web page.
 _HOST = b"Host: localhost\r\n"
 
 
@@ -21,7 +21,7 @@ class RequestHeads:
         self._as_it_comes = False
 
     def feed(self, data: bytes) -> bytes:
-        """Accept received bytes, and return those that can be parsed now; nothing of an incomplete head."""
+        """Accept received bytes, and return those that can be parsed now; an incomplete head is held back."""
         out = bytearray()
         while data:
             if self._as_it_comes:

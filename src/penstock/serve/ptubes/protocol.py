@@ -59,7 +59,7 @@ _GZIP_BYTES_MIN = 4096
 # A client gives up on a response after two seconds, so a quota delays it for less.
 _THROTTLE_SECONDS_MAX = 1.0
 
-# error_code, like the exit status of the command line, says who has to act.
+# error_code, like the exit status of the command line, indicates who has to act.
 _OPERATOR_CODE, _STREAM_CODE = 2, 3
 
 

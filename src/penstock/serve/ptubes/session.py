@@ -56,7 +56,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class ClientReport:
-    """A connection as the daemon's processes tell it each other; `instance` is None without a session."""
+    """The state of a connection that the daemon's processes report to each other; `instance` is None without
+    a session.
+    """
 
     peer: str
     port: int
@@ -81,7 +83,7 @@ class Client:
         self.shown.close()
 
     def report(self) -> ClientReport:
-        """Return what monitors see of it."""
+        """Return the state that monitors see."""
         subscription = None if self.session is None else self.session.subscription
         instance, task = (None, "") if subscription is None else (subscription.instance, subscription.task)
         return ClientReport(self.connection.peer, self.connection.port, self.figures, instance, task)
@@ -92,12 +94,12 @@ class Clients:
 
     def __init__(self) -> None:
         self._known: dict[Connection, Client] = {}
-        # The connections of the other processes of the daemon, as each has reported last.
+        # The connections of the other processes of the daemon, as last reported.
         self.elsewhere: Mapping[int, Sequence[ClientReport]] = {}
         self.started_ms = time.time_ns() // 1_000_000
 
     def of(self, connection: Connection) -> Client:
-        """Return a connection's client, which is removed when the connection ends."""
+        """Return a connection's client. It is removed when the connection ends."""
         known = self._known.get(connection)
         if known is None:
             known = self._known[connection] = Client(connection, Figures(connection.since_us // 1000))
@@ -117,7 +119,7 @@ class Clients:
         return [(client.instance, client) for client in self.all() if client.instance is not None]
 
     def tasks(self, account: Account) -> list[str]:
-        """Return the names of the followers of what an account may read, sorted and unique."""
+        """Return the names of the followers that an account may see, sorted and unique."""
         return sorted({client.task for instance, client in self.sessions() if account.may_read(instance)})
 
     def _lost(self, connection: Connection) -> None:
@@ -130,7 +132,7 @@ _clients: WeakKeyDictionary[Served, Clients] = WeakKeyDictionary()
 
 
 def clients_of(served: Served) -> Clients:
-    """Return the Ptubes clients of a served set; its monitor shares them."""
+    """Return the Ptubes clients of a served set, which its monitor shares."""
     return _clients.setdefault(served, Clients())
 
 
@@ -242,7 +244,7 @@ class Session:
             if events.left:
                 self._ready.append(events)
         if piece.is_whole:
-            # The skipped transaction is complete, or came before.
+            # The skipped transaction is complete, or lies before this piece.
             self._skip = None
         # Pieces in memory arrive without waiting, so yield to other tasks.
         await asyncio.sleep(0)
@@ -312,7 +314,7 @@ def _int32(epoch: EpochRecord) -> int:
 
 
 def _last_transaction(gtid_set: str) -> tuple[str, int]:
-    """Return the last transaction of a set with a single run of a single source, else nothing."""
+    """Return the last transaction of a set that is a single run of a single source, else nothing."""
     uuid, colon, numbers = gtid_set.strip().rpartition(":")
     last = numbers.rpartition("-")[2]
     if not colon or not last.isdecimal() or "," in gtid_set or ":" in uuid:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the position of a Ptubes checkpoint in the log, and the consumed events of the transaction there.
 
-Tried in this order, the first that matches wins: file and offset on the server that the checkpoint names, the
-transaction by its GTID, the time. A position that the log no longer has, or does not have yet, is an error;
-the next method is not tried.
+Three methods are tried in order: file and offset on the server that the checkpoint names, the transaction by
+its GTID, and the time. If a method yields a position that the log no longer has, or does not have yet, that
+is an error and the next method is not tried.
 """
 
 from collections.abc import Iterator
@@ -41,8 +41,8 @@ class _Transaction:
 async def start_of(pieces: Pieces, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
     """Return where to continue after a checkpoint.
 
-    Raises PositionPurged if the log begins after it, PositionInvalid if it has no position or one that the
-    log has not reached, ServerBusy while the log is empty.
+    Raises PositionPurged if the log begins after it, PositionInvalid if it has no position or a position that
+    the log has not reached, ServerBusy while the log is empty.
     """
     if checkpoint.mode is CheckpointMode.EARLIEST:
         return await resolve_start(pieces, Start(edge="earliest")), None

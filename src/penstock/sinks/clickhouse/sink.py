@@ -146,7 +146,7 @@ class ClickHouseSink(ClientSink[ClickHouseSession]):
         return _MirrorWriter(self, session) if self.keeps_state else _FeedWriter(self, session, mark, part)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Another task may have written rows from before the table was emptied, and later than this one.
+        # Another task may have written rows that are older than the emptying, but after this task started.
         emptied = {(database, table): 0 for receipt in receipts for database, table, _ in receipt.staged}
         for receipt in receipts:
             for database, table, version in receipt.staged:
@@ -191,9 +191,9 @@ make = ClickHouseSink
 
 
 def version_of(commit_version: Any, origin: Origin) -> Any:
-    """Return the version of one or many rows.
+    """Return the version of one row or of an array of rows.
 
-    At equal commit versions, rows of the log are newer than those of a load.
+    At equal commit versions, rows of the log are newer than rows of a load.
     """
     return commit_version * 2 + (origin is Origin.LOG)
 

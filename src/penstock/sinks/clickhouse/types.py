@@ -138,7 +138,7 @@ def _stored(column: Column, arrow: pyarrow.DataType, key: bool) -> Stored:
     base = _BASE.match(column.type_text)
     word = base[1].lower() if base else ""
     sent, sql = _sent_type(word, column.type_text, arrow)
-    # Unrepresentable values become null even in NOT NULL columns. Every number is representable.
+    # Values without a representation become null even in NOT NULL columns. Every number has one.
     numeric = pyarrow.types.is_integer(sent) or pyarrow.types.is_floating(sent) or sql.startswith("Decimal")
     nullable = not key and not sql.startswith("Array") and (column.nullable or not numeric)
     as_text = pyarrow.types.is_string(arrow) and pyarrow.types.is_decimal(sent)
@@ -193,6 +193,8 @@ def _bare(text: str) -> str:
 
 
 def _numbers(text: str) -> tuple[int, int]:
-    """Return the digits of a Decimal and how many of them are fractional. A DateTime64 only has those."""
+    """Return the digits of a Decimal and how many of them are fractional. A DateTime64 has fractional digits
+    only.
+    """
     first, *more = [int(number) for number in re.findall(r"\d+", text.partition("(")[2])]
     return (first, more[0]) if more else (first, first)

@@ -130,7 +130,7 @@ class DrainerSink(Sink):
         names = [name for receipt in receipts for name in receipt.staged]
         if not names:
             return
-        # One writer has the whole batch.
+        # One writer receives the whole batch.
         (name,) = names
         staged = folder / name
         with translate_file_errors(str(folder)), self._locked():
@@ -153,9 +153,9 @@ class DrainerSink(Sink):
         return [_BatchRecord(**json.loads(path.read_bytes())) for path in paths]
 
     def _record_of(self, mark: BatchMark) -> _BatchRecord:
-        """Return the record of a batch, durable, with an index above all others if the batch is new.
+        """Return the durable record of a batch. A new batch gets an index above all others.
 
-        Raises OptionInvalid if another pipeline writes here, StateOutdated. Call it with the lock held.
+        Raises OptionInvalid if another pipeline writes here, StateOutdated. Requires the lock.
         """
         records = self._records()
         _refuse_others(records, mark)
@@ -238,7 +238,7 @@ class _FileWriter(Writer):
 def _refuse_others(records: Sequence[_BatchRecord], mark: BatchMark) -> None:
     """Raise OptionInvalid if another pipeline wrote to the folder.
 
-    The commit timestamps of two pipelines have no common order, by which readers look for a timestamp.
+    Readers search by commit timestamp, and the timestamps of two pipelines have no common order.
     """
     own = applications_of(mark.pipeline)
     others = [record.application for record in records if not record.application.startswith(own)]
@@ -259,7 +259,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the file names in a folder durable."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DuckDB: mirrors and feeds in a database file. Each batch is one transaction, which has its number.
+"""DuckDB: mirrors and feeds in a database file. Each batch is one transaction, which also stores its number.
 
 Only one process may have the file open for writing. The process that drives the pipeline opens it for each
 batch, so that others can read it between batches.

@@ -402,7 +402,7 @@ def _write_atomically(folder: Folder, name: str, write: Any) -> None:
 
 
 def _sync(folder: Folder) -> None:
-    """Make the names in a local folder durable."""
+    """Make the file names in a local folder durable."""
     if folder.local:
         opened = os.open(folder.path, os.O_RDONLY)
         try:

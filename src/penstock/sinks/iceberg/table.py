@@ -64,7 +64,7 @@ class Iceberg(LakeTable):
         self.folder = Folder(filesystem, path.rstrip("/"), local=scheme == "file")
         if self.folder.local:
             os.makedirs(f"{self.folder.path}/data", exist_ok=True)
-        # pyiceberg's entries of the table's files, once `files` has read them.
+        # pyiceberg's manifest entries of the table's files, once `files` has read them.
         self._entries: dict[str, Any] = {}
 
     def number(self, application: str) -> int | None:

@@ -59,7 +59,7 @@ class _Conversion:
                 own = _primitive(name, connect)
         if not connect["optional"]:
             return own
-        # The default of a field has the type of the first branch.
+        # The default of a field belongs to the first branch of the union.
         return [own, "null"] if "default" in connect else ["null", own]
 
     def _record(self, connect: Mapping[str, Any], enclosing: str) -> Any:
@@ -104,7 +104,9 @@ def _properties(connect: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def valid_name(name: str) -> str:
-    """Return a name with underscores for letters that Avro lacks, and before a digit at the start."""
+    """Return a name with underscores in place of letters that Avro does not allow, and before a leading
+    digit.
+    """
     valid = _NAME_LETTERS.sub("_", name)
     return f"_{valid}" if not valid or valid[0].isdigit() else valid
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.protobuf import encode
 
-# The first byte of a message whose schema is in a registry, and the place of a message's type in its schema.
+# The first byte of a message whose schema is in a registry, and the index of a message's type in its schema.
 _MAGIC = _FIRST_TYPE = b"\0"
 
 
@@ -31,7 +31,7 @@ def in_protobuf(value: Any, schema: Mapping[str, Any], schema_id: int) -> bytes:
 
 
 def _protobuf(value: Mapping[str, Any], schema: Mapping[str, Any]) -> bytes:
-    """Return the fields of a struct, numbered from 1. Those that are null are left out."""
+    """Return the fields of a struct, numbered from 1, without null fields."""
     fields: list[tuple[int, Any]] = []
     for number, field in enumerate(schema["fields"], 1):
         own = value[field["field"]]

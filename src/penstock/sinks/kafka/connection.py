@@ -21,7 +21,7 @@ ANSWER_SECONDS_MAX = 30.0
 OPEN_SECONDS_MAX = 30.0
 # Records read from the end of a position topic before the whole topic is read.
 _RECENT_RECORDS = 200
-# A partition that was made just now has no leader yet.
+# A partition that was just created has no leader yet.
 _BACKOFF = Backoff(first=0.02, longest=0.5)
 
 
@@ -158,8 +158,9 @@ def stored_records(
 def _stored_record(
     consumer: Any, everything: Any, topic: str, partition: int, key: bytes
 ) -> dict[str, Any] | None:
-    """Return the last record under a key. Waits for open transactions if `everything`, which sees them, is
-    not None."""
+    """Return the last record under a key. Waits for open transactions if `everything`, a consumer that sees
+    them, is not None.
+    """
     kafka = library()
     topic_partition = kafka.TopicPartition(topic, partition)
     low, high = _ends(consumer, topic_partition)

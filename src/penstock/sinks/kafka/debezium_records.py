@@ -21,7 +21,7 @@ from penstock.sinks.kafka import connect_schemas
 from penstock.sinks.messages import Messages
 
 _TRUNCATE = "TRUNCATE"
-# The columns that say to which transaction a row belongs.
+# The columns that identify the transaction of a row.
 _DESCRIBED_BY = ["_commit_version", "_commit_timestamp", "_metadata"]
 
 

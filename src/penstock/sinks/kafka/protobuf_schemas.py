@@ -12,7 +12,7 @@ from typing import Any, Literal
 from penstock.errors import OptionInvalid
 from penstock.sinks.kafka.avro_schemas import valid_name
 
-# Whether a field that may be null has the label `optional`, or is like one that may not.
+# Whether a nullable field has the label `optional`; otherwise it looks like a required field.
 Nullables = Literal["optional", "plain"]
 
 _TYPES = {
@@ -28,7 +28,7 @@ _TYPES = {
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _DECIMAL_TYPE, _DECIMAL_FILE = "confluent.type.Decimal", "confluent/type/decimal.proto"
 _META, _META_FILE = "confluent.field_meta", "confluent/meta.proto"
-# The names that the two files define in Confluent's package, which no package can have.
+# The names that the two files define in Confluent's package. No other package can use them.
 _CONFLUENT = "confluent"
 _CONFLUENT_NAMES = frozenset(
     f"{_CONFLUENT}.{name}"
@@ -42,7 +42,8 @@ _CONFLUENT_NAMES = frozenset(
 def protobuf_schema(connect: Mapping[str, Any], nullables: Nullables) -> str:
     """Return the schema of a Kafka Connect struct, given as the value of its JSON.
 
-    Raises OptionInvalid if two fields get the same name, or the package that of a message of Confluent's.
+    Raises OptionInvalid if two fields get the same name, or the package has the name of one of Confluent's
+    messages.
     """
     package, _, name = message_name(connect).rpartition(".")
     text = "\n".join(_message(name, connect, nullables, 0))
@@ -51,7 +52,8 @@ def protobuf_schema(connect: Mapping[str, Any], nullables: Nullables) -> str:
     if used:
         _refuse_confluents_names(package)
     if _CONFLUENT in package.split(".")[1:]:
-        # Without the leading dot, compilers search the inner package of this name, as of a database.
+        # Without the leading dot, compilers would search an inner package of this name, such as that of a
+        # database.
         text = text.replace(f"{_CONFLUENT}.", f".{_CONFLUENT}.")
     head = ['syntax = "proto3";', f"package {package};", "", *(f'import "{file}";' for file in used)]
     return "\n".join([*head, *([""] if used else []), text, ""])

@@ -343,7 +343,9 @@ class KafkaSink(Sink):
         return {"partitions": {topic: counts[topic] for topic in topics if topic and counts.get(topic)}}
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
-        """Raises OptionInvalid if some of several targets have the batch: each part has a transaction."""
+        """Raise OptionInvalid if only some of several targets have the batch, because each part has its own
+        transaction.
+        """
         if not self.settings.exactly_once:
             return None
         versions: dict[str, int] = {}
@@ -404,6 +406,6 @@ make = KafkaSink
 def _spread(settings: Settings) -> Spread:
     if settings.order == "commit" or settings.format == "drainer":
         return Spread.WHOLE
-    # Rows with the same message key are in one part only if it is the table's own key.
+    # Rows with the same message key are in one part only if the message key is the table's own key.
     by_row = settings.key == "primary_key" and not settings.partition_by and settings.outbox is None
     return Spread.KEYS if settings.order == "key" and by_row else Spread.TABLES

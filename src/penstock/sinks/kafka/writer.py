@@ -433,7 +433,7 @@ class KafkaWriter(Writer):
                 size = values.nbytes + keys.nbytes
                 self._bytes += size
                 records = self._with_tombstones(records, deleted)
-                # What is not sent is not stored either.
+                # Messages that are not sent are not stored either.
                 self._store_large(topic, records)
                 self._producer.send(topic, partition, records, size)
 
@@ -463,7 +463,9 @@ class KafkaWriter(Writer):
 
 
 def _as_postimages(changes: Changes) -> Changes:
-    """Return changes with one kind for both images of updates, so that the kind moves no row."""
+    """Return changes with one kind for both images of updates, so that the kind does not affect the
+    partition.
+    """
     rows = changes.rows
     index = rows.schema.get_field_index("_change_type")
     kinds = rows.column(index)
@@ -472,7 +474,7 @@ def _as_postimages(changes: Changes) -> Changes:
 
 
 def _partitions_of(keys: Any, no_key: bytes, count: int) -> Any:
-    """Return the partition of each key, that of `no_key` for null."""
+    """Return the partition of each key. A null key has the partition of `no_key`."""
     keys = pc.fill_null(keys, pyarrow.scalar(no_key, pyarrow.large_binary()))
     batch = pyarrow.record_batch([keys], ["key"])
     return pyarrow.array(_native.partitions(batch, count)).to_numpy(zero_copy_only=False)

@@ -24,8 +24,8 @@ _SMALL_FILES_MAX = 16
 # A file below this fraction of the target size is small.
 _SMALL_FRACTION = 4
 
-# Receives rows of a file, the number of each row's key or -1, and the file's number; returns the replacement
-# rows.
+# Receives rows of a file, the number of each row's key (-1 for none), and the file's number; returns the
+# replacement rows.
 ReplaceRows = Callable[[pyarrow.Table, numpy.ndarray, int], pyarrow.Table]
 
 

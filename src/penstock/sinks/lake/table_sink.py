@@ -100,7 +100,7 @@ class TableSink(Sink, Generic[AnyTable]):
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
-                # Its rows meet the same error, where `errors.table` decides what follows.
+                # Its rows will cause the same error, and `errors.table` decides then.
                 continue
             if table is None:
                 continue
@@ -121,7 +121,9 @@ class TableSink(Sink, Generic[AnyTable]):
         )
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
-        """Raises OptionInvalid if the batch is in some of several tables: each table has its own commit."""
+        """Raise OptionInvalid if only some of several tables have the batch, because each table has its own
+        commit.
+        """
         if self.mode is not Mode.FEED:
             return None
         committed = [
@@ -149,7 +151,7 @@ class TableSink(Sink, Generic[AnyTable]):
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
-                # Its rows meet the same error, where `errors.table` decides what follows.
+                # Its rows will cause the same error, and `errors.table` decides then.
                 continue
             if table is not None and (number := table.number(mark.application)) is not None:
                 numbers.append(number)

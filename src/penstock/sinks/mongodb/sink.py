@@ -135,8 +135,9 @@ class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
             )
 
     def _check_key(self, target: Target) -> None:
-        """Raise SchemaChanged if documents have other names in their `_id` than the key's columns: under the
-        new names nothing would ever replace or delete them."""
+        """Raise SchemaChanged if stored documents have other field names in their `_id` than the key's
+        columns. Nothing would ever replace or delete such documents.
+        """
         database, collection = self.location(target)
         with translate_errors(f"{database}.{collection}"):
             document = self.client[database][collection].find_one({}, {KEY: 1})
@@ -158,7 +159,7 @@ class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
         return _Writer(self, self.settings.gather_bytes)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Another task may have written rows from before the table was emptied, and later than this one.
+        # Another task may have written rows that are older than the emptying, but after this task started.
         for database, collection, version in (staged for receipt in receipts for staged in receipt.staged):
             with translate_errors(f"{database}.{collection}"):
                 self.client[database][collection].delete_many({VERSION: {"$lte": version}})
@@ -268,7 +269,7 @@ def translate_errors(location: str | None = None) -> Iterator[None]:
     try:
         yield
     except (errors.ConnectionFailure, errors.WaitQueueTimeoutError) as problem:
-        # The driver adds its timeouts and all that it knows of each server.
+        # The driver appends its timeouts and everything that it knows about each server.
         why = re.sub(r" \(configured timeouts: [^)]*\)|, Timeout: .*", "", str(problem), flags=re.DOTALL)
         raise ConnectionLost(f"MongoDB does not answer: {why}", position=location) from problem
     except errors.OperationFailure as problem:

@@ -56,7 +56,7 @@ _OF_TARGET: Classes = {
     1054: (SchemaChanged, _HINT_COLUMNS),  # no such column
     1129: (AuthenticationFailed, _HINT_ACCOUNT),
     1130: (AuthenticationFailed, _HINT_ACCOUNT),
-    1136: (SchemaChanged, _HINT_COLUMNS),  # the number of columns does not fit
+    1136: (SchemaChanged, _HINT_COLUMNS),  # The number of columns does not match.
     1142: (PrivilegeMissing, _HINT_GRANT),
     1143: (PrivilegeMissing, _HINT_GRANT),
     NO_SUCH_TABLE: (SchemaChanged, _HINT_COLUMNS),
@@ -81,7 +81,7 @@ _OF_TARGET: Classes = {
     1292: (ValueMalformed, _HINT_VALUE),
     1366: (ValueMalformed, _HINT_VALUE),
     1406: (ValueMalformed, _HINT_VALUE),
-    # Text that is no JSON document.
+    # Text that is not a JSON document.
     3140: (ValueMalformed, _HINT_VALUE),
     1364: (
         ValueMalformed,
@@ -211,7 +211,7 @@ def connect(address: ServerAddress, *statements: str) -> Session:
     return session
 
 
-# Values stay text as the server sends it, and callers convert them.
+# Values stay in the text form that the server sends, and callers convert them.
 _CONVERSIONS: dict[Any, Any] = dict(pymysql.converters.encoders)
 # Strict mode, except for dates that the source may have, so that no value is changed silently.
 SQL_MODE = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"

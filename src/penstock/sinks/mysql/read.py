@@ -14,7 +14,7 @@ from penstock.model import Column, quote_name
 from penstock.sinks.mysql.connection import Session
 from penstock.sinks.mysql.tables import Layout
 
-# A server prints six digits of a FLOAT, and of a DOUBLE as many as its declaration says.
+# A server prints a FLOAT with six digits, and a DOUBLE with the number of digits in its declaration.
 _ROUNDED = re.compile(r"\s*(float|(double|real)\b.*\()", re.IGNORECASE)
 
 

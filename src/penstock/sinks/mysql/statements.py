@@ -106,7 +106,7 @@ def _equal(column: Column, mariadb: bool) -> str:
     if column.charset is not None:
         return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)<=>"
     if column.type_text == "json" and not mariadb:
-        # A document is compared by the text as which it was read.
+        # A document is compared by the text in which it was read.
         return f"CAST({name} AS CHAR)<=>"
     return f"{name}<=>"
 

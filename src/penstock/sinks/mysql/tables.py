@@ -185,7 +185,9 @@ def takes_charset(text: str) -> bool:
 
 
 def charset_of(charset: str, dialect: Dialect) -> str:
-    """Return the character set, or one with all of its characters if the target does not have it."""
+    """Return the character set, or, if the target does not have it, another one that contains all of its
+    characters.
+    """
     return "utf8mb4" if dialect.mariadb and charset == "gb18030" else charset
 
 
@@ -193,8 +195,8 @@ def binary_collation(charset: str, dialect: Dialect) -> str:
     """Return the collation that compares texts by their bytes, including trailing spaces."""
     if dialect.mariadb:
         return f"{charset}_nopad_bin"
-    # MySQL's other collations ignore trailing spaces, as the source's collation then does too. TiDB and old
-    # versions have no other.
+    # MySQL's other collations ignore trailing spaces, which is correct if the source's collation does too.
+    # TiDB and old versions have only such collations.
     padded = charset != "utf8mb4" or dialect.version < _UNPADDED_SINCE
     return f"{charset}_bin" if padded else "utf8mb4_0900_bin"
 

@@ -43,7 +43,7 @@ from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt
 from penstock.sinks.sql.rows import in_one_batch, lanes, runs, split_rows
 from penstock.sinks.sql.sql_sink import SqlWriter, table_missing
 
-# Fewer rows do not justify another connection.
+# With fewer rows, another connection is not worth its cost.
 _ROWS_PER_LANE = 500
 
 

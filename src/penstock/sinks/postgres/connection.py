@@ -52,7 +52,7 @@ _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
     "53": (ServerBusy, None),
     "55": (ServerBusy, None),
     "57": (ConnectionLost, None),
-    # No cast leads from the type that a column has to the one that it is to have.
+    # There is no cast from a column's type to its new type.
     "42846": (ValueMalformed, _HINT_COLUMNS),
     "58": (ServerBusy, None),
     "P0001": (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privileges that the account of a PostgreSQL sink needs, proved by a plan, which writes nothing."""
+"""Checks whether the account of a PostgreSQL sink has the required privileges, by planning statements without
+running them.
+"""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to RabbitMQ: for declarations, and for messages that the broker confirms.
 
-Pika's blocking channel waits for the confirmation of each message. Here many messages are under way: pika's
-own event loop runs whenever too many of them are not confirmed yet.
+Pika's blocking channel waits for the confirmation of each message. Here many messages are unconfirmed at a
+time, and pika's own event loop runs whenever there are too many.
 """
 
 import logging

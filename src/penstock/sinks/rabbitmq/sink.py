@@ -27,7 +27,7 @@ _MESSAGES_AT_ONCE = 5_000
 _NAME_BYTES_MAX = 255
 _NOT_FOUND = 404
 _PERSISTENT = 2
-# Words of a binding with these letters are patterns.
+# Words of a binding key that contain these letters are patterns.
 _PATTERNS = str.maketrans("*#", "__")
 _FOLDER_LETTERS = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -136,7 +136,7 @@ class RabbitmqSink(Sink):
         queues, exchange, queue_type = self._queues(target), self.settings.exchange, self.settings.queue_type
         arguments = None if queue_type is None else {"x-queue-type": queue_type}
         with declaring(self.settings, self.password) as connection:
-            # What exists may have been declared with other arguments, which is not an error.
+            # Existing queues may have been declared with other arguments, which is not an error.
             if not _exists(connection, "exchange", exchange):
                 connection.channel().exchange_declare(exchange, "topic", durable=True)
             for name, routing_key in queues.items():
@@ -265,7 +265,7 @@ def _name(template: str, target: Target) -> str:
 
 def _exists(connection: Any, kind: Literal["queue", "exchange"], name: str) -> bool:
     """Return whether the broker has a queue or an exchange."""
-    # The broker closes the channel if it has none.
+    # If there is none, the broker closes the channel.
     channel = connection.channel()
     declare = channel.queue_declare if kind == "queue" else channel.exchange_declare
     try:

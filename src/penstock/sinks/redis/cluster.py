@@ -36,7 +36,7 @@ from penstock.sinks.redis.connection import (
 
 _SLOTS = 16_384
 _NOBODY = -1
-# A redirection to a master that redirects in turn: the cluster's nodes disagree for a moment.
+# A redirection to a master that redirects again: the cluster's nodes disagree for a moment.
 _REDIRECTIONS_MAX = 16
 _REDIRECTION = re.compile(r"-(MOVED|ASK) \d+ (.*):(\d+)")
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -161,7 +161,7 @@ class ClusterPipeline:
         return self._pipelines[address]
 
     def _node(self, address: str) -> Endpoint:
-        """Return the settings with which a node is connected to."""
+        """Return the settings for connecting to a node."""
         parts = urlsplit(self._endpoint.url)
         url = urlunsplit((parts.scheme, address, parts.path, parts.query, ""))
         return self._endpoint.model_copy(update={"url": url})
@@ -200,7 +200,7 @@ class ClusterPipeline:
         return states
 
     def _ask(self, address: str, what: str) -> Any:
-        """Return the answer to a CLUSTER command, as the protocol has it."""
+        """Return the answer to a CLUSTER command, in its protocol form."""
         with closing(client(self._node(address), self._password)) as redis_client, translate_errors():
             connection: Any = redis_client.connection_pool.get_connection()
             connection.send_command("CLUSTER", what)
@@ -216,7 +216,7 @@ class _MasterPipeline(Pipeline):
         self._redirected_keys: set[bytes] = set()
 
     def take(self) -> list[tuple[bytes, bytes]]:
-        """Return the keys and commands that are to be repeated, in order, and forget them."""
+        """Remove and return the keys and commands to repeat, in order."""
         taken, self.redirected = self.redirected, []
         self._redirected_keys.clear()
         return taken

@@ -121,7 +121,7 @@ class RedisSink(Sink):
         )
         for number, (key, target) in enumerate(templates):
             for other, neighbour in templates[number + 1 :]:
-                # Sorted by stem, no later template can match once the stems differ.
+                # In order of stems, no later template can match once the stems differ.
                 if not other.stem.startswith(key.stem):
                     break
                 if key.may_equal(other):

@@ -186,7 +186,7 @@ class Producer:
         return is_under_way
 
     def settle(self) -> None:
-        """Wait until no request is under way, whatever its answer. Raises AnswerTimedOut."""
+        """Wait until no request is under way, whether or not it succeeded. Raises AnswerTimedOut."""
         for (_, queue), pending in self._pending.items():
             if pending.request is None:
                 continue
@@ -269,7 +269,7 @@ class AbortedProducers:
 
     @classmethod
     def of_topics(cls, url: str, topics: str) -> "AbortedProducers":
-        """Return those of the cluster at a URL for a template of topics."""
+        """Return the aborted producers of the cluster at a URL for a topic template."""
         return _ABORTED.setdefault((url, topics), cls())
 
     def add(self, producer: Producer) -> None:

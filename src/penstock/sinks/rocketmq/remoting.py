@@ -38,7 +38,7 @@ from penstock.sinks.sink import HINT_GONE
 _CONNECT_SECONDS_MAX = 10.0
 _ANSWER_SECONDS_MAX = 60.0
 _RECEIVED_MAX = 1 << 16
-# Answers are small; a larger one comes from a server of another protocol.
+# Answers are small. A larger one means that the server speaks another protocol.
 _FRAME_BYTES_MAX = 16 << 20
 
 _IS_ANSWER = 1
@@ -81,8 +81,8 @@ _TEMPORARY = (
     Answer.REPLICA_IS_LATE,
     Answer.SERVICE_NOT_AVAILABLE,
 )
-# ERROR is also the answer to what a broker does not expect, with the Java exception: its class, its text, and
-# the method that threw it. Source of facts: `RemotingHelper.exceptionSimpleDesc`.
+# ERROR is also the answer for unexpected failures in the broker, with the Java exception: its class, its
+# text, and the method that threw it. Source of facts: `RemotingHelper.exceptionSimpleDesc`.
 _EXCEPTION = re.compile(r"(?P<kind>[\w.$]+): .*, (?P<method>[\w.$]+)\([^()]*\)", re.DOTALL)
 _ACCESS_REFUSED = "org.apache.rocketmq.acl.common.AclException"
 # The method that verifies the account. Other methods check its rights.
@@ -91,7 +91,8 @@ _VERIFY_ACCOUNT = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate
 _CHECK_SIZE = "org.apache.rocketmq.store.MessageExtEncoder.encode"
 # The sizes of a message's properties are 16-bit integers.
 _PROPERTIES_BYTES_MAX = (1 << 15) - 1
-# A connection without its host ends after this time, so that nothing waits for its answers for good.
+# A connection whose host has disappeared is closed after this time, so that nothing waits for its answers
+# forever.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
 
 
@@ -140,7 +141,7 @@ class Connection:
         """Close the connection. Bytes of unanswered requests that are not sent yet are discarded."""
         with suppress(OSError):
             if self._unanswered:
-                # Without this option the system would send them whenever the network recovers.
+                # Without this option, the system would send the bytes whenever the network recovers.
                 self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._stream.close()
 
@@ -237,7 +238,9 @@ def read_json(body: bytes) -> Any:
 
 
 def message_of(body: bytes, properties: Mapping[str, str]) -> bytes:
-    """Return a message as a batch has it. Raises OptionInvalid if its properties are too large."""
+    """Return a message in the format of a batch request. Raises OptionInvalid if its properties are too
+    large.
+    """
     encoded = "".join(
         f"{name}{_NAME_END}{value}{_PROPERTY_END}" for name, value in properties.items()
     ).encode()
@@ -278,6 +281,7 @@ def error_of(reply: Reply) -> PenstockError:
             message, hint="Grant the access key what the guide of the rocketmq sink lists"
         )
     if reply.code == Answer.ERROR:
-        # Brokers answer this while the page cache is busy or replicas are late. Java's producer retries.
+        # Brokers answer with this code while the page cache is busy or replicas are late. Java's producer
+        # retries.
         return ServerBusy(message)
     return ServerUnsupported(message)

@@ -30,7 +30,7 @@ _MESSAGES_AT_ONCE = 5_000
 _TOPIC_SECONDS_MAX = 30.0
 _TOPIC_LETTERS = re.compile(r"[^%a-zA-Z0-9_-]")
 _TOPIC_LENGTH_MAX = 127
-# The properties of a message have 32 KiB, for headers and the broker's own as well.
+# The limit of a message's properties is 32 KiB, including headers and the broker's own properties.
 _TAG_BYTES_MAX = 16 << 10
 # Consumers separate tags by ||.
 _TAG_LETTERS = re.compile(r"[\s|\x01\x02]")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sinks of Elasticsearch and OpenSearch share."""
+"""The common part of the sinks for Elasticsearch and OpenSearch."""

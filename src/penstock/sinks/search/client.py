@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a cluster of Elasticsearch or OpenSearch, by Elastic's transport, which is bound to neither."""
+"""Requests to an Elasticsearch or OpenSearch cluster, through Elastic's transport, which works with both."""
 
 import base64
 import json

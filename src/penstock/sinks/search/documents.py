@@ -146,7 +146,7 @@ def _property(target: Target, field: pyarrow.Field) -> dict[str, Any]:
             else {"type": "binary"}
         )
     if text.startswith("json") and not target.mariadb:
-        # Documents of any shape: members with the same name may have different types.
+        # Documents may have any shape: members with the same name may have different types.
         return {"type": "object", "enabled": False}
     if text.startswith("decimal"):
         return {"type": "keyword"}

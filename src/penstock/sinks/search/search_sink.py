@@ -62,7 +62,7 @@ class SearchSink(DocumentSink[SearchClient]):
 
     settings: SearchSettings
     reads_ranges = False
-    # The product's name, and the kind of the sink for the other product.
+    # The product's name, and the sink kind of the other product.
     product: str
     other_kind: str
 
@@ -95,7 +95,7 @@ class SearchSink(DocumentSink[SearchClient]):
         index, existing = self.index(target), self._properties(target)
         if existing is None:
             self.client.request("PUT", index, "", self._index_body(target), accepted=[400])
-            # Another pipeline may have created the index in the meantime.
+            # Another pipeline may have created the index since the check.
             existing = self._properties(target) or {}
         missing = self._missing(target, existing, evolution)
         if missing:
@@ -121,7 +121,7 @@ class SearchSink(DocumentSink[SearchClient]):
         return _Writer(self, self.settings.gather_bytes)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Another task may have written rows from before the table was emptied, and later than this one.
+        # Another task may have written rows that are older than the emptying, but after this task started.
         for index, version in (staged for receipt in receipts for staged in receipt.staged):
             before = {"range": {VERSION: {"lte": version}}}
             for hits in self._hits(index, before, source=False):

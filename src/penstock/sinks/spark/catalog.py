@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a Spark catalog: what exists, what is in it, and which batch is in it."""
+"""Tables of a Spark catalog: which exist, their contents, and the batches that they contain."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,25 +14,25 @@ PIPELINE_PROPERTY = "penstock.pipeline"
 # The property of a commit with the pipeline's name of the batch and its number.
 BATCH_PROPERTY = "penstock-batch"
 
-# What the statements depend on, whatever the user's session has.
+# Settings that the statements depend on. They override the user's session.
 _SESSION = {
     # Texts of timestamps must not depend on the host.
     "spark.sql.session.timeZone": "UTC",
-    # A value beyond the range of its column is an error, not another value.
+    # A value beyond the range of its column is an error instead of wrapping around.
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.parser.escapedStringLiterals": "false",
-    # Staged rows that Spark cannot read are an error, not passed over.
+    # Staged rows that Spark cannot read are an error instead of being skipped.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
-    # Days before 1582 are those of the proleptic calendar, as they were staged.
+    # Days before 1582 use the proleptic calendar, in which they were staged.
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # TIMESTAMP in a statement is a point in time.
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
 
-# Java classes of Delta's errors that a retry meets again: a constraint of the table, and a MERGE in which
-# several rows match one. Delta has moved them between packages.
+# Java classes of permanent errors of Delta: a constraint of the table, and a MERGE in which several rows
+# match one. Delta has moved them between packages.
 _OF_ROWS = ("InvariantViolationException", ".DeltaUnsupportedOperationException")
 
 _DELTA_APPLICATION = "spark.databricks.delta.write.txnAppId"
@@ -41,10 +41,11 @@ _DELTA_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 def session_of_process() -> Any:
-    """Return a session of its own beside the pipeline's, with the same settings.
+    """Return a separate session beside the pipeline's, with the same settings.
 
-    The batch's number is a setting of the session, which must not reach the user's own writes. Raises
-    OptionInvalid without a session, and for a Connect session, which has none beside it; DependencyMissing.
+    The batch's number is a setting of the session, which must not affect the user's own writes. Raises
+    OptionInvalid if there is no session or only a Connect session, which cannot open another one;
+    DependencyMissing.
     """
     try:
         from pyspark.errors import PySparkException
@@ -109,12 +110,12 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def _java_classes(problem: Exception) -> set[str]:
-    """Return the classes of a Java exception and of its causes, with those that they extend.
+    """Return the classes of a Java exception and of its causes, with their superclasses.
 
-    An error of a task is the cause of what the driver raises.
+    An error of a task is the cause of the exception that the driver raises.
     """
     names: set[str] = set()
-    # PySpark keeps what it converted in `_origin`, and leaves what it does not know to Py4J.
+    # PySpark stores the converted Java exception in `_origin`. Unknown exceptions remain Py4J's.
     thrown = getattr(problem, "java_exception", None) or getattr(problem, "_origin", None)
     while thrown is not None:
         java_class = thrown.getClass()
@@ -196,7 +197,7 @@ class CatalogTable:
 
 @contextmanager
 def numbered(session: Any, application: str, number: int) -> Iterator[None]:
-    """Let Delta's commits of the block have a batch's number, and skip a commit that is there already."""
+    """Make Delta store a batch's number in the block's commits, and skip commits that it already has."""
     settings = {
         _DELTA_APPLICATION: application,
         _DELTA_NUMBER: str(number),
@@ -212,5 +213,5 @@ def numbered(session: Any, application: str, number: int) -> Iterator[None]:
 
 
 def batch_mark(application: str, number: int) -> str:
-    """Return the text that names a batch in a commit."""
+    """Return the text that identifies a batch in a commit."""
     return f"{application}#{number}"

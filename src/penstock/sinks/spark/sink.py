@@ -101,7 +101,7 @@ class SparkSink(Sink):
         self.settings = settings
         self.staging = Staging(settings.staging, settings.staging_in_spark)
         self.keeps_state = settings.mode == "mirror"
-        # One writer has all changes of a table, so that one statement applies each key once.
+        # One writer receives all changes of a table, so that one statement applies each key once.
         self.spread = Spread.TABLES if self.keeps_state else Spread.RANGES
         self.load_spread = Spread.RANGES
         self._stores_number = settings.using == "delta" or (
@@ -111,7 +111,7 @@ class SparkSink(Sink):
         if self._stores_number:
             self.delivery = Delivery.EXACTLY_ONCE
         self._own_session: Any = None
-        # The tables whose last number was compared with the first batch of this process, by application.
+        # The tables whose last number was checked for the first batch of this process, by application.
         self._compared: set[tuple[str, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,8 +134,8 @@ class SparkSink(Sink):
     def check_together(self, targets: Sequence[Target]) -> None:
         """Raise OptionInvalid if two targets are one table.
 
-        Delta and Iceberg would skip the second one's commit, which has the number of the first. Names that
-        differ only in case are refused in every catalog, because Spark's own and Hive's fold them.
+        Delta and Iceberg would skip the second target's commit, because it has the same number as the first.
+        Names that differ only in case are refused in every catalog, because Spark's own and Hive's fold them.
         """
         owners: dict[str, Target] = {}
         for target in targets:
@@ -194,7 +194,7 @@ class SparkSink(Sink):
             files.setdefault(name, []).extend(staged["files"])
             if staged["emptied"]:
                 emptied.add(name)
-        # Targets that rows name may be new since the last comparison.
+        # Targets named by rows may be new since the last check.
         self.check_together(list(targets.values()))
         for name, target in targets.items():
             if files[name] or name in emptied:
@@ -202,7 +202,9 @@ class SparkSink(Sink):
         self.staging.remove_earlier(mark)
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
-        """Raises OptionInvalid if the batch is in some of several tables: each table has its own commit."""
+        """Raise OptionInvalid if only some of several tables have the batch, because each table has its own
+        commit.
+        """
         if self.keeps_state or not self._stores_number:
             return None
         tables = list(map(self._table, targets))
@@ -230,7 +232,7 @@ class SparkSink(Sink):
                 with translate_errors(f"read the commits of {table.name}"):
                     number = table.number(mark.application) if table.exists() else None
             except OptionInvalid:
-                # Its rows meet the same error, where `errors.table` decides what follows.
+                # Its rows will cause the same error, and `errors.table` decides then.
                 continue
             if number is not None:
                 numbers.append(number)
@@ -323,7 +325,7 @@ class SparkSink(Sink):
                 key = target.primary_key
                 statement = statements.merge(table.name, stored, key, _STAGED, emptied=emptied)
             if self.settings.using == "delta" and (mark.application, table.name) not in self._compared:
-                # Delta skips every number up to its last one. The caller repeats the batch of that number.
+                # Delta skips every number up to its last one. Only the batch of that number may be repeated.
                 is_repeated(mark, table.number(mark.application))
                 self._compared.add((mark.application, table.name))
             with numbered(session, mark.application, mark.number):
@@ -347,7 +349,7 @@ def _refuse_inexact(
 
 
 def _outgrown(schema: pyarrow.Schema, existing: Mapping[str, pyarrow.DataType]) -> list[pyarrow.Field]:
-    """Return the fields whose existing columns have another type, and not a wider one."""
+    """Return the fields whose existing columns have another type that is not wider."""
     return [
         field
         for field in schema

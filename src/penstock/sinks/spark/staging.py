@@ -47,7 +47,7 @@ class Staging:
     def in_spark(self, mark: BatchMark, name: str) -> str:
         """Return the path by which Spark reads a file."""
         path = f"{self._path_in_spark}/{_batch_folder(mark)}/{name}"
-        # Hadoop's paths are not decoded: a blank stays a blank.
+        # Hadoop does not decode paths: a space stays a space.
         return path if "://" in path else f"file://{path}"
 
     def remove_earlier(self, mark: BatchMark) -> None:
@@ -86,7 +86,7 @@ def _batch_folder(mark: BatchMark) -> str:
 
 
 class _StagedTable:
-    """The rows of one table in one part. Of a mirror, the last image of each key stays in memory."""
+    """The rows of one table in one part. For a mirror, the last image of each key stays in memory."""
 
     def __init__(self, target: Target, folder: Folder, schema: pyarrow.Schema) -> None:
         self.target = target

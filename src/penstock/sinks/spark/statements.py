@@ -8,7 +8,7 @@ import pyarrow
 
 from penstock.errors import OptionInvalid
 
-# The further column of a mirror's staged rows: whether the row of this key was deleted.
+# The additional column of a mirror's staged rows: whether the row of this key was deleted.
 DELETED = "_penstock_deleted"
 
 _TYPES = {
@@ -108,7 +108,7 @@ def merge(table: str, schema: pyarrow.Schema, key: Sequence[str], staged: str, *
     keys = [quoted(name) for name in key]
     clauses = [
         f"MERGE INTO {table} AS t USING {staged} AS s",
-        # Keys may be null: a zero date is.
+        # Keys may be null, because zero dates become null.
         f"ON {' AND '.join(f't.{name} <=> s.{name}' for name in keys)}",
         f"WHEN MATCHED AND s.{DELETED} THEN DELETE",
         f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in names)}",
@@ -121,7 +121,9 @@ def merge(table: str, schema: pyarrow.Schema, key: Sequence[str], staged: str, *
 
 
 def is_inexact(field: pyarrow.Field, existing: pyarrow.DataType) -> str:
-    """Return the condition for values of a field that differ once a column of another type has held them."""
+    """Return the condition for values of a field that change if they are stored in a column of another
+    type.
+    """
     name = quoted(field.name)
     held = f"try_cast({name} AS {type_text(existing)})"
     return f"NOT (CAST({held} AS {type_text(field.type)}) <=> {name})"
@@ -151,7 +153,7 @@ def _before(key: Sequence[pyarrow.Field], bound: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any, stored: pyarrow.DataType) -> str | None:
-    """Return the literal of a value; None for null, to which nothing compares."""
+    """Return the literal of a value, or None for null, which compares to nothing."""
     scalar = pyarrow.scalar(value, stored)
     if not scalar.is_valid:
         return None

@@ -43,7 +43,7 @@ class WriteCounts:
         self.bytes += changes.rows.nbytes
 
     def count_lost(self, target: Target, column: str, values: int) -> None:
-        """Count values that the target's types cannot represent."""
+        """Count the values that the target's types cannot represent."""
         if values:
             name = f"{target.name}.{column}"
             self.unrepresentable[name] = self.unrepresentable.get(name, 0) + values
@@ -132,7 +132,7 @@ def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarro
 
 
 class SkippingWriter(Writer):
-    """Handles a part that is already in the target: retried rows are only counted."""
+    """Handles a part that the target already has: retried rows are only counted."""
 
     def __init__(self) -> None:
         self._counts = WriteCounts()

@@ -15,7 +15,6 @@ from penstock.sinks.sql.database_file import DatabaseFileSink, FileSettings
 from penstock.sinks.sql.rows import feed_rows, feed_target
 from penstock.sinks.sqlite.database import Database, SqliteTable, fold, translate_errors
 
-
 EXTRA = ""
 
 
