@@ -40,6 +40,8 @@ WORK_UNSEEN = {
     "pandas",
     "ziglang",
     "mkdocs-material",
+    "moto",
+    "s3fs",
 }
 
 # Extras for the project's developers.

@@ -155,8 +155,30 @@ def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Fol
     """
     if "://" not in url or url.startswith("file://"):
         return local_folder(url.removeprefix("file://"), make=make)
-    handler = DeltaStorageHandler(url, dict(options) or None)
+    handler = StorageHandler(url, dict(options) or None)
     return Folder(pyarrow.fs.PyFileSystem(handler), "", local=False)
+
+
+class StorageHandler(DeltaStorageHandler):
+    """The file system of `deltalake`, whose output streams accept `bytes` alone; pyarrow writes buffers."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pyarrow.PythonFile:
+        stream = self._handler.open_output_stream(path, metadata)
+        return pyarrow.PythonFile(_BytesStream(stream), mode="w")
+
+
+class _BytesStream:
+    """An output stream that passes on `bytes` for any buffer."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, buffer: Any) -> int:
+        """Write a buffer; return its number of bytes."""
+        return int(self._stream.write(bytes(buffer)))
 
 
 @contextmanager
@@ -231,10 +253,19 @@ def _bound_value(value: Any, *, up: bool) -> Any:
 
 
 def can_write(url: str, options: Mapping[str, str]) -> None:
-    """Write and delete a file below a URL. Raises the errors of `translate_errors`."""
+    """Write and delete a file below a URL.
+
+    Raises OptionInvalid if the bucket does not exist, and the errors of `translate_errors`.
+    """
     with translate_errors(url):
         folder = folder_of(url, options)
         name = f".penstock-{uuid.uuid4().hex}"
-        with folder.filesystem.open_output_stream(folder.file(name)) as stream:
-            stream.write(b"")
+        try:
+            with folder.filesystem.open_output_stream(folder.file(name)) as stream:
+                stream.write(b"penstock")
+        except FileNotFoundError as problem:
+            # An object store creates every folder but the bucket.
+            raise OptionInvalid(
+                f"the bucket of {url} does not exist", hint="Create it, or check path"
+            ) from problem
         folder.delete([name])
