@@ -123,15 +123,16 @@ class Clock:
     def watch_pipeline(self) -> None:
         """Mark the stages of a pipeline in one process, with one source."""
         run = import_module("penstock.engine.run").PipelineRun
+        batches = import_module("penstock.engine.batches")
         source = import_module("penstock.source.daemon").DaemonSource
         state = import_module("penstock.pipeline.state").PipelineState
         self.after(source, "wait_behind", "reported to the pipeline", lambda listing, *_: _head_of(listing))
         self.after(run, "_next", "planned", lambda record, *_: _end_of(record))
         self.after(state, "begin", "the plan is recorded", lambda _none, _state, record: _end_of(record))
-        self.after(
-            run, "_rounds", "written", lambda _outcome, _run, _state, _checkpoint, record, _: _end_of(record)
+        self.after(batches._Tasks, "run", "written", lambda _outcome, tasks: _end_of(tasks.record))
+        self.before(
+            batches.Batches, "_record", TARGET, lambda _batches, _checkpoint, record, *_: _end_of(record)
         )
-        self.before(run, "_record", TARGET, lambda _run, _state, _checkpoint, record, *_: _end_of(record))
 
     def write(self, file: Path) -> None:
         """Write the marks to a file."""

@@ -8,7 +8,7 @@ from typing import Any
 import deltalake
 import pytest
 
-import penstock.engine.run as run_module
+import penstock.engine.batches as batches_module
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.state import PipelineState
 from tests.support.pipeline.oracle import parquet_rows
@@ -84,7 +84,7 @@ def test_load_of_a_keyless_table_is_in_a_feed_once_after_a_crash(
 
     steps: dict[str, tuple[Any, str]] = {
         "begin": (PipelineState, "begin"),
-        "tasks": (run_module, "run_job"),
+        "tasks": (batches_module, "run_job"),
         "commit": (type(settings.make_sink()), "commit"),
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock.engine.run as run_module
+import penstock.engine.batches as batches_module
 from penstock.engine.progress import Progress
 from penstock.pipeline.state import PipelineState
 from penstock.sinks.mysql.sink import MysqlSink
@@ -43,7 +43,7 @@ class Death(BaseException):
 # The steps of a batch, as the functions that perform them.
 STEPS: dict[str, tuple[Any, str]] = {
     "write the batch down": (PipelineState, "begin"),
-    "run its tasks": (run_module, "run_job"),
+    "run its tasks": (batches_module, "run_job"),
     "commit it": (MysqlSink, "commit"),
     "note it as done": (PipelineState, "write"),
 }

@@ -12,21 +12,23 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.engine import run as run_module
+from penstock.engine import batches as batches_module
+from penstock.engine.batches import Batches
 from penstock.engine.driver import Driver as JobDriver
 from penstock.engine.job import run_job
 from penstock.engine.loading import Loading
-from penstock.engine.run import PipelineRun
+from penstock.engine.source_log import SourceLog
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
 from penstock.engine.tracked_table import Learned
 from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid, PrivilegeMissing
 from penstock.local.driver import LocalDriver
 from penstock.model import Position, TableName
-from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.sinks.mysql.sink import MysqlSink
+from penstock.source.offsets import Offset
 from penstock.source.reading import LoggedStatement
 from tests.support.pipeline.engines import engine  # noqa: F401
 from tests.support.pipeline.oracle import delta_rows, parquet_rows
@@ -280,7 +282,7 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
     for number in range(3):
         mysql_server.sql(f"INSERT INTO t VALUES ({number}); FLUSH BINARY LOGS", database=database)
     failed = False
-    planned_again = PipelineRun._planned_again
+    cut_log = SourceLog.works
 
     def first_part_alone(driver: JobDriver, plan: TaskPlan) -> Any:
         """Write only the first range, and then switch to another server."""
@@ -293,14 +295,13 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
         failed = True
         raise PositionInvalid("there is no such place")
 
-    def in_other_parts(run: PipelineRun, record: BatchRecord) -> BatchRecord:
-        record = planned_again(run, record)
-        first, second, *more = record.ranges
-        return replace(record, ranges=(second, first, *more))
+    def in_other_parts(log: SourceLog, begin: Offset, end: Offset) -> list[RangeWork]:
+        first, second, *more = cut_log(log, begin, end)
+        return [second, first, *more] if failed else [first, second, *more]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "run_job", first_part_alone)
-        patch.setattr(PipelineRun, "_planned_again", in_other_parts)
+        patch.setattr(batches_module, "run_job", first_part_alone)
+        patch.setattr(SourceLog, "works", in_other_parts)
         run_to_end(engine, settings)
     assert failed
     actual_rows = mariadb_server.sql(f"SELECT DISTINCT id FROM {database}.t ORDER BY id")
@@ -437,17 +438,17 @@ def test_interrupted_load_without_a_key_is_found_though_another_target_got_no_ro
     sink = {"delta": {"path": str(tmp_path / "lake"), "mode": "feed"}}
     steps = [{"route": {"to": f"{database}.all_{{kind}}"}}]
     settings = pipeline_of(mysql_server, database, sink, tmp_path, steps=steps)
-    record_batch = PipelineRun._record
+    record_batch = Batches._record
     interrupted: list[BatchRecord] = []
 
-    def fail_once(run: PipelineRun, state: Any, checkpoint: Any, record: BatchRecord, *more: Any) -> Any:
+    def fail_once(batches: Batches, checkpoint: Any, record: BatchRecord, *more: Any) -> Any:
         if not interrupted and [work.table.table for work in record.chunks] == ["y"]:
             interrupted.append(record)
             raise AssertionError("killed before the record")
-        return record_batch(run, state, checkpoint, record, *more)
+        return record_batch(batches, checkpoint, record, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PipelineRun, "_record", fail_once)
+        patch.setattr(Batches, "_record", fail_once)
         with pytest.raises(AssertionError, match="killed before the record"):
             run_to_end(LocalDriver(2), settings)
         assert interrupted

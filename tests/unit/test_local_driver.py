@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
+import penstock.engine.batches as batches_module
 import penstock.engine.run as run_module
 from penstock.changes import Changes
 from penstock.engine.task_plan import BETWEEN, COUNTS, ROWS, TaskPlan
@@ -39,7 +40,7 @@ class Death(BaseException):
 # The steps of a batch, as the functions that perform them.
 STEPS: dict[str, tuple[Any, str]] = {
     "write the batch down": (PipelineState, "begin"),
-    "run its tasks": (run_module, "run_job"),
+    "run its tasks": (batches_module, "run_job"),
     "commit it": (FilesSink, "commit"),
     "note it as done": (PipelineState, "write"),
 }

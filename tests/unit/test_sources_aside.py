@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from penstock.changes import Target
+from penstock.engine import batches as batches_module
 from penstock.engine import pacing, set_aside
 from penstock.engine import run as run_module
 from penstock.engine.joints import Ends
@@ -43,7 +44,8 @@ ONE_ALONE = {("one", number): 1 for number in NOTE_IDS}
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "ASIDE_SECONDS", 0.02)
     monkeypatch.setattr(run_module, "_BACKOFF", Backoff(0.001, 0.01))
-    monkeypatch.setattr(run_module, "_PAUSE_SECONDS", 0.01)
+    for module in (run_module, batches_module):
+        monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(pacing, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(set_aside, "_PAUSES", Backoff(0.05, 60.0))
 
@@ -159,7 +161,7 @@ def test_batch_that_may_be_written_in_part_waits_for_all_of_its_sources(
         raise Death
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "run_job", die)
+        patch.setattr(batches_module, "run_job", die)
         with pytest.raises(Death):
             run(fleet)
     file = next((tmp_path / "two").iterdir())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a pipeline: plan a batch, record it, run its tasks, commit it, and record it as done."""
+"""The loop of a pipeline: acquire the lease, plan one batch after the other, and continue after outages."""
 
 import math
 import threading
@@ -11,7 +11,8 @@ from typing import Any
 
 import structlog
 
-from penstock.engine.batch_plan import floors_of, mark_of, parts_for, planned_again, task_plan
+from penstock.engine.batch_plan import parts_for
+from penstock.engine.batches import Batches, BegunBatch
 from penstock.engine.beginning import (
     at_their_servers,
     check_sink,
@@ -22,52 +23,38 @@ from penstock.engine.beginning import (
     refuse_paused,
 )
 from penstock.engine.driver import Driver
-from penstock.engine.interrupted_loads import committed_floors, record_written
-from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.pacing import Pacing
 from penstock.engine.progress import Progress
 from penstock.engine.recording import Recording
-from penstock.engine.servers import SourceServers, watched
+from penstock.engine.servers import SourceServers
 from penstock.engine.set_aside import ASIDE_SECONDS, SourcesAside, ask_source, failed_sources, named
 from penstock.engine.shared_ends import SharedEnds
 from penstock.engine.source_log import SourceLog
-from penstock.engine.standstill import asks_again, no_progress
 from penstock.engine.stretches import Stretches
 from penstock.engine.tables import PipelineTables
-from penstock.engine.task_plan import OF_STATEMENT, Surprise
-from penstock.engine.tracked_table import Learned
 from penstock.errors import (
     LeaseLost,
-    OptionInvalid,
     PenstockError,
-    PositionInvalid,
     PositionPurged,
-    PrivilegeMissing,
-    ServerChanged,
     TransientError,
 )
 from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verify.narrowing import narrow_rereads
 from penstock.retry import Backoff, Retry
-from penstock.sinks.sink import Sink, Spread
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# Each round of surprises runs the batch again. More rounds than this mean that it makes no progress.
-_ROUNDS_MAX = 50
 _PAUSE_SECONDS = 0.5
 _BACKOFF = Backoff(first=0.5)
 # After this time a stopped run cancels its batch, and the next run replays it.
 _STOP_SECONDS_MAX = 8.0
 # The store releases the lease of a dead runner shortly after it has expired.
 _LEASE_MARGIN_SECONDS = 2.0
-# Errors that may concern a single table or the whole target, such as a bad path or missing privileges.
-_OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
 
 
 class PipelineRun:
@@ -104,11 +91,7 @@ class PipelineRun:
         self._logs: dict[str, SourceLog] = {}
         self._servers = SourceServers(settings)
         self._aside = SourcesAside(settings, partial(ask_source, settings))
-        # The last error of a task that read a source, and that source.
-        self._blamed: tuple[PenstockError, str] | None = None
-        # The batch that was begun, and its number while nothing of it can have been written.
-        self._begun: BatchRecord | None = None
-        self._unwritten: int | None = None
+        self._begun = BegunBatch()
         self._cascades = CascadeWatch(settings, self._sink)
         self._progress = Progress(settings, report)
         self._stretches = Stretches(self._progress, until_caught_up=until_caught_up, to_barrier=to_barrier)
@@ -154,7 +137,7 @@ class PipelineRun:
                 check_sink(self._settings, self._sink)
                 self._prefer_servers(checkpoint)
             self._checkpoint = checkpoint
-            self._begun = state.begun(checkpoint)
+            self._begun.record = state.begun(checkpoint)
             self._aside.take_back()
             self._settings = self._aside.active(self._servers.settings())
             self._progress.aside = self._aside.problems
@@ -209,15 +192,13 @@ class PipelineRun:
         """Set aside the sources that caused an error. Return whether the run continues without them."""
         if self._stop.is_set() or not self._aside.may_set_aside(problem):
             return False
-        if self._blamed is not None and self._blamed[0] is problem:
-            failed = {self._blamed[1]: problem}
+        blamed = self._begun.blamed
+        if blamed is not None and blamed[0] is problem:
+            failed = {blamed[1]: problem}
         else:
             offsets = {} if self._checkpoint is None else self._checkpoint.offsets
             failed = failed_sources(self._logs, offsets, problem)
-        begun = self._begun
-        # Complete a batch that may be written in part first, with all of its sources.
-        is_bound = begun is not None and begun.number != self._unwritten and begun.sources & failed.keys()
-        if is_bound or not failed or len(failed) == len(self._logs):
+        if not failed or len(failed) == len(self._logs) or self._begun.needs(failed):
             return False
         for source, error in failed.items():
             self._aside.set_aside(source, error)
@@ -246,21 +227,14 @@ class PipelineRun:
 
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
         """Run batches until the end of the run. Return None to take back a source that was set aside."""
-        self._recording = Recording(state, self._sink)
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._stretches.open(self._logs, self._loading, state.shards)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
         self._tables.stopped.update(checkpoint.stopped)
         checkpoint = self._noted(self._begin(state, checkpoint))
-        begun = self._begun
-        if begun is not None:
-            _log.info("a batch that was begun is run again", batch=begun.number)
-            if not begun.sources <= self._logs.keys():
-                checkpoint = self._noted(self._given_up(state, checkpoint, begun, None))
-            elif begun.is_exact:
-                checkpoint = self._noted(self._settle(state, checkpoint, begun))
-            else:
-                checkpoint = self._noted(self._complete(state, checkpoint, begun, written=True))
+        batches = self._batches(state)
+        if self._begun.record is not None:
+            checkpoint = self._noted(batches.resume(checkpoint, self._begun.record))
         resumed: Checkpoint | None = None
         pacing = Pacing(self._settings, self._sink, self._driver, self._stop)
         while not self._stop.is_set():
@@ -283,17 +257,43 @@ class PipelineRun:
                 if self._until_caught_up and self._stretches.is_caught_up(checkpoint):
                     break
                 self._note_progress()
-                self._recording.settle(checkpoint)
+                batches.recording.settle(checkpoint)
                 self._progress.idle(checkpoint, state)
                 pacing.wait_for_changes(self._logs.values())
                 continue
-            checkpoint = self._noted(self._complete(state, checkpoint, record))
+            checkpoint = self._noted(batches.run(checkpoint, record))
             # A run with a fixed end gains nothing by waiting for more changes.
             if not self._loading.is_loading(checkpoint) and not self._until_caught_up:
                 pacing.wait_after_batch(started, self._progress.rows_of_batch)
-        self._recording.settle(checkpoint)
+        batches.recording.settle(checkpoint)
         self._progress.settle(state)
         return checkpoint
+
+    def _batches(self, state: PipelineState) -> Batches:
+        """Return what runs the batches of this attempt."""
+
+        def succeed(record: BatchRecord) -> None:
+            self._aside.worked(record.sources)
+            self._note_progress()
+
+        return Batches(
+            settings=self._settings,
+            driver=self._driver,
+            sink=self._sink,
+            steps=self._steps,
+            state=state,
+            recording=Recording(state, self._sink),
+            logs=self._logs,
+            loading=self._loading,
+            tables=self._tables,
+            cascades=self._cascades,
+            progress=self._progress,
+            begun=self._begun,
+            stop=self._stop,
+            retried=lambda work: self._retried(work, state),
+            report=self._report,
+            succeeded=succeed,
+        )
 
     def _note_progress(self) -> None:
         self.has_progressed = True
@@ -365,205 +365,6 @@ class PipelineRun:
         checkpoint = state.write(replace(checkpoint, offsets=offsets))
         narrow_rereads(self._settings, state, self._driver.spreading)
         return checkpoint
-
-    # --- One batch --------------------------------------------------------------------------
-
-    def _complete(
-        self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, *, written: bool = False
-    ) -> Checkpoint:
-        """Run a batch until it is committed and recorded, through outages and changes of the server."""
-        self._begun = record
-        self._progress.begin_batch(record)
-        if not written:
-            self._unwritten = record.number
-            self._retried(partial(self._recording.begin, record, checkpoint), state)
-        learned, started = Learned(), time.monotonic()
-
-        def attempt() -> Outcome:
-            nonlocal record, checkpoint
-            try:
-                return self._rounds(state, checkpoint, record, learned)
-            except (ServerChanged, PositionInvalid):
-                # The log of the current server has the same transactions at other positions.
-                record = planned_again(self._logs, record)
-                if self._has_ranges_by_part():
-                    # Parts already written covered other ranges: a duplicate is better than a loss.
-                    checkpoint = state.write(replace(checkpoint, number=record.number))
-                    record = replace(record, number=record.number + 1)
-                self._recording.begin(record, checkpoint)
-                learned.statements.clear()
-                self._tables.undone()
-                return self._rounds(state, checkpoint, record, learned)
-
-        if record.is_exact:
-            # After a TransientError the run restarts and settles this batch first.
-            outcome = attempt()
-        else:
-            try:
-                outcome = self._retried(attempt, state)
-            except PositionPurged as problem:
-                # The log was purged after the batch was planned. The next plan handles it for each source.
-                if all(log.source.on_lost == "stop" for log in self._logs.values()):
-                    raise purged(self._settings, self._sink, problem) from problem
-                return self._given_up(state, checkpoint, record, problem)
-        self._reread_children(record, outcome)
-        self._tables.columns.note(outcome.receipts)
-        checkpoint = self._retried(partial(self._loading.begin_again, checkpoint, learned.again), state)
-        mark = mark_of(self._settings, self._tables, checkpoint, record)
-        record = self._retried(partial(record_written, state, record, outcome.receipts), state)
-        # Ask the source before committing, so that it cannot fail between the commit and its record.
-        read = self._read_to(checkpoint, record, state)
-
-        def commit() -> None:
-            if type(self._sink).commit is not Sink.commit:
-                state.confirm()
-                self._sink.commit(mark, outcome.receipts)
-
-        ran = time.monotonic()
-        self._retried(commit, state)
-        committed = time.monotonic()
-        floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
-        checkpoint, is_recorded = self._record(state, checkpoint, record, floors, read, outcome)
-        for name in self._logs.keys() & checkpoint.offsets.keys() if is_recorded else ():
-            self._logs[name].hold(Offset.from_json(checkpoint.offsets[name]))
-        self._loading.done(checkpoint, record)
-        self._aside.worked(record.sources)
-        self._note_progress()
-        phases = {"run": ran - started, "commit": committed - ran, "record": time.monotonic() - committed}
-        self._progress.batch(checkpoint, record, outcome, phases, state)
-        return checkpoint
-
-    def _record(
-        self,
-        state: PipelineState,
-        checkpoint: Checkpoint,
-        record: BatchRecord,
-        floors: Mapping[str, int],
-        read: Mapping[str, int],
-        outcome: Outcome | None = None,
-    ) -> tuple[Checkpoint, bool]:
-        """Record a batch that the sink has committed; see `Recording.end`."""
-        self._tables.done()
-        checkpoint = replace(checkpoint.after(record), stopped=dict(self._tables.stopped))
-        loads = {key: replace(checkpoint.loads[key], floor=floor) for key, floor in floors.items()}
-        checkpoint = replace(checkpoint, loads={**checkpoint.loads, **loads}).with_read_versions(read)
-        is_recorded = self._retried(partial(self._recording.end, record, checkpoint, outcome), state)
-        self._begun = None
-        return checkpoint, is_recorded
-
-    def _settle(self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord) -> Checkpoint:
-        """Record an interrupted exact load that a feed has already, or abandon its batch number."""
-        begin = Offset.from_json(checkpoint.offsets[record.chunks[0].source])
-        mark = mark_of(self._settings, self._tables, checkpoint, record)
-        work = partial(committed_floors, self._sink, self._tables, self._steps, mark, record, begin)
-        floors = None if self._sink.keeps_state else self._retried(work, state)
-        if floors is None:
-            return self._given_up(state, checkpoint, record, None)
-        _log.info("a load that was committed is recorded", batch=record.number)
-        read = self._read_to(checkpoint, record, state)
-        checkpoint, _ = self._record(state, checkpoint, record, floors, read)
-        self._loading.done(checkpoint, record)
-        return checkpoint
-
-    def _reread_children(self, record: BatchRecord, outcome: Outcome) -> None:
-        """Request that tables are read again whose rows a foreign key may have changed."""
-        parents = {key for counts in outcome.counts for key in counts.cascaded}
-        for source in {split_key(key)[0] for key in parents}:
-            keys = {key for key in parents if split_key(key)[0] == source}
-            for table in self._cascades.children(source, keys):
-                if table_key(source, table) in self._tables.there():
-                    end = Offset.from_json(record.end[source]).position
-                    self._loading.reread_later(source, table, f"a foreign key, {end}")
-
-    def _read_to(self, checkpoint: Checkpoint, record: BatchRecord, state: PipelineState) -> dict[str, int]:
-        """Return a commit version for each loaded table that is above every change included in its rows."""
-        ends: dict[str, int] = {}  # All chunks were read, so it is enough to look at each log once.
-        for name in {chunk.source for chunk in record.chunks}:
-            if not self._logs[name].source.options.is_kept:
-                head = self._retried(self._logs[name].target, state).position
-                epoch = Offset.from_json(checkpoint.offsets[name]).position.epoch
-                ends[name] = replace(head, epoch=epoch).commit_version
-        return {
-            key: ends[chunk.source]
-            for chunk in record.chunks
-            if chunk.source in ends and (key := table_key(chunk.source, chunk.table)) in checkpoint.loads
-        }
-
-    def _has_ranges_by_part(self) -> bool:
-        """Return whether the sink commits each range of a log by itself, under the batch number."""
-        return self._sink.spread is Spread.RANGES and type(self._sink).commit is Sink.commit
-
-    def _given_up(
-        self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, problem: Exception | None
-    ) -> Checkpoint:
-        """Abandon a batch number: an exact read returns other rows each time, so it needs a new batch."""
-        _log.warning("a batch is started again", batch=record.number, why=str(problem)[:500])
-        self._stop.wait(_PAUSE_SECONDS)
-        checkpoint = state.write(replace(checkpoint, number=record.number))
-        self._begun = None
-        return checkpoint
-
-    def _rounds(
-        self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, learned: Learned
-    ) -> Outcome:
-        """Run the job of a batch, and again after each round of surprises. Raises the errors of its tasks."""
-        rounds, asked = 0, list[Surprise]()
-        refused: dict[str, PenstockError] = {}
-        while rounds < _ROUNDS_MAX:
-            plan = task_plan(
-                self._settings,
-                self._sink,
-                self._tables,
-                self._cascades.parents,
-                self._logs,
-                checkpoint,
-                record,
-                learned,
-            )
-            state.confirm()
-            unwritten, self._unwritten = self._unwritten, None
-            with watched(self._settings.sources, self._report):
-                outcome = run_job(self._driver, plan)
-            if self._wrote_nothing(outcome):
-                self._unwritten = unwritten
-            if outcome.failures:
-                refused |= {
-                    failure.table: failure.error
-                    for failure in outcome.failures
-                    if isinstance(failure.error, _OF_ALL_TABLES)
-                }
-                # Each iteration stops at least one more table, so the loop ends.
-                if self._settings.errors.table == "skip_table" and self._tables.stop(outcome.failures):
-                    continue
-                # A run that was taken over raises LeaseLost instead: the target may have later batches.
-                state.confirm()
-                raise self._raised(outcome)
-            if not outcome.surprises:
-                if len(refused) > 1 and not any(receipt.rows for receipt in outcome.receipts):
-                    # No row of any table could be written, so the target itself is the problem.
-                    raise next(iter(refused.values()))
-                return outcome
-            if asks_again(outcome.surprises, asked):
-                break
-            rounds, asked = rounds + 1, outcome.surprises
-            self._tables.learn(asked, learned, floors_of(checkpoint))
-            for surprise in asked:
-                if surprise.what == OF_STATEMENT and "references" in surprise.value.text.lower():
-                    self._cascades.look(str(surprise.value.position))
-        raise no_progress(record, outcome.surprises[0])
-
-    def _wrote_nothing(self, outcome: Outcome) -> bool:
-        """Return whether no rows of a job that did not succeed are in the target."""
-        is_read_error = bool(outcome.failures) and all(failure.source for failure in outcome.failures)
-        is_prepared_for = bool(outcome.surprises) and not outcome.failures
-        return (is_read_error or is_prepared_for) and not self._has_ranges_by_part()
-
-    def _raised(self, outcome: Outcome) -> PenstockError:
-        # A transient error is retried only if no other error occurred.
-        failure = min(outcome.failures, key=lambda failure: isinstance(failure.error, TransientError))
-        if failure.source and (isinstance(failure.error, TransientError) or not failure.table):
-            self._blamed = failure.error, failure.source
-        return failure.error
 
     def _new_retries(self, seconds_max: float = math.inf) -> Retry:
         return Retry(
