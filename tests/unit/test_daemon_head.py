@@ -15,6 +15,7 @@ from penstock.engine import pacing
 from penstock.engine.run import PipelineRun
 from penstock.engine.source_log import SourceLog
 from penstock.errors import ServerChanged
+from penstock.gtid_sets import LoggedSet
 from penstock.local.driver import LocalDriver
 from penstock.local.reused_resources import ReusedResources
 from penstock.logstore.log import Log
@@ -23,7 +24,8 @@ from penstock.pipeline.settings import PipelineSettings, StepSettings, pipeline_
 from penstock.pipeline.state import PipelineState
 from penstock.serve.http.answers import StreamedAnswer
 from penstock.source.daemon import DaemonSource
-from penstock.source.daemon_client import DaemonClient
+from penstock.source.daemon_address import DaemonAddress
+from penstock.source.daemon_client import ArrivedBytes, DaemonClient
 from penstock.source.source import SourceOptions
 from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
 from tests.support.logstore.disk import SimulatedDisk
@@ -118,7 +120,7 @@ def test_run_applies_a_change_when_the_daemon_reports_it(
     assert not thread.is_alive()
 
 
-def test_plan_at_the_head_costs_one_request_and_its_range_another(
+def test_batch_at_the_head_costs_one_request(
     daemon: ServedLog, tmp_path: Path, requests: Counter[str]
 ) -> None:
     counted: list[dict[str, int]] = []
@@ -134,7 +136,32 @@ def test_plan_at_the_head_costs_one_request_and_its_range_another(
     run = PipelineRun(pipeline(daemon, tmp_path, batch={"interval": 0}), LocalDriver(2), report=note)
     run.run()
     # The second batch was run twice, because it was the first with rows of its table.
-    assert counted[2] == {"head": 1, "bytes": 1}
+    assert counted[2] == {"bytes": 1}
+
+
+def test_bytes_after_the_head_are_waited_for_and_end_with_a_transaction(daemon: ServedLog) -> None:
+    address = DaemonAddress.parse(url_of(daemon))
+    with closing(DaemonClient(address, address.base_urls[0])) as client:
+        begin = daemon.log.head()
+        key = daemon.log.epochs.epochs[0].server_key
+
+        def behind(seconds: float, bytes_max: int = 1 << 20) -> ArrivedBytes | None:
+            return client.bytes_behind(0, begin.file, begin.offset, key, seconds, bytes_max)
+
+        assert behind(0.0) == ArrivedBytes(b"", begin.offset, begin, LoggedSet(""))
+        arrivals: list[ArrivedBytes | None] = []
+        while not arrivals or not (arrivals[-1] and arrivals[-1].content):
+            thread = threading.Thread(target=lambda: arrivals.append(behind(1.0)))
+            thread.start()
+            if daemon.log.head() == begin:
+                grow(daemon)
+            thread.join(WAIT_SECONDS_MAX)
+        head = daemon.log.head()
+        content = b"".join(client.stream(0, begin.file, begin.offset, head.offset, key))
+        assert arrivals[-1] == ArrivedBytes(content, head.offset, head, daemon.log.gtid_set(head))
+        assert behind(0.0, bytes_max=len(content) - 1) is None
+        # An answer that was not read does not disturb the next one.
+        assert behind(0.0) == arrivals[-1]
 
 
 def test_small_pieces_of_a_range_are_sent_together(

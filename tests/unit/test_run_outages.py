@@ -57,6 +57,7 @@ class NoTasks:
     """A driver that runs nothing."""
 
     cores = 2
+    is_in_process = False
 
     def run(self, plan: TaskPlan) -> list[pyarrow.RecordBatch]:
         """Refuse a plan: nobody makes one here."""

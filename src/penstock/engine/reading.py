@@ -73,7 +73,10 @@ def range_parts(
     is_read = False
     try:
         if isinstance(source, KeptSource):
-            source.renumber()
+            if work.content:
+                source.give_bytes(work.byte_range.position, work.content)
+            else:
+                source.renumber()
         ends(Ends.of(source, work))
         history = plan.histories.get(number)
         known = known_schemas(options, history, source)

@@ -130,8 +130,7 @@ class PipelineRun:
     def _run_until_lost(self) -> Checkpoint | None:
         """Run from the recorded state. Return None after an outage that may be over by now."""
         try:
-            settings = self._settings
-            state = self._state = PipelineState.of(settings)
+            state = self._state = PipelineState.of(self._settings)
             checkpoint = self._take(state)
             if self._checkpoint is None:
                 check_sink(self._settings, self._sink)
@@ -141,9 +140,10 @@ class PipelineRun:
             self._aside.take_back()
             self._settings = self._aside.active(self._servers.settings())
             self._progress.aside = self._aside.problems
+            settings, is_here = self._settings, self._driver.is_in_process
             self._logs = {
                 source.name: SourceLog(
-                    source, self._settings, self._cores, self._shared_ends.get(source.name)
+                    source, settings, self._cores, self._shared_ends.get(source.name), follows_head=is_here
                 )
                 for source in self._settings.sources
             }

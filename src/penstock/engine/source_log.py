@@ -24,6 +24,7 @@ from penstock.source.stream_log import StreamLog, epoch_after
 from penstock.source.tracking import TrackedSchemas
 
 if TYPE_CHECKING:
+    from penstock.engine.head_follower import ArrivedStretch, HeadFollower
     from penstock.source.daemon import DaemonSource, Listing
 
 # Only one attempt, so that reading continues where a lost connection ended.
@@ -41,6 +42,8 @@ class SourceLog:
         settings: PipelineSettings,
         cores: int,
         shared_ends: SharedEnds | None = None,
+        *,
+        follows_head: bool = False,
     ) -> None:
         self.source = source
         self._shared_ends = shared_ends
@@ -72,6 +75,16 @@ class SourceLog:
         self._head: Offset | None = None
         self._arrivals: DaemonSource | None = None
         self._listing: Listing | None = None
+        self._follower: HeadFollower | None = None
+        self._followed: tuple[tuple[int, str], ...] = ()
+        self._may_follow = (
+            follows_head
+            and source.options.daemon is not None
+            # Other sources wait in threads of their own, and other sinks agree on the ends.
+            and count == 1
+            and shared_ends is None
+            and settings.batch.rows is None
+        )
         # The end of the log in the daemon's last report of growth. Another daemon may not have reached it
         # yet.
         self._outgrown: Offset | None = None
@@ -81,6 +94,9 @@ class SourceLog:
         self._log.close()
         if self._arrivals is not None:
             self._arrivals.close()
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
 
     @property
     def reports_arrivals(self) -> bool:
@@ -95,6 +111,8 @@ class SourceLog:
         """
         head = self._head
         assert head is not None, "the caller asks `reports_arrivals`"
+        if self._follower is not None and self._follower.wait(head, seconds):
+            return True
         if self._outgrown == head:
             return False
         # Only a pipeline that follows a daemon needs its client.
@@ -169,6 +187,29 @@ class SourceLog:
         if self._shared_ends is not None:
             stretch = self._shared_ends.agree(stretch)
         return stretch.end, stretch.head
+
+    def arrived(self, begin: Offset) -> "ArrivedStretch | None":
+        """Return what follows the end of the last batch, None if it must be planned from a listing."""
+        stretch = None if self._follower is None else self._follower.next(begin)
+        if stretch is not None:
+            self._head = stretch.end
+        return stretch
+
+    def note_planned(self, end: Offset, head: Offset, works: list[RangeWork]) -> None:
+        """Take note of a stretch planned from a listing: `arrived` may continue at its end."""
+        if not self._may_follow or not end.server_key:
+            return
+        if self._follower is None or self._followed != _epochs_of(end):
+            # Only a pipeline that follows a daemon needs its client.
+            from penstock.engine.head_follower import HeadFollower
+
+            assert self._settings.bytes_max is not None, "a pipeline bounds its batches"
+            if self._follower is not None:
+                self._follower.close()
+            self._followed = _epochs_of(end)
+            options = replace(self._settings.source, epochs=self._followed)
+            self._follower = HeadFollower(options, self._settings.bytes_max)
+        self._follower.note(end, head, works)
 
     def after_loss(self, begin: Offset) -> Offset:
         """Return where to continue if everything from a purged offset to the log's current end is lost."""

@@ -49,6 +49,11 @@ class Stretches:
         skips = checkpoint.skips.get(name, ())
         begin, until = around_skips(Offset.from_json(checkpoint.offsets[name]), target, skips)
         log = self._logs[name]
+        if until is None and (arrived := log.arrived(begin)) is not None:
+            if arrived.work is None:
+                return None
+            self._progress.seen(name, arrived.end, arrived.end)
+            return begin, arrived.end, [arrived.work]
         with log.listed(begin):
             here = log.resume(begin)
             if target is not None and self._targets is not None and not log.has(target, here):
@@ -62,7 +67,9 @@ class Stretches:
                 return None
             end, head = ends
             self._progress.seen(name, end, head)
-            return here, end, log.works(here, end)
+            works = log.works(here, end)
+            log.note_planned(end, head, works)
+            return here, end, works
 
     def is_caught_up(self, checkpoint: Checkpoint) -> bool:
         """Return whether a run that stops once caught up has reached its end, given that nothing is new."""

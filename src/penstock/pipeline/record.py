@@ -19,7 +19,8 @@ from penstock.source.source import ByteRange
 class RangeWork:
     """A byte range of one source, and the filters on its transactions.
 
-    `epoch`, `server_key` and `epochs` are what `SourceOptions` needs to read the range's positions.
+    `epoch`, `server_key` and `epochs` are what `SourceOptions` needs to read the range's positions. `content`
+    has the bytes from its start on, if they were read with the plan; it is not recorded.
     """
 
     source: str
@@ -28,6 +29,7 @@ class RangeWork:
     epoch: int = 0
     server_key: str | None = None
     epochs: tuple[tuple[int, str], ...] = ()
+    content: bytes = field(default=b"", compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

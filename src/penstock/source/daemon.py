@@ -22,7 +22,7 @@ from penstock.model import Position, TableName, TablePatterns
 from penstock.retry import Retry
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import DaemonClient
+from penstock.source.daemon_client import ArrivedBytes, DaemonClient
 from penstock.source.kept import EpochKey, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions, place_of
 
@@ -77,6 +77,14 @@ class DaemonSource(KeptSource):
         """Wait until the log has a complete transaction after a position, for at most `seconds`. Return what
         the log has then."""
         return self._daemon_log.wait_behind(self._to_log(position), seconds)
+
+    def bytes_behind(self, position: Position, seconds: float, bytes_max: int) -> ArrivedBytes | None:
+        """Wait for complete transactions after a position of a file, for at most `seconds`. Return them.
+
+        None if they have more than `bytes_max`, or if the daemon cannot tell where they end.
+        """
+        arrived = self._daemon_log.bytes_behind(self._to_log(position), seconds, bytes_max)
+        return None if arrived is None else replace(arrived, head=self._from_log(arrived.head))
 
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
         """Make the daemon keep everything after a position. Raises the errors of the daemon."""
@@ -174,6 +182,19 @@ class DaemonLog:
             return replace(listing, has_grown=has_grown)
 
         return self._ask(wait)
+
+    def bytes_behind(self, position: Position, seconds: float, bytes_max: int) -> ArrivedBytes | None:
+        """Wait for transactions after a position of a file, and return them; see `DaemonClient`."""
+
+        def ask(client: DaemonClient, shift: int) -> ArrivedBytes | None:
+            start = position.shifted(-shift)
+            server_key = dict(self._shifts[self._current][0]).get(start.epoch, "")
+            arrived = client.bytes_behind(
+                start.epoch, start.file, start.offset, server_key, seconds, bytes_max
+            )
+            return None if arrived is None else replace(arrived, head=arrived.head.shifted(shift))
+
+        return self._ask(ask)
 
     def prepared(self, xid: str) -> None:
         """Return None: the bytes of a daemon's log are searched instead."""

@@ -7,6 +7,7 @@ Only this module uses the HTTP library.
 import json
 import ssl
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -26,8 +27,9 @@ from penstock.errors import (
     SourceMissing,
     StreamError,
 )
+from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES, SILENCE_SECONDS_MAX
-from penstock.model import Secret, Tls
+from penstock.model import Position, Secret, Tls
 from penstock.source.daemon_address import DaemonAddress, is_host_port
 from penstock.source.silent_daemons import SilentDaemons
 
@@ -39,9 +41,12 @@ _CONNECTIONS_KEPT = 2
 _STOP_HEADER = "Penstock-Stop"
 # The key of the server that the bytes come from. Version 0.1 does not send it.
 _SERVER_HEADER = "Penstock-Server"
+# The GTID set before the end of the bytes, with `timeout`.
+GTID_SET_HEADER = "Penstock-Gtid-Set"
 # The member of the fleet that copies the log.
 MEMBER_HEADER = "Penstock-Member"
-# The moment of a table's rows, and the time since which the log has all of the table's changes.
+# The moment of a table's rows, or the end of the log; and the time since which the log has all of the table's
+# changes.
 POSITION_HEADER, COMPLETE_SINCE_HEADER = "Penstock-Position", "Penstock-Complete-Since"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
@@ -56,6 +61,16 @@ _FAILED = 500
 _MEMBERS_FOLLOWED_MAX = 3
 
 Query = Mapping[str, str | int | None]
+
+
+@dataclass(frozen=True)
+class ArrivedBytes:
+    """Whole transactions of a file that end at an offset, b"" for none. `head` is the end of the log."""
+
+    content: bytes
+    end: int
+    head: Position
+    gtid_set: LoggedSet
 
 
 class DaemonClient:
@@ -143,14 +158,7 @@ class DaemonClient:
         )
         end = -1
         try:
-            named_key = response.headers.get(_SERVER_HEADER)
-            self.names_servers = named_key is not None
-            if named_key and server_key and named_key != server_key:
-                raise ServerChanged(
-                    f"{self.url} has the log of {named_key} now, not of {server_key}",
-                    position=f"{file}:{start}",
-                    hint="Was the daemon's log folder replaced? The position is looked up again by GTID",
-                )
+            self._check_server(response, server_key, f"{file}:{start}")
             end = int(response.headers.get(_STOP_HEADER, -1))
             while piece := response.read(READ_BYTES):
                 start += len(piece)
@@ -165,6 +173,43 @@ class DaemonClient:
                 response.close()
         if start != end:
             raise self._foreign(f"bytes ended at {start}, they were to end at {end}")
+
+    def bytes_behind(
+        self, epoch: int, file: str, start: int, server_key: str, seconds: float, bytes_max: int
+    ) -> ArrivedBytes | None:
+        """Wait up to `seconds` for transactions after an offset of a file, and return them.
+
+        Return None if they have more than `bytes_max`, or if the daemon cannot tell where they end. Raises
+        what `stream` raises.
+        """
+        query: Query = {"epoch": epoch, "file": file, "start": start, "timeout": str(seconds)}
+        response = self._get("bytes", query, stream=True)
+        try:
+            self._check_server(response, server_key, f"{file}:{start}")
+            head, end = response.headers.get(POSITION_HEADER), int(response.headers.get(_STOP_HEADER, -1))
+            gtid_set = response.headers.get(GTID_SET_HEADER)
+            if head is None or (end > start and gtid_set is None) or end - start > bytes_max:
+                return None
+            content = response.read()
+            # Only a connection without unread bytes can be used again.
+            response.release_conn()
+        except (HTTPError, OSError) as problem:
+            raise self._lost(problem) from problem
+        finally:
+            response.close()
+        if start + len(content) != end:
+            raise self._foreign(f"bytes ended at {start + len(content)}, they were to end at {end}")
+        return ArrivedBytes(content, end, Position.parse(head), LoggedSet(gtid_set or ""))
+
+    def _check_server(self, response: urllib3.BaseHTTPResponse, server_key: str, position: str) -> None:
+        named_key = response.headers.get(_SERVER_HEADER)
+        self.names_servers = named_key is not None
+        if named_key and server_key and named_key != server_key:
+            raise ServerChanged(
+                f"{self.url} has the log of {named_key} now, not of {server_key}",
+                position=position,
+                hint="Was the daemon's log folder replaced? The position is looked up again by GTID",
+            )
 
     def post(
         self,

@@ -105,6 +105,7 @@ class KeptSource(OpenedSource):
         self._log = log
         self._shift: int | None = None
         self._heads: dict[tuple[int, str], bytes] = {}
+        self._given: tuple[Position, bytes] | None = None
         self._file_starts = {FIRST_EVENT_OFFSET}
         self._joined: set[tuple[Position, Position]] = set()
         self._repeats: dict[int, tuple[str, str]] = {}
@@ -248,9 +249,17 @@ class KeptSource(OpenedSource):
             assert resume_at is not None, "it is asked only where it was given"
             return self._to_log(resume_at())
 
+        given, self._given = self._given, None
+        if given is not None and given[0] == byte_range.position:
+            yield memoryview(given[1])
+            byte_range = replace(byte_range, start=byte_range.start + len(given[1]))
         start = self._to_log(byte_range.position)
         stop = byte_range.start if byte_range.stop is None else byte_range.stop
         yield from self._log.read(start, stop, resumed if resume_at is not None else None)
+
+    def give_bytes(self, position: Position, content: bytes) -> None:
+        """Use bytes that were read already when a range that begins at this position is opened next."""
+        self._given = position, content
 
     def boundary_before(self, position: Position) -> int:
         """Return the last indexed transaction boundary at or before a position.

@@ -19,6 +19,7 @@ from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
+from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Buffer, FileRange
 from penstock.logstore.extent import LogExtent
 from penstock.logstore.followed_log import ServedLog
@@ -30,11 +31,16 @@ from penstock.serve.http.audit import record_action
 from penstock.serve.http.query import Query, instance_of, log_of, whole_log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
+from penstock.source.daemon_client import GTID_SET_HEADER, POSITION_HEADER
 
 # The offset where the bytes of a response end, possibly before the requested stop.
 STOP_HEADER = "Penstock-Stop"
 # The key of the server whose bytes they are.
 SERVER_HEADER = "Penstock-Server"
+# Clients limit the length of a header, so a longer GTID set is left out.
+_GTID_SET_CHARACTERS_MAX = 8192
+# A client that has disconnected is noticed after the wait, so it is short.
+_BYTES_WAIT_SECONDS_MAX = 1.0
 
 # The newest bytes of a log are in memory as they arrived, in pieces of a transaction or less.
 _SENT_BYTES_MIN = 64 * 1024
@@ -230,19 +236,30 @@ async def _head_bytes(served: Served, request: Request) -> Response:
 async def _bytes(served: Served, request: Request) -> Response:
     """Stream a range of one source file, from memory if it is still there.
 
-    The first piece is read before the response starts, so that errors are reported as problem documents.
+    With `timeout` it first waits for a transaction after `start`, and says where the log ends, so that a
+    reader at the head needs one request. The first piece is read before the response starts, so that errors
+    are reported as problem documents.
     """
     log, query = whole_log_of(served, request), Query(request)
     epoch, file = query.number("epoch", 0), query.text("file")
     start, stop = query.number("start"), query.number("stop", None)
+    head: Position | None = None
+    if query.has("timeout"):
+        seconds = min(query.seconds("timeout"), _BYTES_WAIT_SECONDS_MAX)
+        position = Position(epoch, file, start)
+        head = await served.wait_behind(request.path_params["instance"], position, seconds, log)
     # Only a response to GET has a body.
     sends_files = request.state.connection.send_file is not None and request.method == "GET"
-    end, reading, first = await run_in(
-        served.threads.reading, _open_range, log, epoch, file, start, stop, sends_files
+    end, gtid_set, reading, first = await run_in(
+        served.threads.reading, _open_range, log, epoch, file, start, stop, sends_files, head is not None
     )
     headers = {"Content-Length": str(end - start), STOP_HEADER: str(end)}
     server_key = next((known.server_key for known in log.epochs.epochs if known.epoch == epoch), "")
     headers[SERVER_HEADER] = server_key
+    if head is not None:
+        headers[POSITION_HEADER] = str(head)
+        if gtid_set is not None and len(gtid_set) <= _GTID_SET_CHARACTERS_MAX:
+            headers[GTID_SET_HEADER] = gtid_set
     return _BytesAnswer(first, end - start, reading, served.threads.reading, headers)
 
 
@@ -317,13 +334,23 @@ def _content_of(piece: _Piece) -> Buffer:
 
 
 def _open_range(
-    log: ServedLog, epoch: int, file: str, start: int, stop: int | None, sends_files: bool
-) -> tuple[int, "_Reading", _Piece | None]:
-    """Return the end of the readable bytes, the read itself, and its first piece."""
+    log: ServedLog,
+    epoch: int,
+    file: str,
+    start: int,
+    stop: int | None,
+    sends_files: bool,
+    with_gtid_set: bool,
+) -> tuple[int, LoggedSet | None, "_Reading", _Piece | None]:
+    """Return the end of the readable bytes, the GTID set there if wanted, the read, and its first piece."""
     end = _readable_end(log, epoch, file, start, stop)
+    # Only the end of a transaction has a GTID set.
+    gtid_set = (
+        log.gtid_set(Position(epoch, file, end)) if with_gtid_set and end not in (start, stop) else None
+    )
     read = log.pieces if sends_files else log.read
     reading = _Reading(read(epoch, file, start, end) if end > start else iter(()))
-    return end, reading, reading.next()
+    return end, gtid_set, reading, reading.next()
 
 
 def _readable_end(log: ServedLog, epoch: int, file: str, start: int, stop: int | None) -> int:

@@ -104,7 +104,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("get", f"{_INSTANCE}/gtid_set", "Every GTID before a position", "position!", _JSON),
     ("get", f"{_INSTANCE}/head_bytes", "A file's magic and format description", "epoch file!", _BYTES),
-    ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop", _BYTES),
+    ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop timeout", _BYTES),
     ("get", f"{_INSTANCE}/schema", "Table definitions at a position", "position! table again", _JSON),
     (
         "post",

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The next batch at the head of a daemon's log, with its bytes, in one request.
+
+A plan from a listing and the read of its range are two requests, which take longer than the few transactions
+of such a batch. Whoever is at the head of a file already knows everything that a listing says of it, so it is
+enough to ask for the bytes after that position. Whatever else there is, such as the next file, another
+server or a backlog, is left to the plan from a listing.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import structlog
+
+from penstock.errors import PenstockError
+from penstock.limits import MIB
+from penstock.pipeline.record import RangeWork
+from penstock.source.daemon import DaemonSource
+from penstock.source.daemon_client import ArrivedBytes
+from penstock.source.offsets import Offset
+from penstock.source.source import SourceOptions
+
+# More bytes than this are read by their task, while it decodes them.
+_BYTES_MAX = MIB
+# The pause after an answer that could not be used: a version that cannot give it, or too many bytes.
+_PAUSE_SECONDS = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ArrivedStretch:
+    """What follows an offset: its end, and its work, None if nothing is new."""
+
+    end: Offset
+    work: RangeWork | None
+
+
+class HeadFollower:
+    """Follows one log from the end of each batch. For one thread."""
+
+    def __init__(self, options: SourceOptions, bytes_max: int) -> None:
+        self._source = DaemonSource(options)
+        self._bytes_max = min(bytes_max, _BYTES_MAX)
+        # The end of the last batch, and its work.
+        self._planned: tuple[Offset, RangeWork] | None = None
+        self._arrived: tuple[Offset, ArrivedBytes] | None = None
+        self._paused_until = 0.0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._source.close()
+
+    def note(self, end: Offset, head: Offset, works: list[RangeWork]) -> None:
+        """Take note of a stretch that was planned from a listing."""
+        last = works[-1] if len(works) == 1 else None
+        is_plain = last is not None and last.bounds.gtid_after is None and not end.by_set
+        is_at_head = end.position == head.position and bool(end.server_key)
+        self._planned = None
+        if last is not None and is_plain and is_at_head and last.byte_range.stop == end.position.offset:
+            self._planned = end, last
+
+    def wait(self, begin: Offset, seconds: float) -> bool:
+        """Wait up to `seconds` for transactions after an offset. Return False if `next` cannot tell."""
+        if self._planned is None or self._planned[0] != begin:
+            return False
+        arrived = self._ask(begin, seconds)
+        self._arrived = None if arrived is None else (begin, arrived)
+        return arrived is not None
+
+    def next(self, begin: Offset) -> ArrivedStretch | None:
+        """Return the transactions after an offset, None if they must be planned from a listing."""
+        planned, self._planned = self._planned, None
+        waited, self._arrived = self._arrived, None
+        if planned is None or planned[0] != begin:
+            return None
+        is_waited = waited is not None and waited[0] == begin
+        arrived = waited[1] if waited is not None and is_waited else self._ask(begin, 0.0)
+        if arrived is None:
+            return None
+        if not arrived.content:
+            # The log may continue in another file.
+            if arrived.head != begin.position:
+                return None
+            self._planned = planned
+            return ArrivedStretch(begin, None)
+        end = replace(begin, position=replace(begin.position, offset=arrived.end), gtid_set=arrived.gtid_set)
+        byte_range = replace(planned[1].byte_range, start=begin.position.offset, stop=arrived.end)
+        work = replace(planned[1], byte_range=byte_range)
+        self._planned = end, work
+        return ArrivedStretch(end, replace(work, content=arrived.content))
+
+    def _ask(self, begin: Offset, seconds: float) -> ArrivedBytes | None:
+        if time.monotonic() < self._paused_until:
+            return None
+        try:
+            arrived = self._source.bytes_behind(begin.position, seconds, self._bytes_max)
+        except PenstockError as problem:
+            # The plan from a listing meets the same error, and handles it.
+            _log.debug("a daemon does not give the bytes at its head", why=str(problem))
+            arrived = None
+        if arrived is None:
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        return arrived
