@@ -53,11 +53,13 @@ from penstock.logstore.disk import LocalDisk
 from penstock.logstore.ending import put_aside
 from penstock.logstore.log import Log
 from penstock.model import Position, Secret, TablePatterns, Tls
+from penstock.pipeline.watch import PipelineWatch
 from penstock.processes.leased import LeasedCapture
 from penstock.processes.listeners import ListenerProcesses
 from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
+from penstock.serve.certificate import read_certificate
 from penstock.serve.durable import DurableInstance
 from penstock.serve.http import fleet_control as fleet_control_routes
 from penstock.serve.http import instances as instance_routes
@@ -102,7 +104,7 @@ class Daemon:
         self._settings, self._desired = settings, desired
         self._changing, self._stopping = threading.Lock(), threading.Event()
         self._settings_thread = SettingsThread(desired, self.change)
-        self._arrivals = Arrivals()
+        self._arrivals, self._pipelines = Arrivals(), PipelineWatch(*settings.pipelines_to_watch())
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
         self._listener_processes: ListenerProcesses | None = None
@@ -145,7 +147,7 @@ class Daemon:
                     self._maintenance.read,
                     self._supervisor.read,
                     self._read_listeners,
-                    self._read_settings,
+                    self._read_daemon,
                     *(partial(read_pump, pump) for pump in self._pumps.values()),
                 ],
                 self._coordination,
@@ -190,6 +192,7 @@ class Daemon:
         for pump in self._pumps.values():
             pump.start()
         self._maintenance.start()
+        self._pipelines.start()
         self._settings_thread.start()
         listen = self._settings.listen
         addresses = self._ports.addresses()
@@ -310,8 +313,10 @@ class Daemon:
         if self._listener_processes is not None:
             self._listener_processes.read(readings)
 
-    def _read_settings(self, readings: Readings) -> None:
+    def _read_daemon(self, readings: Readings) -> None:
         readings.add_states("penstock_settings_state", self._settings_thread.state, SettingsState)
+        read_certificate(readings, self._settings.listen.tls)
+        self._pipelines.read(readings)
 
     def _captures_itself(self, name: str) -> bool:
         return name in self._own.by_name or name in self._groups
@@ -331,12 +336,13 @@ class Daemon:
         return check_servers(instance.addresses(), patterns)
 
     def _alerts(self) -> list[Alert]:
-        alerts = self._maintenance.alerts() + self._supervisor.alerts()
+        alerts = self._maintenance.alerts() + self._supervisor.alerts() + self._pipelines.alerts()
         return alerts if self._listener_processes is None else alerts + self._listener_processes.alerts()
 
     def _end(self) -> None:
         self._stopping.set()
         self._settings_thread.stop()
+        self._pipelines.stop()
         self._own.stop()
         # A running change of settings starts no further capture after this.
         if self._changing.acquire(timeout=_JOIN_SECONDS_MAX):

@@ -21,6 +21,7 @@ RULES = Path(__file__).resolve().parents[2] / "ops/penstock.rules.yml"
 
 SHOP = 'penstock_instance="shop"'
 SINK = 'pipeline="shop", sink="", shard=""'
+COMPARED = 'pipeline="shop", sink=""'
 # A pipeline in two processes.
 SHARDS = [f'pipeline="shop", sink="", shard="{number}-of-2"' for number in range(2)]
 MEMBER = 'subscription="cache", member="h1"'
@@ -115,6 +116,12 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockRequestsRefused": [
         Series('penstock_listener_rejected_total{protocol="http", reason="QuotaReached"}', 0, step=50)
     ],
+    # Scenarios begin at time 0.
+    "PenstockCertificateExpires": [
+        Series("penstock_listener_certificate_expires_timestamp_seconds{}", 9e6, 1e6)
+    ],
+    "PenstockVerifyDifferences": [Series(f"penstock_verify_differences{{{COMPARED}}}", 0, 3)],
+    "PenstockVerifyStale": [Series(f"penstock_verify_last_success_timestamp_seconds{{{COMPARED}}}", 0, -1e6)],
     "PenstockPipelineFailed": [Series(f'penstock_pipeline_state{{{SINK}, state="failed"}}', 0, 1)],
     "PenstockPipelineRetrying": [Series(f'penstock_pipeline_state{{{SINK}, state="retrying"}}', 0, 1)],
     "PenstockPipelineLagHigh": [Series(f"penstock_pipeline_lag_seconds{{{SINK}}}", 1, 700)],

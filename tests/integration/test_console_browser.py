@@ -412,7 +412,12 @@ def _let_a_paused_subscription_go_on(browser: Chromium, console: str, shop: Shop
 
 
 def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
-    """A target was changed by hand: which rows differ, and are they mended?"""
+    """A target was changed by hand: which rows differ, and are they mended? An alert lasts as long."""
+
+    def alerts() -> list[tuple[str, str]]:
+        return [(alert["instance"], alert["name"]) for alert in shop.daemon.get("/v1/alerts")["alerts"]]
+
+    assert ("orders", "rows rejected") in alerts()
     database, _, name = shop.table.partition(".")
     copy = f"{database}_copy.{name}"
     shop.server.sql(f"UPDATE {copy} SET note = 'wrong' WHERE id = 1; DELETE FROM {copy} WHERE id = 2")
@@ -421,12 +426,18 @@ def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
     browser.wait_until("document.querySelector('a.button[href*=repair]') !== null")
     assert "wrong" in browser.text
     save_pictures(browser, "comparison")
+    wait_until(lambda: ("copies", "target differs") in alerts())
+    browser.open(f"{console}/alerts")
+    assert "the last comparison found 2 rows" in browser.text
+    save_pictures(browser, "alerts-of-pipelines")
+    browser.open(f"{console}/compare?store=0&name=copies&sink=")
     browser.click("a.button[href*=repair]")
     assert "deleted from it" in browser.text
     assert shop.server.sql(f"SELECT note FROM {copy}") == [("wrong",)]
     browser.click("button.danger")
     browser.wait_until("document.body.innerText.includes('rows were corrected')")
     assert shop.server.sql(f"SELECT note FROM {copy} ORDER BY id") == [("a",), ("arrived",)]
+    wait_until(lambda: ("copies", "target differs") not in alerts())
 
 
 def _read_a_table_again(browser: Chromium, console: str, state: str) -> None:

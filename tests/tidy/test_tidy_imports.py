@@ -67,7 +67,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The sinks and steps do not depend on Spark.
     "sinks": LEAVES | {"changes", "settings", "mysql"},
     "pipeline": LEAVES
-    | {"changes", "settings", "mysql", "schema", "logstore", "source", "coordinate", "client", "sinks"},
+    | {
+        "changes",
+        "settings",
+        "telemetry",
+        "mysql",
+        "schema",
+        "logstore",
+        "source",
+        "coordinate",
+        "client",
+        "sinks",
+    },
     # Settings of other systems. Their files are checked by the readers of settings and pipelines.
     "migrate": LEAVES | {"settings", "mysql", "serve", "source", "binlog", "coordinate", "sinks", "pipeline"},
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
@@ -101,6 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source",
         "coordinate",
         "fleet",
+        "pipeline",
         "serve",
         "tidb",
     },

@@ -439,10 +439,12 @@ def test_address_of_alerts_is_shown_to_those_who_watch_the_daemon(
     monkeypatch.setattr("penstock.serve.http.alerts.account_of", lambda request: account)
     mail = {"mail": {"server": "smtp://mail.example", "sender": "p@h", "to": [channel]}}
     kept = None if channel is None else Channel(AlertSettings.model_validate(mail))
-    route = alert_routes.routes(Served({}, Arrivals()), lambda: [LAG], kept)[0]
+    of_pipeline = Alert("target differs", "orders", "3 rows", is_pipeline=True)
+    route = alert_routes.routes(Served({}, Arrivals()), lambda: [LAG, of_pipeline], kept)[0]
     answer = json.loads(asyncio.run(route.endpoint(Request({"type": "http"}))).body)
     assert answer["channel"] == shown
-    assert [alert["name"] for alert in answer["alerts"]] == ["lag"]
+    seen = [alert["name"] for alert in answer["alerts"]]
+    assert seen == (["lag", "target differs"] if account.may_read_metrics() else ["lag"])
 
 
 def test_command_line_lists_alerts_and_tests_the_channel(webhook: Webhook, tmp_path: Path) -> None:

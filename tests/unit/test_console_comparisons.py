@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from structlog.testing import capture_logs
 from penstock.cli import console
 from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, Comparisons
 from penstock.errors import OptionInvalid, QuotaReached
+from penstock.pipeline.state import PipelineState
+from penstock.pipeline.verification_record import VerificationRecord, read_verification
 from penstock.pipeline.verify.verify import Verification
 from penstock.settings.console import ConsoleSection
 from tests.support.daemon.console import ANYWHERE, console_of, masked_for_visitors
@@ -253,6 +256,34 @@ def test_verify_prints_what_a_repair_did_as_its_last_line(
     assert penstock("verify", file, "--json").out == ""
     done = penstock("verify", file, "--json", "--repair")
     assert json.loads(done.out) == {"repaired": 0, "requests": ["4-1"]}
+
+
+def test_comparison_of_all_tables_is_recorded_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "notes.yaml"
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    file.write_text(
+        f"name: notes\nstate: {settings.state}\nsource: {{path: {tmp_path}/log, name: shop}}\nsink: stdout\n"
+    )
+    monkeypatch.setattr("penstock.pipeline.settings.load_pipeline", lambda _: settings)
+    outcome = Verification([], {}, running=False)
+    monkeypatch.setattr("penstock.pipeline.verify.verify.verify_shards", lambda *_, **__: outcome)
+
+    def recorded() -> VerificationRecord | None:
+        with closing(PipelineState.of(settings)) as state:
+            return read_verification(state)
+
+    for part in (["shop.notes"], ["--leave-out", "body"]):
+        assert penstock("verify", file, *part).code == 0
+        assert recorded() is None, "only a part was compared"
+    assert penstock("verify", file).code == 0
+    record = recorded()
+    assert record is not None
+    assert (record.differences, record.complete, record.equal_us == record.time_us) == (0, True, True)
+    with console_of(stores=(settings.state,), pipeline_files=(file,)) as browser:
+        assert "The last comparison: " in browser.get("/compare", **ADDRESS).words
 
 
 def test_console_passes_a_command_that_ends_with_it() -> None:

@@ -2,15 +2,18 @@
 """The operations of the console: their texts, their links, and the verbs that they stand for."""
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from penstock.capture.status import State
 from penstock.cli.app import make_app
 from penstock.console import operation, pages, words
 from penstock.console.operations import OPERATIONS
+from penstock.pipeline.table_states import STATES
 from penstock.serve.http.openapi import description
 from tests.support.suite.nonempty import each
 
@@ -33,6 +36,15 @@ def test_every_text_of_an_operation_has_a_translation() -> None:
         texts |= {known.title, known.question}
         texts |= {shown.label for shown in known.inputs}
     assert texts - words.CHINESE.keys() == set()
+
+
+def test_every_state_and_alert_has_a_translation() -> None:
+    sources = "".join(path.read_text() for path in each(CONSOLE.parent.rglob("*.py")))
+    alerts = set(re.findall(r'\b(?:Alert|_alert)\(\s*"([a-z ]+)"', sources))
+    assert {"lag", "set aside", "pipeline failed"} <= alerts
+    of_runs = {"loading", "running", "long batch", "waiting for changes", "retrying", "failed", "starting"}
+    states = {*map(str, State), *STATES, *of_runs, "paused", "pausing", "never ran", "stopped"}
+    assert (alerts | states) - words.CHINESE.keys() == set()
 
 
 def test_every_operation_has_a_page_that_is_linked_from_another() -> None:

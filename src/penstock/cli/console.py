@@ -74,7 +74,7 @@ def run(
 def _settings(section: "ConsoleSection", config: Path | None) -> "ConsoleSettings":
     """Return the settings of a console: its section, with the daemon of `config`. Raises OptionInvalid."""
     from penstock.console.app import ConsoleSettings
-    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.watch import stores_of
     from penstock.settings.listen import split_host_port
 
     if section.base_path and (not section.base_path.startswith("/") or section.base_path.endswith("/")):
@@ -88,10 +88,9 @@ def _settings(section: "ConsoleSection", config: Path | None) -> "ConsoleSetting
     if config is not None:
         addresses.insert(0, daemon_address("all", None, config))
     files = tuple(Path(text) for text in section.pipelines if text.endswith((".yaml", ".yml")))
-    stores = [place_of_state(Path(text)).state if Path(text) in files else text for text in section.pipelines]
     return ConsoleSettings(
         daemons=tuple(addresses),
-        stores=tuple(dict.fromkeys(stores)),
+        stores=tuple(stores_of(section.pipelines)),
         host=bind_host,
         port=port,
         base_path=section.base_path,

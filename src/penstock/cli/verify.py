@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,10 +97,21 @@ def run(
             for line in lines(result, shown):
                 typer.echo(line)
         _print_outcome(verification, repair=repair)
+    if not (tables or leave_out):
+        _record(settings, verification)
     if verification.differs:
         raise typer.Exit(EXIT_DIFFERENCES)
     if not verification.whole:
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _record(settings: "PipelineSettings", verification: "Verification") -> None:
+    """Record a comparison of the whole sink, for `pipelines show`, alerts and metrics."""
+    from penstock.pipeline.state import PipelineState
+    from penstock.pipeline.verification_record import record_verification
+
+    with closing(PipelineState.open(settings.state, settings.name, settings.sink.name)) as state:
+        record_verification(state, verification)
 
 
 def _json_lines(verification: "Verification", *, repair: bool) -> Iterator[dict[str, Any]]:

@@ -42,6 +42,7 @@ def compare(visit: Visit) -> Response:
         name=name,
         sink=sink,
         comparison=None if comparison is None else _without_texts(visit, comparison),
+        recorded=visit.states.last_comparison(store, name, sink),
         kinds=_COUNTS,
         beyond=_sum_of(tables, ("beyond",)),
         differences=[_side_by_side(difference) for difference in differences],

@@ -15,6 +15,7 @@ from penstock.pipeline.moving import parts_of_sink, reset_progress
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.summary import copied_states, name_state, summarize_part
 from penstock.pipeline.table_states import TableState, table_states
+from penstock.pipeline.verification_record import VerificationRecord, read_verification
 from penstock.serve.masking import HIDDEN_TEXT
 
 
@@ -108,6 +109,11 @@ class PipelineStates:
         """Return the last report of a pipeline's sink. Raises SourceMissing, CoordinationLost."""
         with self._state(number, name, sink) as state:
             return state.shown()
+
+    def last_comparison(self, number: int, name: str, sink: str) -> VerificationRecord | None:
+        """Return what the last comparison of a pipeline's sink found, by whomever. Raises SourceMissing."""
+        with self._state(number, name, sink) as state:
+            return read_verification(state)
 
     def prove_table(self, number: int, name: str, sink: str, source: str, table: str) -> None:
         """Raise SourceMissing unless a pipeline's sink has a table of a source; CoordinationLost."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # A page has thousands of links with only a few distinct values.
 _quoted = functools.lru_cache(8192)(quote_plus)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_UNITS = {"en": ("d", "h", "min", "s"), "zh": ("天", "小时", "分钟", "秒")}
 
 
 class Renderer:
@@ -87,11 +88,11 @@ def _environment() -> "jinja2.Environment":
     )
     environment.filters |= {
         "size": known_size_text,
-        "span": span_text,
+        "span": jinja2.pass_context(lambda context, seconds: span_text(seconds, context["language"])),
         "iso": iso_text,
         "utc": utc_text,
-        "until": until_text,
-        "ago": ago_text,
+        "until": jinja2.pass_context(lambda context, time_us: until_text(time_us, context["language"])),
+        "ago": jinja2.pass_context(lambda context, time_us: ago_text(time_us, context["language"])),
         "number": number_text,
         "decimal": decimal_text,
         "clock": clock_text,
@@ -105,14 +106,15 @@ def known_size_text(size: float | None) -> str:
     return "–" if size is None else size_text(size)
 
 
-def span_text(seconds: float | None) -> str:
+def span_text(seconds: float | None, language: str = LANGUAGES[0]) -> str:
     """Return a duration for people; a dash if it is unknown."""
     if seconds is None:
         return "–"
-    for unit, letter in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:,.{1 if seconds < 100 * unit else 0}f} {letter}"
-    return f"{seconds:.1f} s"
+    *longer, second = _UNITS[language]
+    for size, name in zip((_DAY, _HOUR, _MINUTE), longer, strict=True):
+        if seconds >= size:
+            return f"{seconds / size:,.{1 if seconds < 100 * size else 0}f} {name}"
+    return f"{seconds:.1f} {second}"
 
 
 def iso_text(time_us: int | None) -> str:
@@ -129,14 +131,14 @@ def utc_text(time_us: int | None) -> str:
     return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}.{time_us // 1000 % 1000:03d} UTC"
 
 
-def ago_text(time_us: int | None) -> str:
+def ago_text(time_us: int | None, language: str = LANGUAGES[0]) -> str:
     """Return how long ago a time is; a dash if it is unknown."""
-    return "–" if not time_us else span_text(max(0.0, time.time() - time_us / 1e6))
+    return "–" if not time_us else span_text(max(0.0, time.time() - time_us / 1e6), language)
 
 
-def until_text(time_us: int | None) -> str:
+def until_text(time_us: int | None, language: str = LANGUAGES[0]) -> str:
     """Return how long it is until a time; a dash if it is unknown."""
-    return "–" if not time_us else span_text(max(0.0, time_us / 1e6 - time.time()))
+    return "–" if not time_us else span_text(max(0.0, time_us / 1e6 - time.time()), language)
 
 
 def number_text(number: float | None) -> str:

@@ -10,6 +10,7 @@
                    /reset      the offsets before a reset, kept until the next run
                    /pause      exists while the pipeline is paused
                    /progress   the status that the runner publishes
+                   /verified   what the last comparison found: see `verification_record`
                    /sinks/SINK the same records, except `pause`, for each sink of a pipeline with `sinks`
                    /shards/1-of-4 the same for each shard of a pipeline with `shards`: see `shard_records`
 

@@ -10,6 +10,7 @@ from penstock.coordinate.snapshot import snapshot_of
 from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
+from penstock.pipeline.verification_record import read_verification
 
 # A page about thousands of pipelines checks every few seconds whether the progress of each can be read.
 _PROGRESSES_CACHED, _CACHED_BYTES_MAX = 4096, 4096
@@ -85,6 +86,8 @@ def summarize_part(state: PipelineState) -> dict[str, Any]:
     }
     if progress is None:
         return summary
+    if (verified := read_verification(state)) is not None:
+        summary["verified"] = verified.to_json()
     summary |= {
         "generation": progress.generation,
         "batches": progress.number,

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.settings.values import Bytes, Seconds, SecretEnv, SecretText, Section
 
 GIB = 1 << 30
+AFTER_SECONDS_DEFAULT = 60.0
 PORTS = {"smtp": 587, "smtps": 465}
 
 # The body of each format. {text} stands for the message as a JSON string, quotes included.
@@ -68,7 +69,16 @@ class AlertSettings(Section):
         default=None, description="a body of your own instead, as JSON text in which {text} is the message"
     )
     mail: MailSettings | None = None
-    after: Seconds = Field(default=60.0, description="alert if a capture has not been running for this long")
+    pipelines: tuple[str, ...] = Field(
+        default=(),
+        description="pipeline files, or state stores of pipelines, to watch; default: console.pipelines",
+        # The URL of a state store may contain a password.
+        repr=False,
+    )
+    after: Seconds = Field(
+        default=AFTER_SECONDS_DEFAULT,
+        description="alert if a capture has not been running, or a pipeline has been retrying, for this long",
+    )
     lag: Seconds | None = Field(
         default=600.0, description="alert if a capture lags by more than this; null: never"
     )

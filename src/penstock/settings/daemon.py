@@ -34,7 +34,7 @@ from penstock.limits import (
     MIB,
 )
 from penstock.model import Secret, ServerAddress, is_loopback, is_server_url
-from penstock.settings.alerts import AlertSettings
+from penstock.settings.alerts import AFTER_SECONDS_DEFAULT, AlertSettings
 from penstock.settings.console import ConsoleSection
 from penstock.settings.file import Document, Problem, read_yaml, refuse, translate_validation_errors
 from penstock.settings.fleet import FleetSettings
@@ -475,6 +475,13 @@ class Settings(Section):
             if instance.is_tidb or instance.is_ticdc:
                 raise ValueError(f"fleet: {name} is a TiDB cluster, which a daemon without fleet captures")
         return self
+
+    def pipelines_to_watch(self) -> tuple[tuple[str, ...], float]:
+        """Return the pipeline files and state stores to watch, and for how long a run may retry."""
+        alerts, console = self.alerts, self.console
+        named = alerts.pipelines if alerts is not None and alerts.pipelines else ()
+        shown = console.pipelines if console is not None else ()
+        return named or shown, AFTER_SECONDS_DEFAULT if alerts is None else alerts.after
 
     def coordination_url(self) -> str:
         """Return the URL of the coordination store; the path of a file is absolute."""

@@ -17,17 +17,21 @@ _REFUSED_US_MAX = 600_000_000
 
 @dataclass(frozen=True)
 class Alert:
-    """A condition that is true. `name` and `instance` identify it; `summary` may change while it lasts."""
+    """A condition that is true. `name` and `instance` identify it; `summary` may change while it lasts.
+
+    With `is_pipeline`, `instance` is the name of a pipeline, with its sink, or of a state store.
+    """
 
     name: str
     instance: str
     summary: str
     hint: str | None = None
     since_us: int = 0
+    is_pipeline: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies it."""
+        """What identifies it. The conditions of instances and of pipelines have different names."""
         return self.name, self.instance
 
 

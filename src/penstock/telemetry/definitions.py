@@ -221,6 +221,7 @@ _SERVING = (
     _counter("listener_requests", "HTTP requests answered, by status", "protocol", "code"),
     _histogram("listener_request_seconds", "Time to the first byte of each HTTP response", "protocol"),
     _counter("listener_rejected", "Connections and requests refused or cut off", "protocol", "reason"),
+    _gauge("listener_certificate_expires_timestamp_seconds", "When the listeners' certificate file expires"),
 )
 
 _SUBSCRIPTION = ("penstock_instance", "subscription")
@@ -340,6 +341,20 @@ _PIPELINE = (
     _gauge("load_remaining_seconds", "When the load will have ended, at its rate so far", *_SINK),
 )
 
+_COMPARED = ("pipeline", "sink")
+_VERIFY = (
+    _gauge(
+        "verify_last_success_timestamp_seconds",
+        "Time of the last comparison of the whole target that found no difference; 0 if there was none",
+        *_COMPARED,
+    ),
+    _gauge("verify_last_timestamp_seconds", "Time of the last comparison of the whole target", *_COMPARED),
+    _gauge(
+        "verify_differences", "Rows that the last comparison found different and did not repair", *_COMPARED
+    ),
+    _gauge("verify_rows", "Rows of the source in the last comparison", *_COMPARED),
+)
+
 _MEMBER = ("subscription", "member")
 _SUBSCRIBER = (
     _gauge("subscriber_connected", "1 if the member has a daemon or a server to read from", *_MEMBER),
@@ -361,6 +376,7 @@ GROUPS = (
     Group("Readers and listeners", "daemon", _SERVING),
     Group("Coordination", "daemon", _COORDINATION),
     Group("Pipelines", "pipeline", _PIPELINE),
+    Group("Comparisons of pipelines", "daemon", _VERIFY),
     Group("Subscribers", "subscriber", _SUBSCRIBER),
     Group("Process", "any", _PROCESS),
 )

@@ -41,7 +41,12 @@ class Verification:
     @property
     def differs(self) -> bool:
         """Whether a row certainly differs and was not repaired."""
-        return sum(len(repairable(result)) for result in self.results) > self.repaired
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> int:
+        """The rows that certainly differ and were not repaired."""
+        return max(0, sum(len(repairable(result)) for result in self.results) - self.repaired)
 
     @property
     def whole(self) -> bool:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the last comparison of a whole sink found, as its state keeps it for alerts, metrics and pages.
+
+/pipelines/NAME/verified   beside the other records of the pipeline or sink; for all of its shards
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.coordinate.store import reading_record
+from penstock.pipeline.resnapshot import HINT_STATE
+from penstock.pipeline.state import PipelineState
+
+if TYPE_CHECKING:
+    from penstock.pipeline.verify.verify import Verification
+
+_NAME = "verified"
+
+
+@dataclass(frozen=True)
+class VerificationRecord:
+    """A comparison. Times are microseconds UTC since 1970; `equal_us` is that of the last one without a
+    difference, 0 if there was none.
+
+    `differences` counts the rows that differ and were not repaired. `complete` is false if not every row
+    was compared.
+    """
+
+    time_us: int
+    equal_us: int
+    tables: int
+    rows: int
+    differences: int
+    complete: bool
+
+    @classmethod
+    def of(cls, verification: "Verification", before: Self | None) -> Self:
+        """Return the record of a comparison that ends now, after another one."""
+        now_us = time.time_ns() // 1000
+        differences = verification.remaining
+        is_equal = not differences and verification.whole
+        return cls(
+            now_us,
+            now_us if is_equal else 0 if before is None else before.equal_us,
+            len(verification.results),
+            sum(result.source_rows for result in verification.results),
+            differences,
+            verification.whole,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def record_verification(state: PipelineState, verification: "Verification") -> None:
+    """Record a comparison of all tables of a sink, of all its shards. Raises CoordinationLost."""
+    before = read_verification(state)
+    state.put_large(_NAME, VerificationRecord.of(verification, before).to_json())
+
+
+def read_verification(state: PipelineState) -> VerificationRecord | None:
+    """Return the last comparison of a sink, None without one. Raises CoordinationLost, SchemaInvalid."""
+    value = state.get_large(_NAME)
+    if value is None:
+        return None
+    with reading_record("the last comparison of a pipeline", HINT_STATE):
+        return VerificationRecord(**value)
