@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow
 import pytest
@@ -19,7 +19,6 @@ from penstock.engine import batches as batches_module
 from penstock.engine import beginning, servers, source_log
 from penstock.engine import run as run_module
 from penstock.engine.beginning import at_their_servers, refuse_lost_state, refuse_outdated_state
-from penstock.engine.job import Outcome
 from penstock.engine.progress import Progress
 from penstock.engine.run import PipelineRun
 from penstock.engine.servers import SourceServers
@@ -34,20 +33,18 @@ from penstock.errors import (
     PenstockError,
     PositionPurged,
     ServerBehind,
-    ServerChanged,
     StateOutdated,
 )
 from penstock.model import Position, TableName
 from penstock.pipeline import state as state_module
 from penstock.pipeline.cascades import CascadeWatch
-from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
+from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.retry import Backoff
 from penstock.sinks.sink import BatchMark, Evolution
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ReadSettings
-from penstock.source.source import ByteRange
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
 Loop = Callable[[PipelineState, Checkpoint], Checkpoint]
@@ -215,56 +212,6 @@ def test_keyless_table_is_not_waited_for_beyond_the_configured_time(
         run.run()
     assert [shown["state"] for shown in told][-2:] == ["retrying", "failed"]
     assert numbers == list(range(1, len(numbers) + 1)), "no number is used for two reads"
-
-
-def test_tasks_run_only_on_a_plan_that_is_recorded(
-    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the plan for another server cannot be recorded, it is made again before a task runs on it."""
-    failures = iter([ServerChanged("another server answers"), ServerChanged("another server answers")])
-    recorded: list[BatchRecord] = []
-    outages = iter([False, True, False])
-    begin = PipelineState.begin
-
-    def record_or_fail(state: PipelineState, record: BatchRecord) -> None:
-        if next(outages):
-            raise CoordinationLost("the store is away")
-        begin(state, record)
-        recorded.append(record)
-
-    def run_job(_driver: object, plan: BatchRecord) -> Outcome:
-        assert plan == recorded[-1]
-        if (failure := next(failures, None)) is not None:
-            raise failure
-        return Outcome()
-
-    monkeypatch.setattr(PipelineState, "begin", record_or_fail)
-    monkeypatch.setattr(batches_module, "task_plan", lambda *arguments: arguments[-2])
-    monkeypatch.setattr(batches_module, "mark_of", lambda *_: BatchMark("test", "generation", 1, False))
-    monkeypatch.setattr(batches_module, "run_job", run_job)
-    byte_range = ByteRange(0, "bin.000002", 4, 99, aligned=True)
-    monkeypatch.setattr(SourceLog, "works", lambda *_: [RangeWork("shop", byte_range)])
-    monkeypatch.setattr(SourceLog, "hold", lambda *_: None)
-
-    def one_batch(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
-        offset = Offset(Position(0, "bin.000001", 4)).to_json()
-        record = BatchRecord(checkpoint.number + 1, {"shop": offset}, {"shop": offset}, (), (), 1)
-        return run._batches(state).run(checkpoint, record)
-
-    run, _ = run_of(settings, monkeypatch, one_batch)
-    nothing = SimpleNamespace(
-        stopped={},
-        columns=SimpleNamespace(note=lambda _: None),
-        undone=lambda: None,
-        done=lambda *_: None,
-        begin_again=lambda checkpoint, _: checkpoint,
-    )
-    run._tables = run._loading = cast(Any, nothing)
-    monkeypatch.setattr(run._sink, "commit", lambda *_: None)
-    checkpoint = run.run()
-    assert checkpoint.number == recorded[-1].number
-    assert len(recorded) == 2
-    assert recorded[-1].ranges == (RangeWork("shop", byte_range),)
 
 
 def test_lost_lease_is_acquired_again_if_it_is_still_free(
