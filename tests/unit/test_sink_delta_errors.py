@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from penstock.errors import OptionInvalid
-from penstock.sinks.delta.table import StorageHandler, create_delta, open_delta
+from penstock.sinks.delta.table import ObjectStorage, create_delta, open_delta
 
 SCHEMA = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
 FIRST_COMMIT = "_delta_log/00000000000000000000.json"
@@ -37,7 +37,7 @@ def test_damaged_table_is_refused_by_its_path(tmp_path: Path) -> None:
 
 def test_parquet_file_is_written_where_deltalake_stores_it(tmp_path: Path) -> None:
     rows = pyarrow.table({"id": list(range(100_000))})
-    filesystem = pyarrow.fs.PyFileSystem(StorageHandler(tmp_path.as_uri()))
+    filesystem = pyarrow.fs.PyFileSystem(ObjectStorage(tmp_path.as_uri()))
     with filesystem.open_output_stream("rows.parquet") as stream:
         pyarrow.parquet.write_table(rows, stream)
     assert pyarrow.parquet.read_table(tmp_path / "rows.parquet").equals(rows)

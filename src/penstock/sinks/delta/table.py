@@ -155,11 +155,11 @@ def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Fol
     """
     if "://" not in url or url.startswith("file://"):
         return local_folder(url.removeprefix("file://"), make=make)
-    handler = StorageHandler(url, dict(options) or None)
+    handler = ObjectStorage(url, dict(options) or None)
     return Folder(pyarrow.fs.PyFileSystem(handler), "", local=False)
 
 
-class StorageHandler(DeltaStorageHandler):
+class ObjectStorage(DeltaStorageHandler):
     """The file system of `deltalake`, whose output streams accept `bytes` alone; pyarrow writes buffers."""
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pyarrow.PythonFile:
