@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a TIME."""
 
+import re
 from datetime import timedelta
+
+_TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
 
 def duration_text(duration: timedelta) -> str:
@@ -10,3 +13,18 @@ def duration_text(duration: timedelta) -> str:
     seconds, fraction = divmod(abs(micros), 1_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return ("-" if micros < 0 else "") + text + (f".{fraction:06d}" if fraction else "")
+
+
+def duration_of(text: str) -> timedelta | None:
+    """Return the duration of [-]hh:mm[:ss[.ffffff]], None for any other text."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    sign, hours, minutes, seconds, fraction = match.groups()
+    duration = timedelta(
+        hours=int(hours),
+        minutes=int(minutes),
+        seconds=int(seconds or 0),
+        microseconds=int((fraction or "0").ljust(6, "0")),
+    )
+    return -duration if sign else duration

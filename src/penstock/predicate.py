@@ -12,7 +12,6 @@ value that its Arrow type cannot represent, such as a zero date, is NULL.
 """
 
 import difflib
-import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy
 import pyarrow
 import pyarrow.compute as compute
 
+from penstock.durations import duration_of
 from penstock.errors import OptionInvalid
 
 # A node of sqlglot's tree. The classes depend on sqlglot's version.
@@ -40,7 +40,6 @@ _DIGITS_MAX = 76
 _CONSTANT_DIGITS_MAX = 400
 _MOMENTS = {"TIMESTAMP", "DATETIME", "TIME"}
 _DAY = re.compile(r"\s*\d{4}-\d{2}-\d{2}\s*")
-_TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
 _Constant = bool | int | float | Decimal | str | bytes | date | datetime | None
 _Condition = Callable[[pyarrow.RecordBatch], Any]
@@ -528,17 +527,10 @@ def _days_alike(column: _Column, values: pyarrow.Array, constant: str) -> tuple[
 
 
 def _duration(column: _Column, text: str) -> timedelta:
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
+    duration = duration_of(text)
+    if duration is None:
         raise OptionInvalid(f"where: {column} is a TIME, and {text!r} is none", hint="Write 08:30:00")
-    sign, hours, minutes, seconds, fraction = match.groups()
-    duration = timedelta(
-        hours=int(hours),
-        minutes=int(minutes),
-        seconds=int(seconds or 0),
-        microseconds=int((fraction or "0").ljust(6, "0")),
-    )
-    return operator.neg(duration) if sign else duration
+    return duration
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:

@@ -32,6 +32,7 @@ from penstock.serve.own_log import OwnSource
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import read_range
+from penstock.source.row_history import logged_values, plain_value
 from penstock.source.source import ByteRange
 from tests.support.daemon.console import Browser, console_of
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
@@ -314,7 +315,7 @@ def history_of_table(daemon: ServedLog, table: str) -> list[tuple[str, Any, Any]
         byte_range = ByteRange(extent.epoch, extent.file, extent.start, extent.end, aligned=True)
         for batch in read_range(source, byte_range, None, LoggedTables(source)):
             for row in batch.to_arrow().to_pylist() if batch.table == table else ():
-                image = {name: value for name, value in row.items() if not name.startswith("_")}
+                image = plain_value(logged_values(row))
                 kind = row["_change_type"]
                 if kind == "update_preimage":
                     before = image

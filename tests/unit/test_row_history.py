@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -392,3 +393,28 @@ def test_block_of_an_xa_commit_has_the_bits_of_all_tables(sample: str, flavor: s
         cutter.close_block()
         last_tables[name] = [int(record["tables"]) for record in records_of(cutter.take_records())]
     assert last_tables == {"prepared": [], "rolled back": [0], "committed": [(1 << 64) - 1]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "spellings"),
+    [
+        (pyarrow.duration("us"), timedelta(), ["00:00:00", "00:00", "-00:00:00"]),
+        (pyarrow.duration("us"), timedelta(microseconds=-500_000), ["-00:00:00.5", "-00:00:00.500000"]),
+        (pyarrow.duration("us"), timedelta(hours=838, minutes=59, seconds=59), ["838:59:59"]),
+        (
+            pyarrow.timestamp("us", "UTC"),
+            datetime(2024, 2, 29, tzinfo=UTC),
+            ["2024-02-29", "2024-02-29 00:00:00", "2024-02-29 00:00:00+00:00", "2024-02-29T02:00:00+02:00"],
+        ),
+    ],
+)
+def test_key_is_written_as_a_history_shows_it(
+    kind: pyarrow.DataType, value: Any, spellings: list[str]
+) -> None:
+    """A TIME as the server writes it; a TIMESTAMP with a zone, or without one in UTC."""
+    rows = pyarrow.record_batch({"key": pyarrow.array([value, None], kind)})
+    for spelling in each(spellings):
+        key = RowKey(TableName("shop", "events"), (spelling,))
+        assert key.matches(rows, ["key"]).to_pylist() == [True, False], spelling
+    with pytest.raises(OptionInvalid, match="no value of the column key"):
+        RowKey(TableName("shop", "events"), ("noon",)).matches(rows, ["key"])

@@ -13,11 +13,17 @@ MASKED = "(masked)"
 def changed_cells(part: Mapping[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:
     """Return name, value before and after of each column, None if not logged, and whether the value changed.
 
-    Masked columns come last; whether they changed is unknown.
+    An update logs each column that it changes in the image after. Masked columns come last; whether they
+    changed is unknown.
     """
     before, after = part["before"] or {}, part["after"] or {}
     cells: list[tuple[str, str | None, str | None, bool]] = [
-        (name, _cell(before, name), _cell(after, name), before.get(name) != after.get(name))
+        (
+            name,
+            _cell(before, name),
+            _cell(after, name),
+            before.get(name) != after.get(name) and (name in after or part["after"] is None),
+        )
         for name in {**before, **after}
     ]
     return cells + [(name, MASKED, MASKED, False) for name in part.get("masked", ())]

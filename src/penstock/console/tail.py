@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.client.fetch import BatchFrame, PositionFrame
 from penstock.console.fleet import Fleet
+from penstock.source.row_history import logged_values, plain_value, python_rows
 
 # A daemon without changes ends its response after this time, and then the console checks whether the viewer
 # has left.
@@ -73,11 +74,11 @@ def tail_changes(
 
 
 def _rows_of(frame: BatchFrame) -> Iterator[dict[str, Any]]:
-    """Yield the changes of a batch; the two images of an update are one change."""
+    """Yield the changes of a batch, as a history has them; the two images of an update are one change."""
     before: dict[str, Any] | None = None
-    for row in frame.to_arrow().to_pylist():
+    for row in python_rows(frame.to_arrow()):
         kind, commit_time = row["_change_type"], row["_commit_timestamp"]
-        values = {name: value for name, value in row.items() if not name.startswith("_")}
+        values = plain_value(logged_values(row))
         if kind == _BEFORE:
             before = values
             continue

@@ -11,6 +11,7 @@ are decoded.
 
 import json
 import math
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ import pyarrow
 import pyarrow.compute as compute
 
 from penstock._native import RowSearch
-from penstock.durations import duration_text
+from penstock.durations import duration_of, duration_text
 from penstock.errors import AccessDenied, OptionInvalid, SchemaUnknown, StreamError
 from penstock.limits import MIB
 from penstock.logstore.reader import LogReader
@@ -50,6 +51,9 @@ _GAP_BYTES_MAX = MIB // 2
 
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
+
+# The zone at the end of a time. A TIMESTAMP without one is UTC, as in conditions.
+_ZONE = re.compile(r":.*(Z|[+-]\d\d(:?\d\d)?)$", re.IGNORECASE)
 
 # What is shown in place of a value. A text that looks like one of these marks is shown in quotes.
 _MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
@@ -505,6 +509,12 @@ def _scalar(text: str, column: str, kind: pyarrow.DataType) -> pyarrow.Scalar:
     try:
         if pyarrow.types.is_binary(kind) and text.lower().startswith("0x"):
             return pyarrow.scalar(bytes.fromhex(text[2:]), kind)
+        if pyarrow.types.is_duration(kind):
+            if (duration := duration_of(text)) is None:
+                raise ValueError("no TIME")
+            return pyarrow.scalar(duration, kind)
+        if pyarrow.types.is_timestamp(kind) and kind.tz and not _ZONE.search(text):
+            text += "Z" if ":" in text else " 00:00:00Z"
         return pyarrow.scalar(text).cast(kind)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError) as problem:
         raise OptionInvalid(
