@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gtid_sets": {"_native"},
     "fingerprint": set(),
     "retry": {"errors", "limits"},
-    "predicate": {"errors"},
+    "predicate": {"errors", "durations"},
     "protobuf": {"errors"},
     "kafka_library": {"errors"},
     "model": {"errors", "limits", "commit_versions", "_native"},

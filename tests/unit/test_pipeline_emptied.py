@@ -33,9 +33,13 @@ EMPTYING = (
 
 
 def settings_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], mode: str = "mirror"
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *steps: dict[str, Any],
+    sink: str = "delta",
+    mode: str = "mirror",
 ) -> PipelineSettings:
-    """Return a pipeline into Delta whose single source has the table ORDERS."""
+    """Return a pipeline whose single source has the table ORDERS."""
     monkeypatch.setattr(tables_module, "targets_of", lambda *_: [ORDERS])
     monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
     source: Mapping[str, Any] = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.orders"]}
@@ -43,7 +47,7 @@ def settings_of(
         {
             "name": "one",
             "source": source,
-            "sink": {"delta": {"path": str(tmp_path / "lake"), "mode": mode}},
+            "sink": {sink: {"path": str(tmp_path / "lake"), "mode": mode} if sink == "delta" else {}},
             "steps": list(steps),
             "state": f"sqlite:{tmp_path / 'state.db'}",
         }
@@ -55,10 +59,11 @@ def met(
     monkeypatch: pytest.MonkeyPatch,
     statement: str,
     *steps: dict[str, Any],
+    sink: str = "delta",
     mode: str = "mirror",
 ) -> tuple[list[str], list[bool]]:
     """Return the emptied targets, and for each requested table whether its extra rows are deleted."""
-    settings = settings_of(tmp_path, monkeypatch, *steps, mode=mode)
+    settings = settings_of(tmp_path, monkeypatch, *steps, sink=sink, mode=mode)
     asked: dict[str, bool] = {}
 
     def reread(_: str, __: TableName, because: object, *, remove: bool = False) -> None:
@@ -73,7 +78,10 @@ def met(
         at = Position(0, "binlog.000001", 1000)
         name = frozenset({ORDERS.name})
         emptied = frozenset[TableName]() if statement.upper().startswith(("RENAME", "ALTER")) else name
-        logged_statement = LoggedStatement(statement, "shop", at, at, name, frozenset(), emptied)
+        unlogged = name if "PARTITION" in statement else frozenset()
+        logged_statement = LoggedStatement(
+            statement, "shop", at, at, name, frozenset(), emptied, unlogged=unlogged
+        )
         learned = Learned()
         tables.learn([Surprise(OF_STATEMENT, 0, 0, "here", logged_statement)], learned, {})
         names = learned.statements[place_key("here", at)].values()
@@ -152,9 +160,18 @@ def test_copy_that_replaces_a_table_is_compared_unless_its_tool_guarantees_all_r
 def test_history_of_several_tables_stops_if_one_of_them_loses_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SchemaChanged, match="its history has rows of other tables") as caught:
+    with pytest.raises(SchemaChanged, match="its target may have rows of other tables") as caught:
         met(tmp_path, monkeypatch, "TRUNCATE orders", {"route": {"to": "lake.all"}}, mode="history")
     assert "pipelines skip one binlog.000001:1000" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("statement", [ROWS_CHANGED, "ALTER TABLE orders DROP PARTITION a"])
+def test_target_that_cannot_be_compared_is_emptied_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    assert met(tmp_path, monkeypatch, statement, sink="redis") == (["shop.orders"], [False])
+    with pytest.raises(SchemaChanged, match="its target may have rows of other tables"):
+        met(tmp_path, monkeypatch, statement, {"route": {"to": "lake.all"}}, sink="redis")
 
 
 @pytest.mark.parametrize("statement", [VALUES_CHANGED, ROWS_CHANGED, "RENAME TABLE o TO orders"])

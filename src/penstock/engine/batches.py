@@ -203,7 +203,7 @@ class Batches:
             for table in self.cascades.children(source, keys):
                 if table_key(source, table) in self.tables.there():
                     end = Offset.from_json(record.end[source]).position
-                    self.loading.reread_later(source, table, f"a foreign key, {end}")
+                    self.loading.reread(source, table, f"a foreign key, {end}", remove=True)
 
     def _read_to(self, checkpoint: Checkpoint, record: BatchRecord) -> dict[str, int]:
         """Return a commit version for each loaded table that is above every change included in its rows."""

@@ -57,7 +57,7 @@ from penstock.pipeline.state import table_key
 from penstock.pipeline.step import Rejected, run_steps, target_through
 from penstock.pipeline.verify.merges import Emptied, emptied_through
 from penstock.sinks.images import LastImages, with_metadata
-from penstock.sinks.sink import Evolution, Receipt, Spread
+from penstock.sinks.sink import Evolution, Receipt, Spread, keeps_tables
 from penstock.source.reading import Batch, LoggedStatement
 
 # Flush the gathered rows at this size.
@@ -208,7 +208,8 @@ class _Work:
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])
-            if work.remove and self._plan.keeps_state:
+            # An earlier version asked targets to delete rows that cannot be compared.
+            if work.remove and self._plan.keeps_state and keeps_tables(self._plan.sink.make()):
                 for changes in removed_changes(self._plan, work, self._steps):
                     yield from self._output([changes])
         except SchemaChanged as problem:

@@ -61,22 +61,16 @@ class Loading:
 
     def reread(self, source: str, table: TableName, because: Position | str, *, remove: bool = False) -> None:
         """Request that a table is read again, because of a log position or for another reason. Repeated
-        requests with the same reason are one request."""
+        requests with the same reason are one request, and one that waits already reads later than now."""
+        if any(
+            wish.state == "asked" and wish.by_pipeline and wish.where is None and wish.remove >= remove
+            for wish in self._state.requests()
+            if (wish.source, wish.table) == (source, table)
+        ):
+            return
         digest = hashlib.blake2b(f"{source}/{table}/{because}".encode(), digest_size=6).hexdigest()
         self._state.request_resnapshot(source, table, remove=remove, number=digest)
         _log.info("a table is to be read again", source=source, table=str(table), because=str(because))
-
-    def reread_later(self, source: str, table: TableName, because: str) -> None:
-        """Request a reread that also deletes rows that the source does not have, unless such a request is
-        already waiting, which will read at a later time.
-        """
-        waiting = (
-            wish
-            for wish in self._state.requests()
-            if wish.state == "asked" and wish.remove and wish.where is None
-        )
-        if not any((wish.source, wish.table) == (source, table) for wish in waiting):
-            self.reread(source, table, because, remove=True)
 
     def planned(self, checkpoint: Checkpoint, tables: PipelineTables) -> Checkpoint:
         """Plan the load of every table of a full load, once, and of the tables that were requested."""
@@ -244,7 +238,14 @@ class Loading:
         if where is not None:
             check_condition(self._session(source)[0], target, where)
         before = loads.get(key)
-        misses_deletes = afresh and bool(target.row_key) and keeps_tables(self._sink)
+        misses_deletes = afresh and bool(target.row_key)
+        remove = remove or (wish is not None and (wish.remove or (wish.by_pipeline and misses_deletes)))
+        if remove and not keeps_tables(self._sink):
+            _log.warning(
+                f"a {self._sink.kind} sink cannot be compared, so rows that the source no longer has stay",
+                table=key,
+            )
+            remove = False
         reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
         # A table that is read again has rows in the target already, so its changes up to the watermark, with
         # deletes and statements, are still applied. A table that was skipped has missed some of these
@@ -257,7 +258,7 @@ class Loading:
             rows=sum(chunk.rows for chunk in chunks),
             pages=pages,
             where=where,
-            remove=remove or (wish is not None and (wish.remove or (wish.by_pipeline and misses_deletes))),
+            remove=remove,
             request=wish.number if wish is not None else "",
             floor=floor if not source.options.is_kept else 0,
             read_to=before.read_to if before is not None else 0,

@@ -63,7 +63,7 @@ from penstock.pipeline.table_changes import (
 )
 from penstock.pipeline.verify.merges import Emptied
 from penstock.schema.statements.tokens import ServerSpelling
-from penstock.sinks.sink import Sink
+from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.reading import LoggedStatement, schema_version
 
 _log = structlog.get_logger(__name__)
@@ -414,9 +414,10 @@ class PipelineTables:
 
         This requires a comparison with the source. Raises SchemaChanged if none is possible.
         """
-        if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
+        follows = hidden_changes.follows(self._sink)
+        if follows is hidden_changes.Follows.NOTHING:
             return
-        if hidden_changes.follows(self._sink) is hidden_changes.Follows.REOPENS:
+        if follows is hidden_changes.Follows.REOPENS or not keeps_tables(self._sink):
             hidden_changes.refuse_shared(self._settings, name, statement)
         if source.server is None or not self._has_key(source, name) or how is Emptied.UNKNOWN:
             hint = "Name the server the log is of (source.server), so that the tables can be compared"
@@ -477,7 +478,7 @@ class PipelineTables:
             # Requests with the same reason are merged, so include what an emptied table needs.
             key = table_key(source.name, name)
             how = self.shared.emptied(key, self.targets) if name in emptied else Emptied.STAYS
-            remove = name in rereads.compared or how is Emptied.COMPARED
+            remove = name in rereads.compared or (how is Emptied.COMPARED and keeps_tables(self._sink))
             self._reread(source.name, name, statement.position, remove=remove)
 
     def _is_copy(self, source: PipelineSource, name: TableName) -> bool:

@@ -72,10 +72,12 @@ def rereads_after(
         for name in select_own(consequences.swapped)
         if name not in consequences.copied or not is_copy(name)
     }
-    if keeps_tables(sink):
+    if keeps_tables(sink) or sink.keeps_state:
         lost |= set(select_own(consequences.rekeyed))
-    # Without a key, and in a history, missing rows cannot be found. Empty the table, then read it again.
-    compared = {name for name in lost if follows(sink) is Follows.COMPARES and has_key(name)}
+    # Without a key, in a history, and in a target that cannot be read back, missing rows cannot be found.
+    # Empty the table, then read it again.
+    can_compare = keeps_tables(sink) and follows(sink) is Follows.COMPARES
+    compared = {name for name in lost if can_compare and has_key(name)}
     replaced = select_own(consequences.replaced)
     return Rereads(
         frozenset([*select_own(consequences.reread), *replaced, *lost]),
@@ -98,11 +100,11 @@ def warn_of_feed(settings: PipelineSettings, tables: Iterable[TableName], statem
 
 
 def refuse_shared(settings: PipelineSettings, name: TableName, statement: LoggedStatement) -> NoReturn:
-    """Raise SchemaChanged: a history shared by several tables cannot tell which rows ended."""
+    """Raise SchemaChanged: a shared target that cannot be compared does not tell whose its rows are."""
     file, position = settings.path or settings.name, statement.position
     raise SchemaChanged(
-        f"{name} lost rows, and its history has rows of other tables: {statement.text[:200]}",
+        f"{name} lost rows, and its target may have rows of other tables: {statement.text[:200]}",
         position=str(statement.position),
-        hint="Write each table to a history of its own (a route step, and penstock pipelines reset); or leave"
-        f" its open rows as they are: penstock pipelines skip {file} {position.file}:{position.offset}",
+        hint="Write each table to a target of its own (a route step, and penstock pipelines reset); or leave"
+        f" the target's rows as they are: penstock pipelines skip {file} {position.file}:{position.offset}",
     )

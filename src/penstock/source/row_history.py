@@ -11,7 +11,6 @@ are decoded.
 
 import json
 import math
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ import pyarrow
 import pyarrow.compute as compute
 
 from penstock._native import RowSearch
-from penstock.durations import duration_of, duration_text
+from penstock.durations import duration_text
 from penstock.errors import AccessDenied, OptionInvalid, SchemaUnknown, StreamError
 from penstock.limits import MIB
 from penstock.logstore.reader import LogReader
@@ -35,6 +34,7 @@ from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
 from penstock.model import Position, TableName, TablePatterns
 from penstock.schema.proof import columns_of
 from penstock.schema.statements.secrets import without_secrets
+from penstock.source.key_text import key_scalar
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source
@@ -51,9 +51,6 @@ _GAP_BYTES_MAX = MIB // 2
 
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
-
-# The zone at the end of a time. A TIMESTAMP without one is UTC, as in conditions.
-_ZONE = re.compile(r":.*(Z|[+-]\d\d(:?\d\d)?)$", re.IGNORECASE)
 
 # What is shown in place of a value. A text that looks like one of these marks is shown in quotes.
 _MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
@@ -162,7 +159,7 @@ class RowKey:
         mask = None
         for column, text in zip(columns, self.values, strict=True):
             array = rows.column(column)
-            equal = compute.fill_null(compute.equal(array, _scalar(text, column, array.type)), False)
+            equal = compute.fill_null(compute.equal(array, key_scalar(text, column, array.type)), False)
             mask = equal if mask is None else compute.and_(mask, equal)
         return mask
 
@@ -502,24 +499,6 @@ def logged_values(image: dict[str, Any]) -> dict[str, Any]:
         for column, value in image.items()
         if column not in unlogged
     }
-
-
-def _scalar(text: str, column: str, kind: pyarrow.DataType) -> pyarrow.Scalar:
-    """Return the value of a key column. Raises OptionInvalid."""
-    try:
-        if pyarrow.types.is_binary(kind) and text.lower().startswith("0x"):
-            return pyarrow.scalar(bytes.fromhex(text[2:]), kind)
-        if pyarrow.types.is_duration(kind):
-            if (duration := duration_of(text)) is None:
-                raise ValueError("no TIME")
-            return pyarrow.scalar(duration, kind)
-        if pyarrow.types.is_timestamp(kind) and kind.tz and not _ZONE.search(text):
-            text += "Z" if ":" in text else " 00:00:00Z"
-        return pyarrow.scalar(text).cast(kind)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError) as problem:
-        raise OptionInvalid(
-            f"{text!r} is no value of the column {column}, which is {kind}", hint="Give the value as in SQL"
-        ) from problem
 
 
 # --- As JSON -----------------------------------------------------------------------------------------
