@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 import uvicorn
+from deltalake.fs import DeltaStorageHandler
 from pymysql.connections import Connection
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -30,6 +31,7 @@ PYMYSQL = {
     "_read_ok_packet",
 }
 REDIS = {"_sock"}
+DELTALAKE = {"_handler"}
 # Underscore names that libraries document: error codes of librdkafka, and the end of a process.
 DOCUMENTED = {"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_exit"}
 UVICORN_PROTOCOL = {
@@ -42,7 +44,7 @@ UVICORN_PROTOCOL = {
     "send_400_response",
 }
 UVICORN_PROTOCOL_STATE = {"app_state", "client", "conn", "cycle", "loop", "transport"}
-PINNED = ("PyMySQL", "redis", "uvicorn", "sqlglot")
+PINNED = ("PyMySQL", "redis", "uvicorn", "sqlglot", "deltalake")
 
 
 def test_every_private_attribute_of_a_library_is_listed() -> None:
@@ -54,7 +56,7 @@ def test_every_private_attribute_of_a_library_is_listed() -> None:
         for node in python_nodes(path, ast.Attribute)
         if re.match("_[^_]", node.attr) and node.attr not in own
     }
-    assert used == PYMYSQL | REDIS | DOCUMENTED
+    assert used == PYMYSQL | REDIS | DELTALAKE | DOCUMENTED
 
 
 def own_names(path: Path) -> set[str]:
@@ -82,6 +84,10 @@ def test_pymysql_connection_has_the_attribute(name: str) -> None:
 
 def test_redis_connection_has_its_socket() -> None:
     assert redis.connection.Connection()._sock is None
+
+
+def test_deltalake_file_system_has_its_handler(tmp_path: Path) -> None:
+    assert callable(DeltaStorageHandler(tmp_path.as_uri())._handler.open_output_stream)
 
 
 @pytest.mark.parametrize("name", sorted(UVICORN_PROTOCOL))
