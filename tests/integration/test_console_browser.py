@@ -428,7 +428,7 @@ def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
     save_pictures(browser, "comparison")
     wait_until(lambda: ("copies", "target differs") in alerts())
     browser.open(f"{console}/alerts")
-    assert "the last comparison found 2 rows" in browser.text
+    assert "the last comparison found 2 rows that differ" in browser.text
     save_pictures(browser, "alerts-of-pipelines")
     browser.open(f"{console}/compare?store=0&name=copies&sink=")
     browser.click("a.button[href*=repair]")

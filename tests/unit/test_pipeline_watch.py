@@ -116,7 +116,7 @@ def test_comparison_that_finds_differences_is_an_alert_and_a_metric(watched: Wat
     assert (equal["differences"], equal["rows"]) == (0, 79)
     assert equal["last_success_timestamp_seconds"] == equal["last_timestamp_seconds"] > 0
     watched.change(lambda state: record_verification(state, outcome(3)))
-    assert watched.alerts() == {"target differs": "the last comparison found 3 rows"}
+    assert watched.alerts() == {"target differs": "the last comparison found 3 rows that differ"}
     different = values()
     assert different["last_success_timestamp_seconds"] == equal["last_success_timestamp_seconds"]
     assert different["last_timestamp_seconds"] > equal["last_timestamp_seconds"]

@@ -16,6 +16,8 @@ from penstock.errors import PenstockError
 
 # MySQL's UUID, perhaps with a tag, or MariaDB's domain and server.
 _GTID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}:[\w:]+|\d+-\d+-\d+")
+# Nobody acts on a disk that is full in more than a year.
+_FORECAST_SECONDS_MAX = 365 * 86_400.0
 _ROWS_DEFAULT, _ROWS_MAX = 200, 5000
 
 
@@ -70,11 +72,15 @@ def _verified(visit: Visit, url: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def full_in(disk: Mapping[str, int | None], rate: float | None) -> float | None:
-    """Return the seconds until capture pauses for lack of space at the current rate, without retention."""
+    """Return the seconds until capture pauses for lack of space at the current rate, without retention.
+
+    None if that takes more than a year.
+    """
     free, reserved = disk["free_bytes"], disk["reserved_bytes"]
     if free is None or reserved is None or not rate or rate < 1.0:
         return None
-    return max(free - reserved, 0) / rate
+    seconds = max(free - reserved, 0) / rate
+    return seconds if seconds <= _FORECAST_SECONDS_MAX else None
 
 
 def inspect_transaction(visit: Visit) -> Response:

@@ -140,7 +140,11 @@ class PipelineWatch:
                 what = f"its records cannot be read: {type(problem).__name__}"
                 alerts.append(_alert("pipeline failed", state.name, what))
         alerts += [
-            _alert("target differs", _shown(*key), f"the last comparison found {record.differences:,} rows")
+            _alert(
+                "target differs",
+                _shown(*key),
+                f"the last comparison found {record.differences:,} rows that differ",
+            )
             for key, record in comparisons.items()
             if record.differences
         ]
