@@ -22,6 +22,7 @@ def test_step_verbs_equal_those_of_the_guide() -> None:
     assert verbs() == [
         "dedupe",
         "filter",
+        "lookup",
         "map",
         "mask",
         "only",
@@ -35,6 +36,13 @@ def test_step_verbs_equal_those_of_the_guide() -> None:
 STEPS = {
     "dedupe": {},
     "filter": "total > 0",
+    # The row has no status, so the server is not asked.
+    "lookup": {
+        "server": {"url": "mysql://127.0.0.1:1"},
+        "table": "shop.states",
+        "on": {"status": "name"},
+        "add": {"state": {"column": "text", "type": "text"}},
+    },
     "map": {"add": {"twice": "total * 2"}},
     "mask": {"columns": {"email": "hash"}},
     "only": ["insert"],

@@ -199,7 +199,7 @@ class _Reading:
         where = f" WHERE {' AND '.join(f'({part})' for part in conditions)}" if conditions else ""
         index = f" FORCE INDEX ({quote_name(chunk.index)})" if chunk.index else ""
         order = f" ORDER BY {', '.join(names)}" if names else ""
-        selected = ", ".join(_expression(column) for column in self._read)
+        selected = ", ".join(column_expression(column) for column in self._read)
         return f"SELECT {selected} FROM {self._source.sql}{index}{where}{order}"
 
 
@@ -214,7 +214,8 @@ def _check_server(session: LoadSession, watermark: Watermark) -> None:
         )
 
 
-def _expression(column: Column) -> str:
+def column_expression(column: Column) -> str:
+    """Return the SQL by which a column is read with all of its digits."""
     name = quote_name(column.name)
     return f"{name} * 1e0" if _ROUNDED.match(column.type_text) else name
 

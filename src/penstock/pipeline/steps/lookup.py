@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lookup`: add columns from the row of another table that a row refers to.
+
+- lookup:
+    tables: shop.orders
+    server: {url: "mysql://reader@db1:3306", password_file: /run/secrets/reader}
+    table: shop.customers
+    on: {customer_id: id}
+    add: {customer: {column: name, type: varchar(100)}}
+
+Rows that were looked up stay in memory for `max_age`. A key that is not in memory is always looked up, so a
+row that existed when the change was committed, and still exists, is found.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as compute
+from pydantic import Field, field_validator
+
+from penstock import _native
+from penstock._native import ResultSet
+from penstock.changes import SYSTEM_COLUMNS, Changes, Target
+from penstock.errors import (
+    ConnectionLost,
+    OptionInvalid,
+    PenstockError,
+    SchemaChanged,
+    ServerUnsupported,
+    StepFailed,
+)
+from penstock.model import Column, ServerAddress, TableName, quote_name
+from penstock.pipeline.expressions import type_known
+from penstock.pipeline.load.reader import column_expression
+from penstock.pipeline.load.session import LoadSession, open_session
+from penstock.pipeline.pairs import INSERT, POSTIMAGE, kinds_of, try_splitting
+from penstock.pipeline.row_metadata import refuse_absent
+from penstock.pipeline.step import Rejected, Step
+from penstock.pipeline.step_section import OnError, StepSection, resolve_column
+from penstock.settings.values import Seconds, Section, validate_option
+from penstock.sinks.endpoint import Endpoint
+
+VERB = "lookup"
+# A server analyzes a condition of this size as ranges of an index (range_optimizer_max_mem_size).
+_CONDITION_BYTES_MAX = 64 << 10
+
+Places = npt.NDArray[numpy.int64]
+
+
+class LookupServer(Endpoint):
+    """The server of the table."""
+
+    @field_validator("url")
+    @classmethod
+    def _valid_address(cls, url: str) -> str:
+        validate_option(lambda: ServerAddress.parse(url))
+        return url
+
+    def address(self) -> ServerAddress:
+        """Return the server's address. Raises OptionInvalid."""
+        return ServerAddress.parse(self.url, user=self.user, password=self.secret())
+
+
+class AddedColumn(Section):
+    """A column of the table that rows get."""
+
+    column: str = Field(description="the column of the table")
+    type: str = Field(description="its SQL type, in MySQL's syntax")
+
+
+class Settings(StepSection):
+    """Which table is looked up, by which columns, and what rows get from it."""
+
+    server: LookupServer = Field(description="the server of the table: url, and its account")
+    table: str = Field(description="the table that is looked up: database.table")
+    on: dict[str, str] = Field(
+        min_length=1, description="columns of a row to columns of the table, which identify one of its rows"
+    )
+    add: dict[str, AddedColumn] = Field(
+        min_length=1, description="new columns: name to the table's column and its SQL type"
+    )
+    max_age: Seconds = Field(
+        default=60.0, ge=0, description="how long a row that was looked up is used; 0: for one batch of rows"
+    )
+    rows_max: int = Field(
+        default=1_000_000, ge=1, description="rows that are kept in memory; more begin an empty memory"
+    )
+    missing: Literal["null", "reject"] = Field(
+        default="null",
+        description="what a row gets whose key the table does not have: nulls, or the treatment of on_error",
+    )
+    on_error: OnError = Field(default=None, description="what to do with rows that are rejected")
+
+    @field_validator("table")
+    @classmethod
+    def _valid_table(cls, table: str) -> str:
+        validate_option(lambda: TableName.parse(table))
+        return table
+
+    @field_validator("add")
+    @classmethod
+    def _valid_types(cls, add: dict[str, AddedColumn]) -> dict[str, AddedColumn]:
+        for column in add.values():
+            validate_option(lambda kind=column.type: type_known(kind, mariadb=False))  # type: ignore[misc]
+        return add
+
+    @property
+    def name(self) -> TableName:
+        """The table that is looked up."""
+        return TableName.parse(self.table)
+
+
+@dataclass
+class _Memory:
+    """The rows that were looked up for the rows of a target: keys as in the rows, then the added columns."""
+
+    rows: pyarrow.Table
+    begun: float
+
+
+class LookupStep(Step):
+    """Adds columns of another table's rows."""
+
+    verb = VERB
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._memories: dict[Target, _Memory] = {}
+        self._session: LoadSession | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_memories": {}, "_session": None}
+
+    def target(self, target: Target) -> Target | None:
+        if not self.settings.applies_to(target):
+            return target
+        self._keys(target)
+        known = {name.casefold() for name in target.column_names}
+        if taken := [name for name in self.settings.add if name.casefold() in known]:
+            raise OptionInvalid(
+                f"{VERB}: {target.name} already has a column {taken[0]}",
+                hint="Give the new column another name",
+            )
+        return replace(target, columns=(*target.columns, *self._added(target)))
+
+    def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
+        if not self.settings.applies_to(changes.target):
+            return [changes]
+        return try_splitting(changes, self._look_up, self.settings.on_error, VERB)
+
+    def close(self) -> None:
+        self._memories.clear()
+        self.close_session()
+
+    def _look_up(self, changes: Changes) -> Changes:
+        target, keys = self.target(changes.target), self._keys(changes.target)
+        assert target is not None, "rows of every table pass"
+        refuse_absent(changes.rows, keys, VERB)
+        columns = [changes.rows.column(name) for name in keys]
+        memory = self._memory(changes.target)
+        places = _places(columns, memory.rows)
+        has_key = numpy.ones(len(changes), dtype=bool)
+        for column in columns:
+            has_key &= compute.is_valid(column).to_numpy(zero_copy_only=False)
+        unknown = has_key & (places < 0)
+        if unknown.any():
+            self._read(changes.target, memory, changes.rows.filter(pyarrow.array(unknown)))
+            places = _places(columns, memory.rows)
+        if self.settings.missing == "reject":
+            self._refuse_missing(
+                changes, keys, (places < 0) & numpy.isin(kinds_of(changes.rows), (INSERT, POSTIMAGE))
+            )
+        chosen = pyarrow.array(places, mask=places < 0)
+        added = [
+            memory.rows.column(number).take(chosen) for number in range(len(keys), memory.rows.num_columns)
+        ]
+        own = [changes.rows.column(name) for name in changes.target.column_names]
+        system = [changes.rows.column(name) for name in SYSTEM_COLUMNS]
+        fields = [*target.arrow(), *(changes.rows.schema.field(name) for name in SYSTEM_COLUMNS)]
+        arrays = [*own, *(column.combine_chunks() for column in added), *system]
+        return replace(
+            changes,
+            target=target,
+            rows=pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields)),
+        )
+
+    def _refuse_missing(
+        self, changes: Changes, keys: Sequence[str], missing: npt.NDArray[numpy.bool_]
+    ) -> None:
+        if not missing.any():
+            return
+        row = changes.rows.slice(int(missing.argmax()), 1).to_pylist()[0]
+        shown = ", ".join(
+            f"{column}={row[name]!r}" for name, column in zip(keys, self.settings.on.values(), strict=True)
+        )
+        raise StepFailed(f"{VERB}: {self.settings.name} has no row with {shown}")
+
+    # --- The table -------------------------------------------------------------------------------
+
+    def _keys(self, target: Target) -> list[str]:
+        """Return the row's columns of the key, as the table of the rows spells them."""
+        return [resolve_column(name, target.column_names, VERB, target.name) for name in self.settings.on]
+
+    def _added(self, target: Target) -> list[Column]:
+        columns = []
+        for name, added in self.settings.add.items():
+            kind = type_known(added.type, target.mariadb)
+            columns.append(Column(name, kind.type_text, kind.charset, True))
+        return columns
+
+    def _memory(self, target: Target) -> _Memory:
+        """Return what is known for rows of a target. Rows that are too old, or too many, are forgotten."""
+        memory, now = self._memories.get(target), time.monotonic()
+        too_old = memory is not None and now - memory.begun >= self.settings.max_age
+        if memory is None or too_old or memory.rows.num_rows > self.settings.rows_max:
+            after = self.target(target)
+            assert after is not None, "rows of every table pass"
+            fields = [target.arrow().field(name).with_name(f"key {name}") for name in self._keys(target)]
+            fields += [after.arrow().field(name) for name in self.settings.add]
+            # Rows in the table's earlier columns do not come back.
+            self._memories = {
+                known: kept for known, kept in self._memories.items() if known.name != target.name
+            }
+            memory = self._memories[target] = _Memory(pyarrow.schema(fields).empty_table(), now)
+        return memory
+
+    def _read(self, target: Target, memory: _Memory, rows: pyarrow.RecordBatch) -> None:
+        """Look up the keys of rows, and add what the table has to the memory."""
+        asked = rows.select(self._keys(target)).rename_columns(
+            memory.rows.schema.names[: len(self.settings.on)]
+        )
+        asked_once = pyarrow.Table.from_batches([asked]).group_by(asked.schema.names, use_threads=False)
+        keys = asked_once.aggregate([]).combine_chunks().to_batches()[0]
+        answers = self._select(target, memory.rows.schema, keys)
+        # The server also finds texts that are equal in its collation alone.
+        exact = [
+            answer.filter(pyarrow.array(_places(answer.columns[: keys.num_columns], keys) >= 0))
+            for answer in answers
+        ]
+        looked_up = pyarrow.Table.from_batches(exact, schema=memory.rows.schema)
+        found_keys = looked_up.select(keys.schema.names)
+        if found_keys.group_by(keys.schema.names).aggregate([]).num_rows < looked_up.num_rows:
+            raise OptionInvalid(
+                f"{VERB}: {self.settings.name} has several rows for one value of"
+                f" {', '.join(self.settings.on.values())}",
+                hint="Name the columns of its primary key, or of a unique key, in `on`",
+            )
+        memory.rows = pyarrow.concat_tables([memory.rows, looked_up]).combine_chunks()
+
+    def _select(
+        self, target: Target, schema: pyarrow.Schema, keys: pyarrow.RecordBatch
+    ) -> list[pyarrow.RecordBatch]:
+        """Return the table's rows for keys, in a schema.
+
+        A lost connection is opened again once: the server closes it when there are no changes for long.
+        """
+        was_open = self._session is not None
+        try:
+            return list(self._answers(target, schema, keys))
+        except ConnectionLost:
+            self.close_session()
+            if not was_open:
+                raise
+        except (SchemaChanged, ServerUnsupported) as problem:
+            self.close_session()
+            raise OptionInvalid(
+                f"{VERB}: {self.settings.name} cannot be read: {problem.message}",
+                hint="Check table, on and add of the step",
+            ) from problem
+        except PenstockError:
+            self.close_session()
+            raise
+        return list(self._answers(target, schema, keys))
+
+    def _answers(
+        self, target: Target, schema: pyarrow.Schema, keys: pyarrow.RecordBatch
+    ) -> Iterator[pyarrow.RecordBatch]:
+        if self._session is None:
+            self._session = open_session(self.settings.server.address())
+        names = list(self.settings.on.values())
+        columns = [
+            replace(target.column(own), name=name)
+            for own, name in zip(self._keys(target), names, strict=True)
+        ]
+        columns += [
+            replace(column, name=added.column)
+            for column, added in zip(self._added(target), self.settings.add.values(), strict=True)
+        ]
+        selected = ", ".join(map(column_expression, columns))
+        before = [f"{' AND ' if number else '('}{quote_name(name)}=" for number, name in enumerate(names)]
+        conditions = _native.sql_values(
+            keys, keys.schema.names, before=before, between=" OR ", bytes_max=_CONDITION_BYTES_MAX
+        )
+        for _, condition in conditions:
+            result = ResultSet(
+                [
+                    (name, column.type_text, column.charset, True)
+                    for name, column in zip(schema.names, columns, strict=True)
+                ],
+                mariadb=target.mariadb,
+                instance="",
+                database=self.settings.name.database,
+                table=self.settings.name.table,
+                file="",
+                offset=0,
+                commit_version=0,
+                timestamp_us=0,
+            )
+            sql = f"SELECT {selected} FROM {self.settings.name.sql} WHERE {condition.decode()}"
+            for batch in self._session.batches(sql, result):
+                yield pyarrow.record_batch(batch).select(schema.names)
+
+    def close_session(self) -> None:
+        """Close the connection to the server, if it is open."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+make = LookupStep
+
+
+def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.RecordBatch) -> Places:
+    """Return the index of the row of `rows` whose first columns have the values of `columns`, -1 if none.
+
+    A null equals nothing.
+    """
+    codes: Any = None
+    own_codes: Any = None
+    for column, own in zip(columns, rows.columns, strict=False):
+        values = own.combine_chunks() if isinstance(own, pyarrow.ChunkedArray) else own
+        distinct = values.drop_null().unique()
+        code, own_code = (
+            compute.index_in(each, value_set=distinct, skip_nulls=True) for each in (column, values)
+        )
+        if codes is not None:
+            # Pairs of codes are numbered again, so that the numbers of many columns stay small.
+            pairs, own_pairs = (
+                compute.add(compute.multiply(left.cast(pyarrow.int64()), len(distinct)), right)
+                for left, right in ((codes, code), (own_codes, own_code))
+            )
+            distinct = own_pairs.drop_null().unique()
+            code, own_code = (
+                compute.index_in(each, value_set=distinct, skip_nulls=True) for each in (pairs, own_pairs)
+            )
+        codes, own_codes = code, own_code
+    places = compute.index_in(codes, value_set=own_codes, skip_nulls=True)
+    answer: Places = compute.fill_null(places, -1).to_numpy(zero_copy_only=False)
+    return answer
