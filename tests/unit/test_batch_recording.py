@@ -9,6 +9,7 @@ from penstock.engine import recording
 from penstock.engine.job import Outcome
 from penstock.engine.recording import Recording
 from penstock.engine.task_plan import Counts
+from penstock.errors import LeaseLost
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.state import Checkpoint
 
@@ -20,6 +21,11 @@ class State:
 
     def __init__(self) -> None:
         self.records: list[str] = []
+        self.is_lost = False
+
+    def confirm(self) -> None:
+        if self.is_lost:
+            raise LeaseLost("another process took over")
 
     def begin(self, record: BatchRecord) -> None:
         self.records.append(f"begin {record.number}")
@@ -95,3 +101,13 @@ def test_batch_with_rejected_rows_is_recorded_at_once() -> None:
     run(recordings, batch(1))
     assert run(recordings, batch(2), Outcome(counts=[Counts(rejected=1)]))
     assert state.records == ["done 1", "done 2"]
+
+
+def test_runner_that_was_suspended_checks_its_lease_before_it_writes(clock: list[float]) -> None:
+    state, recordings = recorded_by(CacheSink())
+    run(recordings, batch(1))
+    state.is_lost = True
+    run(recordings, batch(2))
+    clock[0] += 10.0
+    with pytest.raises(LeaseLost):
+        recordings.begin(batch(3), Checkpoint("g", 2))

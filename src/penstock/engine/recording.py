@@ -25,12 +25,14 @@ class Recording:
         self._state = state
         self._can_rewind = sink.can_rewind
         self._recorded_at = 0.0
+        self._confirmed_at = 0.0
         # Whether batches are done that the state does not have yet.
         self._is_behind = False
 
     def begin(self, record: BatchRecord, checkpoint: Checkpoint) -> None:
         """Record a batch before it runs, if its replay must be the same batch."""
         if self._can_rewind and not record.chunks:
+            self._confirm()
             return
         # A batch that was begun is found by the number after the checkpoint's.
         self.settle(checkpoint)
@@ -53,3 +55,10 @@ class Recording:
             self._state.write(checkpoint)
             self._is_behind = False
             self._recorded_at = time.monotonic()
+
+    def _confirm(self) -> None:
+        """Check the lease, unless it was checked just now: after a suspension, another process may write."""
+        checked_at = max(self._recorded_at, self._confirmed_at)
+        if time.monotonic() >= checked_at + _UNRECORDED_SECONDS_MAX:
+            self._state.confirm()
+            self._confirmed_at = time.monotonic()
