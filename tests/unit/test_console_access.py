@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may enter the web console: daemons that are down or disagree, host names, proxies."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,40 @@ def test_pipelines_are_closed_to_an_admin_with_limits(
             assert browser.post(action, fields).status == 403, action
         daemons.answers[FIRST_URL] = ADMIN
         assert "notes" in browser.get("/pipelines").words
+
+
+def test_admin_is_told_that_no_daemon_confirms_the_rights(daemons: Daemons) -> None:
+    daemons.answers = {FIRST_URL: ADMIN, SECOND_URL: ADMIN}
+    daemons.accepted = {FIRST_URL: "boss-token", SECOND_URL: "boss-token"}
+    with console_of(FIRST, SECOND) as browser:
+        browser.post("/login", {"token": "boss-token"})
+        daemons.answers[FIRST_URL] = DOWN
+        assert browser.get("/pipelines").status == 200, "the other daemon confirms them"
+        daemons.answers[SECOND_URL] = DOWN
+        refused = browser.get("/pipelines")
+        assert (refused.status, f"{FIRST_URL} does not answer" in refused.words) == (403, True)
+        assert "change nothing" not in refused.words
+        for page in ("/", "/fleet", "/sessions"):
+            words = browser.get(page).words
+            assert "connection refused" in words, page
+            assert not re.search("No daemon|No job|Nobody follows", words), page
+
+
+def test_page_asks_a_daemon_that_does_not_answer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(fleet: Fleet, url: str, instance: str, work: object) -> dict[str, bool]:
+        asked.append(url)
+        if url == FIRST_URL:
+            raise DOWN
+        return {}
+
+    monkeypatch.setattr(Fleet, "_with_client", answer)
+    fleet = Fleet([FIRST, SECOND], None)
+    for call in ("account", "status"):
+        answers = fleet.ask_all(call)
+        assert (answers.values, answers.problems) == ({SECOND_URL: {}}, {FIRST_URL: DOWN})
+    assert sorted(asked) == sorted([FIRST_URL, SECOND_URL, SECOND_URL])
 
 
 def test_visitor_without_a_login_asks_no_daemon(daemons: Daemons) -> None:

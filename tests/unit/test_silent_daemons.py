@@ -32,6 +32,14 @@ def test_silent_daemon_is_waited_for_briefly_and_longer_with_time() -> None:
     assert daemons.seconds("a", 15.0) == 15.0
 
 
+def test_page_waits_for_a_silent_daemon_within_a_bound() -> None:
+    now = 100.0
+    daemons = SilentDaemons(lambda: now, seconds_max=3.0)
+    daemons.silent("a")
+    now += 3600.0
+    assert (daemons.seconds("a", 15.0), daemons.seconds("b", 15.0)) == (3.0, 15.0)
+
+
 @contextmanager
 def frozen() -> Iterator[str]:
     """Yield the host and port of a process that does not run: connections are accepted, and that is all."""

@@ -35,10 +35,13 @@ from penstock.serve.masking import Masking
 from penstock.serve.problems import status_of
 from penstock.settings.console import IDLE_SECONDS_DEFAULT
 from penstock.source.daemon_address import DaemonAddress
+from penstock.source.silent_daemons import SilentDaemons
 
 _log = structlog.get_logger(__name__)
 
 _FORM_BYTES_MAX = 64 * 1024
+# How long a page waits for a daemon that did not answer an earlier one.
+_SILENT_SECONDS_MAX = 3.0
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
     "Content-Security-Policy": (
@@ -92,7 +95,8 @@ class Console:
         self._files = PipelineFiles(settings.pipeline_files, self._states)
         self._comparisons = Comparisons(settings.command)
         self._renderer = Renderer(settings.base_path)
-        self._entrance = Entrance(settings.daemons)
+        self._silent = SilentDaemons(seconds_max=_SILENT_SECONDS_MAX)
+        self._entrance = Entrance(settings.daemons, self._silent)
         self.sessions = Sessions(settings.idle_seconds)
         self.streams = Streams()
         routes = [
@@ -128,12 +132,14 @@ class Console:
                 raise AuthenticationFailed("log in with the token of an account")
             accounts = self._entrance.ask()
             self._entrance.prove_open()
-            fleet, unknown = Fleet(self._settings.daemons, None), self._entrance.unknown
+            fleet, unknown = Fleet(self._settings.daemons, None, self._silent), self._entrance.unknown
             answered = list(accounts.values.values())
             is_admin = not unknown and all(account["admin"] for account in answered)
         else:
-            fleet, unknown = Fleet(self._settings.daemons, session.token), ()
+            fleet = Fleet(self._settings.daemons, session.token, self._silent)
             accounts = fleet.ask_all("account")
+            # One daemon that accepts the token confirms it.
+            unknown = () if accounts.values else tuple(fleet.urls)
             if any(isinstance(problem, AuthenticationFailed) for problem in accounts.problems.values()):
                 raise AuthenticationFailed("log in with the token of an account")
             # A daemon that is down is assumed to have the same limits and masks as before.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from penstock.console.fleet import Answers, Fleet
 from penstock.errors import AuthenticationFailed
 from penstock.source.daemon_address import DaemonAddress
+from penstock.source.silent_daemons import SilentDaemons
 
 
 class Entrance:
@@ -14,13 +15,14 @@ class Entrance:
     For a daemon that does not answer, its last answer counts.
     """
 
-    def __init__(self, daemons: Sequence[DaemonAddress]) -> None:
-        self._fleet = Fleet(daemons, None)
+    def __init__(self, daemons: Sequence[DaemonAddress], silent: SilentDaemons) -> None:
+        self._daemons = daemons
+        self._silent = silent
         self._asks_credentials: dict[str, bool] = {}
 
     def ask(self) -> Answers:
         """Ask every daemon for the account of a client without credentials."""
-        answers = self._fleet.ask_all("account")
+        answers = Fleet(self._daemons, None, self._silent).ask_all("account")
         for url in answers.values:
             self._asks_credentials[url] = False
         for url, problem in answers.problems.items():
@@ -36,4 +38,4 @@ class Entrance:
     @property
     def unknown(self) -> tuple[str, ...]:
         """The URLs of the daemons that have not answered yet."""
-        return tuple(url for url in self._fleet.urls if url not in self._asks_credentials)
+        return tuple(url for url in Fleet(self._daemons, None).urls if url not in self._asks_credentials)

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.client.fetch import BatchFrame, ChangesAnswer, PositionFrame
-from penstock.errors import PenstockError, SourceMissing
+from penstock.errors import ConnectionLost, PenstockError, SourceMissing
 from penstock.model import Secret
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
+from penstock.source.silent_daemons import SilentDaemons
 
 # A search reads the whole log of an instance, possibly from a slow disk.
 _HISTORY_SILENCE_SECONDS_MAX = 120.0
@@ -35,17 +36,23 @@ class Answers:
 
 
 class Fleet:
-    """The daemons of the console as seen by one of its users: each call has the user's token.
+    """The daemons of the console as seen by one of its users, for one page: each call has the user's token.
 
-    Thread-safe; every method waits for the daemons.
+    Thread-safe; every method waits for the daemons. `ask_all` asks a daemon that did not answer no further
+    question, because each would take a timeout. `silent` are the timeouts for daemons that did not answer
+    earlier pages.
     """
 
-    def __init__(self, addresses: Sequence[DaemonAddress], token: Secret | None) -> None:
+    def __init__(
+        self, addresses: Sequence[DaemonAddress], token: Secret | None, silent: SilentDaemons | None = None
+    ) -> None:
         self._addresses = {
             url: replace(address, token=token or Secret(""))
             for address in addresses
             for url in address.base_urls
         }
+        self._silent = silent
+        self._lost: dict[str, ConnectionLost] = {}
 
     @property
     def urls(self) -> list[str]:
@@ -56,9 +63,13 @@ class Fleet:
         """Ask every daemon: `status`, `alerts`, `subscriptions`, `account`."""
 
         def ask(url: str) -> dict[str, Any] | PenstockError:
+            if url in self._lost:
+                return self._lost[url]
             try:
                 return self._with_client(url, "all", lambda client: client.ask_daemon(call))
             except PenstockError as problem:
+                if isinstance(problem, ConnectionLost):
+                    self._lost[url] = problem
                 return problem
 
         if not self._addresses:
@@ -142,7 +153,8 @@ class Fleet:
                     yield frame
 
     def _with_client(self, url: str, instance: str, work: Callable[[DaemonClient], _Answer]) -> _Answer:
-        with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
+        address = replace(self._address(url), instance=instance)
+        with closing(DaemonClient(address, url, silent=self._silent)) as client:
             return work(client)
 
     def _address(self, url: str) -> DaemonAddress:

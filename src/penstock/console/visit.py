@@ -105,6 +105,11 @@ class Visit:
 
     def prove_admin(self) -> None:
         """Raise AccessDenied unless the user is an admin at every daemon that answers."""
+        if self.unknown_daemons and self.account:
+            raise AccessDenied(
+                f"{self.unknown_daemons[0]} does not answer, so the rights of {self.account} are unknown",
+                hint="Start this daemon, or wait until it answers: penstock status",
+            )
         if self.unknown_daemons:
             raise AccessDenied(
                 f"{self.unknown_daemons[0]} has not answered yet, and may ask for credentials",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timeouts of the clients of one address for daemons that did not answer before."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -17,11 +18,12 @@ class SilentDaemons:
     A frozen host accepts connections and answers nothing. A client may try such a host again, for example
     because another member of the fleet still names it. If it waited for the full timeout each time, it would
     learn too late that another member has taken over. The timeout grows with the time since the silence
-    began, so that a slow daemon can still answer.
+    began, up to `seconds_max`, so that a slow daemon can still answer.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, seconds_max: float = math.inf) -> None:
         self._clock = clock
+        self._seconds_max = seconds_max
         self._lock = threading.Lock()
         self._since: dict[str, float] = {}
 
@@ -31,7 +33,7 @@ class SilentDaemons:
             since = self._since.get(url)
         if since is None:
             return seconds_max
-        return min(seconds_max, max(_SECONDS_MIN, _PART * (self._clock() - since)))
+        return min(seconds_max, self._seconds_max, max(_SECONDS_MIN, _PART * (self._clock() - since)))
 
     def silent(self, url: str) -> None:
         """Record that a daemon did not answer in time."""
