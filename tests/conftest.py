@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers for every test, and one policy on parts that a machine does not have.
+"""Real servers for every test, and one policy for missing parts.
 
-A test is skipped only where the machine cannot have a part that it needs, and the end of the run says
-which parts were missing and how to get them. Under `CI=true` a missing part is a failure.
-
-`--server-flavors mysql,mariadb` (or `PENSTOCK_FLAVORS`) leaves the other servers out, by name. `CI=true`
-refuses that.
+A test is skipped only if the machine cannot provide a part that the test needs. The summary of the run lists
+the missing parts and how to get them. Under `CI=true`, a missing part is a failure. `--server-flavors
+mysql,mariadb` (or `PENSTOCK_FLAVORS`) excludes the other servers. `CI=true` refuses that.
 """
 
 import functools
@@ -26,7 +24,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
-    # Tests import `tools` and `bench`, which are no part of the installed package.
+    # Tests import `tools` and `bench`, which are not part of the installed package.
     sys.path.insert(0, str(ROOT))
 
 from tests.support.binlog.type_corpus import CorpusOf, TypeCorpus  # noqa: E402
@@ -56,8 +54,8 @@ _ON_ONE_WORKER = {
 }
 _database_numbers = itertools.count(1)
 
-# No example fails for the time it took: a machine may stand still for seconds. Every day has the same
-# examples, and the long runs look for new ones.
+# Do not fail an example because of its duration, since a machine may pause for seconds. Everyday runs use the
+# same examples each time, and the long runs look for new ones.
 settings.register_profile(
     "tests",
     deadline=None,
@@ -105,14 +103,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Keep what a worker's pool did, for the summary. A worker that crashed reports nothing."""
+    """Keep the counts of a worker's server pool for the summary. A worker that crashed reports nothing."""
     if counts := getattr(node, "workeroutput", {}).get("server_pool"):
         node.config.stash[_POOLS].append(PoolCounts(**counts))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run files that share something costly on one worker: the parsed project, the corpus of types, Spark."""
+    """Run files that share an expensive resource on one worker: the parsed project, the corpus of types,
+    Spark.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class SharedFiles(LoadFileScheduling):
@@ -125,7 +125,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from walking the modules and items of the run, which live to its end."""
+    """Exclude the modules and items of the run from garbage collection, because they live until its end."""
     gc.disable()
     try:
         return (yield)
@@ -135,9 +135,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of this run, and begin with the files that have slow ones.
+    """Select the tests of this run, and begin with the files that have slow tests.
 
-    A worker that begins a slow file last keeps the run waiting while the others have nothing left.
+    A worker that begins a slow file last would delay the end of the run.
     """
     tiers.select(config, items)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
@@ -180,7 +180,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def check_flavors(config: pytest.Config) -> None:
-    """Raise UsageError for a server that does not exist, and under `CI=true` for one that is left out."""
+    """Raise UsageError for an unknown server, and under `CI=true` for an excluded server."""
     unknown = _flavors(config) - set(FLAVORS)
     if unknown:
         raise pytest.UsageError(
@@ -203,7 +203,7 @@ def _flavors(config: pytest.Config) -> set[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _patient_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have every Spark of this process, and of those that it starts, wait as long as the tests do."""
+    """Make every Spark of this process and its children wait as long as the tests do."""
     folder = tmp_path_factory.mktemp("spark-conf")
     write_configuration(folder)
     os.environ["SPARK_CONF_DIR"] = str(folder)
@@ -239,7 +239,7 @@ def server_of(
 ) -> Iterator[Callable[[str], Server]]:
     """Return a flavor's shared server, started at its first use and kept for the whole run.
 
-    Fails at the end of the run if a test changed a global variable, which other tests may depend on.
+    Fails at the end of the run if a test has changed a global variable, because other tests may depend on it.
     """
     servers: dict[str, Server] = {}
     initial: dict[str, dict[str, str]] = {}
@@ -284,7 +284,7 @@ def mariadb11_server(server_of: Callable[[str], Server]) -> Server:
 
 @pytest.fixture(params=FLAVORS)
 def server(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
-    """Each flavor's shared server in turn: the test runs once on every one of them."""
+    """Each flavor's shared server in turn: the test runs once on each."""
     return server_of(request.param)
 
 
@@ -304,7 +304,7 @@ def zookeeper(missing_part: MissingPart) -> Iterator[ZooKeeper]:
 def fresh_database() -> Iterator[FreshDatabase]:
     """Return a function that creates an empty database on a server, dropped after the test.
 
-    Its name is used once in the run, so the binlog of a shared server stays unambiguous.
+    Each name is used only once in a run, so the binlog of a shared server stays unambiguous.
     """
     created: list[tuple[Server, str]] = []
 
@@ -331,7 +331,7 @@ def lend_server(
     def lend(flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Iterator[Server]:
         require_flavor(flavor)
         if flavor == "mysql":
-            # A third of the processor time of a start. The shared server keeps it.
+            # This takes a third of the processor time of a start. Only the shared server keeps it.
             options.setdefault("performance_schema", False)
         with ExitStack() as stack:
             try:
@@ -372,7 +372,7 @@ def type_corpus(lend_server: LendServer) -> Iterator[CorpusOf]:
 
 @pytest.fixture
 def start_server(lend_server: LendServer) -> Iterator[StartServer]:
-    """Return a function that gives the test a clean server of its own, with its own options."""
+    """Return a function that starts a separate server for the test, with its own options."""
     with ExitStack() as stack:
 
         def start(flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Server:

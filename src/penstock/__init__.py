@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    # It takes a tenth of a second to import.
+    # The import takes a tenth of a second.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -151,7 +151,7 @@ def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
     address = source.options.address
     if address is None:
         return None
-    # A reading of files needs no MySQL client.
+    # Reading files does not require a MySQL client.
     from penstock.schema.server_tables import ServerTables
 
     return SchemaHistory(reread=ServerTables(address))

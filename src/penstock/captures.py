@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The captures of one process: how each is built, and what is done for them while they run."""
+"""The captures of one process: their construction, and the maintenance while they run."""
 
 import fnmatch
 import threading
@@ -51,7 +51,7 @@ _EARLIEST, _LATEST = "earliest", "latest"
 
 _UPKEEP_SECONDS = 10.0
 _LAG_SECONDS = 5.0
-# How soon the server of a new connection is asked what it keeps.
+# How soon after connecting a server is queried for the part of its log that it keeps.
 _SURVEY_POLL_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -127,12 +127,12 @@ def make_capture(
         members = {member: captures[member] for member in instance.merge}
         return MergeCapture(name, instance, log, start_of(instance), parts, members)
     if instance.is_tidb:
-        # Only a TiDB cluster needs gRPC.
+        # gRPC is needed only for a TiDB cluster.
         from penstock.tidb.drainer import TidbCapture
 
         return TidbCapture(name, instance, log, start_of(instance), parts)
     if is_ticdc_kafka(instance.source):
-        # Only topics need the client library of Kafka.
+        # The Kafka client library is needed only for topics.
         from penstock.ticdc.kafka_capture import TicdcKafkaCapture
 
         return TicdcKafkaCapture(name, instance, log, start_of(instance), parts)
@@ -145,7 +145,7 @@ def make_capture(
 
 def make_pump(name: str, settings: Settings) -> "Pump":
     """Return an instance's Pump with its port bound. Raises OptionInvalid, TlsFailed, DependencyMissing."""
-    # gRPC is an extra, and takes long to import.
+    # gRPC is an optional extra, and importing it takes long.
     from penstock.tidb.channels import ClusterTls
     from penstock.tidb.pump import Pump
 
@@ -169,7 +169,7 @@ def read_pump(pump: "Pump", readings: Readings) -> None:
 
 
 class RunningCapture(Protocol):
-    """The capture of an instance, in this process or in one of its own."""
+    """The capture of an instance, in this process or in a separate process."""
 
     def start(self) -> None:
         """Start capturing."""
@@ -198,7 +198,7 @@ class OwnInstance:
         self._name = name
         self._make = make
         self._is_removed = False
-        # A capture that is asked to end goes on serving until it has ended.
+        # A capture that is stopping continues to serve until it has ended.
         self.capture: RunningCapture | None = None
         # Why there is no capture.
         self.failure: PenstockError | None = None
@@ -233,7 +233,7 @@ class OwnInstance:
         return True
 
     def remove(self) -> None:
-        """Tell readers from now on that there is no such instance."""
+        """From now on, report to readers that there is no such instance."""
         self._is_removed = True
 
     def status(self) -> Mapping[str, Any]:
@@ -303,9 +303,9 @@ class OwnInstances:
                 _log.error("a capture does not end", instance=instance.name)
 
     def change(self, change: InstanceChange) -> list[OwnInstance]:
-        """Have other instances; return those whose captures have to end before `go_on`.
+        """Change the set of instances; return those whose captures have to end before `go_on`.
 
-        An instance whose log differs is a new one for its readers, who are asked to come again.
+        An instance whose log differs counts as new for its readers, which are asked to reconnect.
         """
         before = self.by_name
         ending = [before[name] for name in (*change.removed, *change.changed)]
@@ -324,7 +324,7 @@ class OwnInstances:
             try:
                 self.by_name[name].start()
             except (PenstockError, RuntimeError) as problem:
-                # The others go on. RuntimeError: no thread could be started.
+                # The others continue. RuntimeError: no thread could be started.
                 _log.error("a capture is not started", instance=name, why=str(problem))
                 self.by_name[name].failure = (
                     problem
@@ -339,9 +339,9 @@ class OwnInstances:
 class Maintenance:
     """Maintains the logs of captures, measures their servers and reports on both.
 
-    `captures` returns those that run now, among the instances `names`. `further_works` are done with the
-    upkeep of the logs, by name, and `copies` returns further logs by instance. Raises DependencyMissing for a
-    tier with a missing package.
+    `captures` returns those that run now, among the instances `names`. `further_works` are run together with
+    the upkeep of the logs, by name, and `copies` returns further logs by instance. Raises DependencyMissing
+    for a tier with a missing package.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class Maintenance:
                 )
 
     def alerts(self) -> list[Alert]:
-        """Return the conditions of the captures that an operator should know of."""
+        """Return the conditions of the captures that an operator should know about."""
         settings = self._settings.alerts
         if settings is None:
             return []

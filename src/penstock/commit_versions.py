@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs and commit versions as numbers: what is counted, what has a base, and how both rise.
+"""Epochs and commit versions as numbers: counted epochs, epochs with a base, and how both increase.
 
 A transaction of a TiDB cluster has its commit timestamp as its commit version, which its log contains. The
-versions here are those of positions, by which places in that log are still ordered.
+versions here are derived from positions, which still order that log.
 """
 
 from penstock.errors import LimitExceeded, PositionInvalid
@@ -23,13 +23,13 @@ TIDB_LOG_NAME = "tidb-binlog"
 def are_positional(file: str) -> bool:
     """Return whether commit versions of a file's transactions follow from their positions.
 
-    Those of a TiDB cluster are the cluster's commit timestamps.
+    The commit versions of a TiDB cluster are its commit timestamps.
     """
     return file.rpartition(".")[0] != TIDB_LOG_NAME
 
 
 def commit_version(epoch: int, file_number: int, offset: int) -> int:
-    """Return the int64 that rises strictly with commit order.
+    """Return the int64 that increases strictly with commit order.
 
     Bits, from the top: sign 0, base of the epoch plus file number 31, start offset in units of 16 bytes 32.
     No transaction is under 16 bytes, so two never share one. Raises PositionInvalid past a bound.
@@ -48,8 +48,8 @@ def commit_version(epoch: int, file_number: int, offset: int) -> int:
 def epoch_base(epoch: int) -> int:
     """Return what an epoch adds to its file numbers in the 31 bits of a commit version above the offset.
 
-    A counted epoch has 23 bits for them. The number of a later one is its base plus 256, so that no number
-    means two things. Numbers below 0 name epochs of another log that lie before all of this one.
+    A counted epoch has 23 bits for them. The number of a later epoch is its base plus 256, so that numbers
+    are unambiguous. Negative numbers denote epochs of another log that precede all epochs of this log.
     """
     if abs(epoch) <= EPOCH_COUNTED_MAX:
         return epoch << 23
@@ -59,8 +59,8 @@ def epoch_base(epoch: int) -> int:
 def next_epoch(epoch: int, file_number: int) -> int:
     """Return the number of the epoch that follows another one whose highest file number is given.
 
-    The first epochs are counted, so that two daemons on one cluster number them alike. A later one begins one
-    above the highest value of epoch and file number that was used before. Raises LimitExceeded.
+    The first epochs are counted, so that two daemons on one cluster number them alike. A later epoch begins
+    one above the highest value of epoch and file number that was used before. Raises LimitExceeded.
     """
     if epoch < EPOCH_COUNTED_NEW_MAX:
         return epoch + 1

@@ -5,7 +5,7 @@
                                                              └▶ a thread for periodic maintenance
 
 SIGTERM and SIGINT stop the listener. Then the captures store what they have received, make it durable and
-end. SIGHUP has the settings read again, which adds, changes and removes instances.
+end. SIGHUP makes the daemon read the settings again, which adds, changes and removes instances.
 """
 
 import gc
@@ -118,7 +118,7 @@ class Daemon:
         # A merge waits until its members have started.
         own.sort(key=lambda name: bool(settings.instances[name].merge))
         self._own = OwnInstances(own, self._make_capture)
-        # Made before anything starts, so that a problem is reported at once.
+        # Created before anything starts, so that a problem is reported at once.
         self._own.make([name for name in own if not settings.has_process(name)])
         pumps = [name for name, instance in settings.instances.items() if instance.has_role("pump")]
         self._pumps = {name: make_pump(name, settings) for name in pumps}
@@ -176,13 +176,13 @@ class Daemon:
     def run(self) -> None:
         """Capture and serve until `stop`; then shut down in order."""
         _allow_descriptors()
-        # Objects loaded by now live until the end. Freezing them spares every reader the pauses of scanning
-        # them.
+        # Objects loaded so far live until the end. Freezing them spares every reader the garbage collector's
+        # pauses.
         gc.collect()
         gc.freeze()
         if self._fleet is not None or self._canal_cluster is not None:
             self._guard.start()
-        # A capture that runs in a process of its own starts that process itself.
+        # A capture in a separate process starts that process itself.
         self._supervisor.start()
         self._own.start()
         if self._fleet is not None:
@@ -225,7 +225,8 @@ class Daemon:
     # --- Changing ---------------------------------------------------------------------------
 
     def change(self, settings: Settings) -> InstanceChange:
-        """Add, change and remove instances as new settings say. Others are not disturbed.
+        """Add, change and remove instances according to new settings. Other instances are not disturbed.
+        Others are not disturbed.
 
         Returns once the captures that had to end have ended. Raises OptionInvalid or DependencyMissing, and
         changes nothing, if anything else differs, or if the settings have problems.
@@ -235,7 +236,7 @@ class Daemon:
             change = InstanceChange.between(self._settings, settings)
             if not change:
                 return change
-            # A tier may lack a package.
+            # The package of a tier may be missing.
             self._maintenance.change(settings, self._maintained(settings), change.changed)
             self._settings = settings
             self._supervisor.change(settings)
@@ -248,7 +249,7 @@ class Daemon:
             if self._canal_cluster is not None:
                 self._canal_cluster.change(settings.instances)
             for instance in ending:
-                # Two captures must never write one log.
+                # Two captures must never write the same log.
                 while not instance.join(_JOIN_SECONDS_MAX):
                     _log.warning("a capture does not end yet", instance=instance.name)
             if self._fleet is None and not self._stopping.is_set():
@@ -258,7 +259,7 @@ class Daemon:
             return change
 
     def _plan(self, settings: Settings) -> InstanceChange:
-        """Return what settings would change. Raises OptionInvalid for those that this daemon cannot have."""
+        """Return what new settings would change. Raises OptionInvalid for changes that need a restart."""
         check_instances(settings)
         return InstanceChange.between(self._settings, settings)
 
@@ -291,7 +292,7 @@ class Daemon:
     # --- Parts ------------------------------------------------------------------------------
 
     def _make_access(self, served: Served) -> Access:
-        """Return the accounts, which listener processes use too if there are some."""
+        """Return the accounts, which listener processes share if there are any."""
         settings = self._settings
         if settings.listeners == "single":
             return Access.of_settings(settings.listen, settings.access)
@@ -304,7 +305,7 @@ class Daemon:
         return Access.of_settings(settings.listen, settings.access, usage_of)
 
     def _arrived(self, name: str) -> None:
-        """Tell readers, here and in listener processes, that more of an instance is visible."""
+        """Announce newly visible data of an instance to readers here and in listener processes."""
         self._arrivals.arrived(name)
         if self._listener_processes is not None:
             self._listener_processes.arrived(name)
@@ -326,7 +327,7 @@ class Daemon:
         return self._own.captures() if self._fleet is None else self._fleet.captures()
 
     def _check_servers(self, name: str) -> list[dict[str, Any]]:
-        """Return what `penstock check` finds on each server of an instance. Raises OptionInvalid."""
+        """Return the findings of `penstock check` for each server of an instance. Raises OptionInvalid."""
         instance = self._settings.instances[name]
         if instance.is_tidb or instance.is_ticdc or instance.merge:
             raise OptionInvalid(
@@ -344,7 +345,7 @@ class Daemon:
         self._settings_thread.stop()
         self._pipelines.stop()
         self._own.stop()
-        # A running change of settings starts no further capture after this.
+        # After this, a running change of settings starts no further capture.
         if self._changing.acquire(timeout=_JOIN_SECONDS_MAX):
             self._changing.release()
         self._maintenance.stop()
@@ -362,7 +363,7 @@ class Daemon:
             if not pump.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a Pump does not end", instance=name)
         self._maintenance.join(max(0.0, deadline - time.monotonic()))
-        # It kills what does not end in time.
+        # The supervisor kills processes that do not end in time.
         if not self._supervisor.join(_PROCESS_JOIN_SECONDS_MAX):
             _log.error("a capture process does not end")
         self._guard.stop()
@@ -370,7 +371,7 @@ class Daemon:
 
 
 class _Fleet:
-    """This daemon's part in a fleet: its member, and the instances as it serves them."""
+    """This daemon's role in a fleet: its member, and the instances that it serves."""
 
     def __init__(
         self,
@@ -405,7 +406,7 @@ class _Fleet:
             self._begin,
             self._begin_copy,
             lambda: sum(capture.status()["bytes_per_second"] for capture in self._tenured()),
-            # Longer than a capture process may take to end: a lease is not released before.
+            # Longer than a capture process may take to end, because a lease is not released before.
             end_seconds=_PROCESS_JOIN_SECONDS_MAX,
             joined=partial(guard.note, "fleet", settings.coordination_url()),
         )
@@ -416,7 +417,7 @@ class _Fleet:
         self.instances = self._new_instances(settings.instances)
 
     def change(self, settings: Settings, change: InstanceChange) -> None:
-        """Take part with other instances. Captures and copies of changed ones end, and begin again."""
+        """Take part with other instances. Captures and copies of changed instances end, and begin again."""
         self._settings = settings
         kept = settings.instances.keys() - {*change.added, *change.changed}
         self.instances = {
@@ -502,7 +503,7 @@ class _Fleet:
             self.member.name,
             partial(self._note_readable, name),
         )
-        # Without a record nothing is begun, so that a later try finds the log closed.
+        # Begin nothing without a record, so that a later attempt finds the log closed.
         tenure = CopyTenure(store, name, self.member.name, copy, lambda: self.member.registration)
         copy.start()
         return tenure
@@ -513,7 +514,7 @@ class _Fleet:
             instance.note_readable(position)
 
     def _address_of_capturer(self, store: CoordinationStore, name: str) -> DaemonAddress | None:
-        """Return where the log of an instance is captured, None if nobody else captures it."""
+        """Return the address of the daemon that captures an instance, None if no other daemon does."""
         member = capturer_of(store, name)
         if member is None or member.name == self.member.name:
             return None
@@ -540,7 +541,7 @@ class _Fleet:
     def status(self) -> dict[str, Any]:
         """Return the state of the whole fleet, from the store. Raises CoordinationLost, SchemaInvalid."""
         with self._status_lock:
-            # Requests that come more often share an answer, so that they do not load the store.
+            # Frequent requests share one answer, so that they do not load the store.
             if time.monotonic() - self._status_at > _FLEET_STATUS_SECONDS:
                 with closing(self._open_store()) as store:
                     self._status, self._status_at = fleet_status(store), time.monotonic()
@@ -573,7 +574,9 @@ def _allow_descriptors() -> None:
 def _canal_cluster(
     settings: Settings, ports: Ports, is_here: Callable[[str], bool], guard: SessionGuard
 ) -> CanalCluster | None:
-    """Return what shows this daemon to Canal's cluster clients; None if the settings name no ensemble."""
+    """Return the object that shows this daemon to Canal's cluster clients; None if the settings name no
+    ensemble.
+    """
     listen = settings.listen
     if listen.canal_cluster is None:
         return None

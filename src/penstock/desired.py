@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a daemon is to have: its file, and the instances that users want by the store.
+"""The desired settings of a daemon: its file, and the instances that users have stored in the coordination
+store.
 
     penstock.yaml ───────────────────────────┐
     coordination store: apply, PUT, DELETE ──┴─▶ settings ─▶ `Daemon.change`
 
-Where both name an instance, the store decides: all members of a fleet then have it alike.
+If both define an instance, the store wins, so that all members of a fleet agree.
 """
 
 import os
@@ -45,7 +46,7 @@ _Sections = dict[str, dict[str, Any] | None]
 
 
 class SettingsState(StrEnum):
-    """What became of the newest settings. After FAILED, part of them may be in effect until a restart."""
+    """The state of the newest settings. After FAILED, part of them may be in effect until a restart."""
 
     APPLIED = "applied"
     REFUSED = "refused"
@@ -55,7 +56,7 @@ class SettingsState(StrEnum):
 class DesiredSettings:
     """The settings of one daemon. Thread-safe.
 
-    Without `coordination` in the file there is no store, and the file alone says what the instances are.
+    Without `coordination` in the file there is no store, and the file alone defines the instances.
     """
 
     def __init__(self, file: Path) -> None:
@@ -75,23 +76,23 @@ class DesiredSettings:
     def first(self, prove: Callable[[Settings], None] = lambda settings: None) -> Settings:
         """Return the settings to start with. Raises OptionInvalid for the file alone.
 
-        If the store does not answer, the daemon starts with the file. What the store says of an instance is
-        left out if it cannot be used here, by itself or with others, or if `prove` raises OptionInvalid.
+        If the store does not answer, the daemon starts with the file. A stored instance is left out if it
+        cannot be used here, by itself or together with others, or if `prove` raises OptionInvalid.
         """
         settings = self._read(prove, reads_file=True)
         self.accept()
         return settings
 
     def read(self, *, reads_file: bool) -> Settings:
-        """Return the settings with the instances of the store as they are now.
+        """Return the settings with the current instances of the store.
 
-        Unless the file is read again, it counts as it was when it was last accepted. Raises OptionInvalid,
-        also for an instance of the store.
+        Unless the file is read again, its last accepted text is used. Raises OptionInvalid, including for an
+        instance of the store.
         """
         return self._read(None, reads_file=reads_file)
 
     def accept(self) -> None:
-        """Note that the daemon has the settings that were read last."""
+        """Record that the daemon uses the settings that were read last."""
         with self._lock:
             self._text = self._text_read
 
@@ -122,7 +123,7 @@ class DesiredSettings:
     ) -> WantedInstance:
         """Store an instance, None to remove it, once `prove` has accepted the settings with it.
 
-        A dry run stores nothing. Raises OptionInvalid, also what `prove` raises, VersionConflict,
+        A dry run stores nothing. Raises OptionInvalid, the errors of `prove`, VersionConflict,
         CoordinationLost.
         """
         wanted = WantedInstance(
@@ -139,9 +140,9 @@ class DesiredSettings:
             return want_instance(store, wanted)[0]
 
     def forget(self, name: str, prove: Callable[[Settings], None], *, dry_run: bool = False) -> None:
-        """Let the file decide about an instance again, once `prove` has accepted the settings without it.
+        """Apply the settings file to an instance again, once `prove` has accepted the resulting settings.
 
-        A dry run forgets nothing. Raises SourceMissing, OptionInvalid, CoordinationLost.
+        A dry run changes nothing. Raises SourceMissing, OptionInvalid, CoordinationLost.
         """
         with self._lock:
             store = self._needed_store()
@@ -225,7 +226,7 @@ class DesiredSettings:
         except OptionInvalid:
             settings, usable = self._load(text, {}), {}
         while added := [name for name in sections if name not in usable]:
-            # A merge may be named before its members.
+            # A merge may precede its members.
             for name in added:
                 try:
                     candidate = self._load(text, {**usable, name: sections[name]})
@@ -255,7 +256,7 @@ class DesiredSettings:
                     )
             except PenstockError as problem:
                 retry.wait(problem)
-        # What has changed before the watch.
+        # Report changes from before the watch.
         changed()
 
 
@@ -268,7 +269,7 @@ class SettingsThread:
     def __init__(self, desired: DesiredSettings, change: Callable[[Settings], InstanceChange]) -> None:
         self._desired = desired
         self._change = change
-        # Set to read the settings again, and with them the file.
+        # Set to read the settings again, including the file.
         self._reload = threading.Event()
         self._reads_file = threading.Event()
         self._stopping = threading.Event()
@@ -276,7 +277,7 @@ class SettingsThread:
 
     @property
     def state(self) -> SettingsState:
-        """What became of the newest settings."""
+        """The state of the newest settings."""
         return self._state
 
     def start(self) -> None:
@@ -318,7 +319,7 @@ class SettingsThread:
             raise
 
     def _apply(self) -> None:
-        # A signal that comes now is handled in the next round.
+        # A signal that arrives now is handled in the next round.
         if reads_file := self._reads_file.is_set():
             self._reads_file.clear()
         try:
@@ -339,10 +340,10 @@ class SettingsThread:
 
 
 class StoredInstances:
-    """The instances of the store as operators of a daemon change them.
+    """The instances of the store, in the form that a daemon's operators change.
 
-    `plan` returns what settings would change in the daemon, and raises OptionInvalid for those that it
-    refuses. `reload` has it read the settings again.
+    `plan` returns what settings would change in the daemon, and raises OptionInvalid for settings that it
+    refuses. `reload` makes the daemon read the settings again.
     """
 
     def __init__(
@@ -356,7 +357,7 @@ class StoredInstances:
         self._reload = reload
 
     def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
-        """Store an instance, None to remove it; return its version and what changes in this daemon."""
+        """Store an instance, or remove it with None; return its version and the changes in this daemon."""
         changes: list[InstanceChange] = []
         stored = self._desired.want(
             name, document, lambda settings: changes.append(self._plan(settings)), dry_run=dry_run
@@ -364,7 +365,7 @@ class StoredInstances:
         return {"version": stored.version, **self._done(changes, dry_run=dry_run)}
 
     def forget(self, name: str, *, dry_run: bool) -> dict[str, Any]:
-        """Let the file decide about an instance again; return what changes in this daemon."""
+        """Apply the settings file to an instance again; return the changes in this daemon."""
         changes: list[InstanceChange] = []
         self._desired.forget(name, lambda settings: changes.append(self._plan(settings)), dry_run=dry_run)
         return self._done(changes, dry_run=dry_run)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two kinds of GTID sets, which differ in what they prove.
 
-A set that a log holds before a position belongs to that position on every server. A set that a server
-reports as executed belongs to no position: MySQL counts a transaction after it is in the log, so the set may
-miss transactions before the end of the log, and on an unlogged server it may hold some that are in no file.
-The types keep them apart: an `ExecutedSet` is no text, so it fits nowhere that a `LoggedSet` does.
+A set that a log holds before a position belongs to that position on every server. A set that a server reports
+as executed belongs to no position: MySQL counts a transaction after it is in the log, so the set may miss
+transactions before the end of the log, and on an unlogged server it may hold some that are in no file. The
+types keep them apart: an `ExecutedSet` is not text, so it cannot be used in place of a `LoggedSet`.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import NewType
 
 from penstock._native import GtidSet
 
-# The GTIDs of every transaction before a position, read from the log itself; "" where the log has none.
+# The GTIDs of every transaction before a position, read from the log itself; "" if the log has none.
 LoggedSet = NewType("LoggedSet", str)
 NO_GTIDS = LoggedSet("")
 
@@ -37,11 +37,13 @@ class ExecutedSet:
         return bool(self.text or self.applied)
 
     def contains(self, gtid_set: str) -> bool:
-        """Tell whether the server has executed every transaction of a set."""
+        """Return whether the server has executed every transaction of a set."""
         return not self.missing(gtid_set)
 
     def missing(self, gtid_set: str) -> str:
-        """Return the transactions of a set that the server has not executed, "" where it has them all."""
+        """Return the transactions of a set that the server has not executed, "" if it has executed them
+        all.
+        """
         if self.ends is None:
             return str(GtidSet.parse(gtid_set).subtract(GtidSet.parse(self.text)))
         ends = self.ends
@@ -71,7 +73,7 @@ class ExecutedSet:
         return ",".join(f"{domain}-{server}-{number}" for domain, number, server in ordered)
 
     def unlogged(self, gtid_set: str) -> bool:
-        """Tell whether a MariaDB server went on from a transaction of a set and logged nothing of it."""
+        """Return whether a MariaDB server has continued after a transaction of a set without logging it."""
         ends = self.ends or {}
         return any(
             ends.get((domain, server), 0) < number < last
@@ -93,7 +95,7 @@ class LostGtids:
     kept: LoggedSet
 
     def has_last_of(self, gtid_set: str) -> bool:
-        """Tell whether the newest transaction of a MariaDB set is lost, in any domain."""
+        """Return whether the newest transaction of a MariaDB set is lost, in any domain."""
         lost, kept = self._ends(self.lost), self._ends(self.kept)
         return any(
             kept.get((domain, server), 0) < number <= lost.get((domain, server), 0)
@@ -101,7 +103,9 @@ class LostGtids:
         )
 
     def precede(self, gtid_set: str) -> bool:
-        """Tell whether a MariaDB set ends with a transaction of the later epoch, in a domain with a loss."""
+        """Return whether a MariaDB set ends with a transaction of the later epoch, in a domain with a
+        loss.
+        """
         lost, kept = self._ends(self.lost), self._ends(self.kept)
         domains = {domain for domain, _ in lost}
         return any(
@@ -110,7 +114,7 @@ class LostGtids:
         )
 
     def has(self, gtid: str) -> bool:
-        """Tell whether one transaction is lost."""
+        """Return whether a transaction is lost."""
         if is_mariadb(gtid):
             return self.has_last_of(gtid)
         return GtidSet.parse(self.lost).contains(GtidSet.parse(gtid))
@@ -125,9 +129,10 @@ class LostGtids:
 
 
 class OutsideSet:
-    """Tells which transactions of a log are outside a GTID set. Call it with each transaction in log order.
+    """Determines which transactions of a log are outside a GTID set. Call it with each transaction in log
+    order. Call it with each transaction in log order.
 
-    `before` has the transactions before the first one. Raises PositionInvalid if the log does not tell.
+    `before` has the transactions before the first one. Raises PositionInvalid if the log does not show it.
     """
 
     def __init__(self, gtid_set: str, before: LoggedSet) -> None:
@@ -135,7 +140,7 @@ class OutsideSet:
         self._before = GtidSet.parse(before)
 
     def __call__(self, gtid: str) -> bool:
-        """Return whether the next transaction is outside the set. One without a GTID is not."""
+        """Return whether the next transaction is outside the set. A transaction without a GTID is not."""
         if not gtid:
             return False
         is_outside = not self._excluded.contains_in_log(gtid, self._before)

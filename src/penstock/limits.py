@@ -72,7 +72,7 @@ EPOCH_COUNTED_NEW_MAX = (1 << 7) - 1
 # The largest start offset that 32 bits can hold in units of 16 bytes.
 OFFSET_MAX = (1 << 36) - 1
 
-# Reconnect backoff: pauses are random, and their bound doubles from the first to the longest. Give up
+# Reconnect backoff: pauses are random, and their bound doubles from the first to the longest. Retries stop
 # after this many attempts without progress, about a minute.
 RECONNECT_PAUSE_SECONDS_FIRST = 0.1
 RECONNECT_PAUSE_SECONDS_MAX = 10.0
@@ -83,7 +83,7 @@ RECONNECT_TRIES_MAX = 18
 FAIL_OVER_REMEMBERED_SECONDS = 3600.0
 FAIL_OVER_SECONDS_MAX = 600.0
 
-# Each copy of a log reads all of it from the member that captures.
+# The number of copies of a log. Each copy reads all of it from the member that captures.
 COPIES_MAX = 5
 
 # How long a reader waits for a table definition that is being read from the server before it fails with a
@@ -96,8 +96,8 @@ SURVEY_WAIT_SECONDS = 5.0
 # Heartbeat interval of an idle server. After three missed heartbeats the connection counts as lost.
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS
-# A subscriber with several daemons leaves one that is silent for this long: sooner than the session of a
-# frozen member of a fleet ends, so that it asks the others in time.
+# A subscriber with several daemons leaves a daemon that is silent for this long. This is shorter than the
+# session of a frozen fleet member, so that the subscriber asks the others in time.
 DAEMON_SILENCE_SECONDS_MAX = 9.0
 
 # A file is split into byte ranges of at least this size, so that the fixed cost of a range stays small.
@@ -189,7 +189,7 @@ METRICS_HOLDS_MAX = 50
 HISTORIES_MAX = 2
 # The rows of a table as of a moment are gathered in memory, one table at a time.
 AS_OF_BYTES_MAX = 256 * MIB
-# A client that has kept its rows waiting for this long in all gives way to the next one that asks.
+# A client that has kept its rows waiting for this long in total gives way to the next client that asks.
 AS_OF_UNREAD_SECONDS_MAX = 60.0
 # Bytes of changes in one response: the default, and the most a request may ask for.
 CREDIT_BYTES_DEFAULT = 16 * MIB
@@ -213,8 +213,8 @@ CANAL_IDLE_SECONDS_DEFAULT = 3600.0
 CANAL_IDLE_SECONDS_MAX = 7 * 24 * 3600.0
 # Failed logins on one connection before it is closed.
 CANAL_GREETINGS_MAX = 5
-# Largest batch for a Canal client: the default size of Canal's ring buffer. One larger entry makes a batch of
-# its own.
+# Largest batch for a Canal client: the default size of Canal's ring buffer. A single larger entry forms its
+# own batch.
 CANAL_BATCH_BYTES_MAX = 16 * MIB
 
 # Caps on what a Ptubes client may request. Responses are built in memory, and a disconnected client is
@@ -237,29 +237,34 @@ COORDINATION_RECORD_BYTES_MAX = 512 * 1024
 # Each shard of a subscription has a lease and a checkpoint. One record lists the owners of all shards.
 SUBSCRIPTION_SHARDS_MAX = 4096
 
-# The latest outcomes that a Pump remembers, so that a binlog that its writer repeats is stored once.
+# The number of recent outcomes that a Pump remembers, so that a binlog that its writer repeats is stored
+# once.
 PUMP_OUTCOMES_MAX = 65_536
-# One group commit of a Pump. A larger payload is one of its own.
+# The maximum size of a Pump's group commit. A larger payload forms its own group.
 PUMP_BATCH_BYTES_MAX = 32 * MIB
-# Binlogs that wait for a Pump's disk. Above this it refuses more, and writers take another Pump.
+# The bytes of binlogs that wait for a Pump's disk. Above this limit it refuses more, and writers use another
+# Pump.
 PUMP_WAITING_BYTES_MAX = 512 * MIB
 # A gRPC message, which is a whole TiDB transaction: gRPC's Go clients send no larger one.
 TIDB_MESSAGE_BYTES_MAX = (1 << 31) - 1
 # Calls that run at once over one connection to a Pump or Drainer. Clients hold back more by themselves.
 TIDB_CALLS_PER_CONNECTION_MAX = 512
-# Bytes of calls to a Pump or Drainer that have not arrived whole, over all connections: they are kept in
-# memory. Above this, the connection with most of them is closed, and its senders repeat their calls.
+# Bytes of incomplete calls to a Pump or Drainer, over all connections: they are kept in memory. Above this
+# limit, the connection with most of them is closed, and its senders repeat their calls.
 TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
-# What a Pump reads from its log at a time for a Drainer, and how many Drainers it reads for at once.
+# The amount that a Pump reads from its log at a time for a Drainer, and the number of Drainers that it reads
+# for at once.
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB
 PUMP_PULLS_MAX = 8
-# A Pump rolls no undecided transaction back in the cluster before this, which the original Pump waits too.
+# A Pump does not roll back an undecided transaction in the cluster before this time, which is also that of
+# the original Pump.
 PUMP_DECIDE_SECONDS_MIN = 600.0
 # How long a thread of a process with a Pump keeps the interpreter while another one waits for it. A group
-# commit waits for it several times: with Python's own 5 ms, writers wait longer for it than for the disk.
+# commit waits for the interpreter several times: with Python's default of 5 ms, writers would wait longer for
+# it than for the disk.
 PUMP_SWITCH_SECONDS_MAX = 0.0005
-# How long the end of a Pump waits for a question to TiKV.
+# How long the end of a Pump waits for an answer from TiKV.
 PUMP_STOP_SECONDS_MAX = 5.0
 
 # A transaction in the form of TiDB-Binlog's Drainer: one record, which is held in memory whole.
@@ -269,7 +274,7 @@ DRAINER_TRANSACTION_BYTES_MAX = 1024 * MIB
 FOLLOWED_BYTES_MAX = MIB // 4
 # A capture process that reports nothing for this long is killed and started again.
 PROCESS_SILENCE_SECONDS_MAX = 20.0
-# Each has its own event loop and its own cache of decoded pieces.
+# The number of listener processes. Each has its own event loop and its own cache of decoded pieces.
 LISTENER_PROCESSES_MAX = 64
 # A process that ends this often at one position is set aside.
 PROCESS_EXITS_MAX = 8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listeners of one process: what they serve, and the stores that they use, from the settings."""
+"""The listeners of one process, created from the settings: what they serve, and the stores that they use."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,14 +21,14 @@ def make_served(
     arrivals: Arrivals,
     is_here: Callable[[str], bool],
 ) -> Served:
-    """Return the instances as the settings say that they are served; see `Served`."""
+    """Return the served instances according to the settings; see `Served`."""
     served = Served({}, arrivals, is_here=is_here)
     configure_served(served, settings, instances)
     return served
 
 
 def configure_served(served: Served, settings: Settings, instances: Mapping[str, ServedInstance]) -> None:
-    """Serve instances as the settings say, from now on."""
+    """From now on, serve instances according to the settings."""
     by_name = settings.instances.items()
     served.configure(
         instances,
@@ -46,7 +46,7 @@ def configure_served(served: Served, settings: Settings, instances: Mapping[str,
 def as_served(
     settings: Settings, instances: Mapping[str, ServedInstance], arrivals: Arrivals
 ) -> dict[str, ServedInstance]:
-    """Return instances as their readers are to see them."""
+    """Return instances in the form that their readers see."""
     logs = {name: settings.log_of(name) for name in instances}
     return {
         name: instance

@@ -86,7 +86,7 @@ class Position:
 
 
 _PLAIN_NAME = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
-# Strip only these: a name may begin or end with a blank of another script.
+# Strip only these characters, because a name may begin or end with another script's space.
 _BLANKS = " \t\r\n"
 _NAME_PART = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
@@ -138,8 +138,7 @@ class Column:
     """A column as the server declares it.
 
     `type_text` is information_schema.COLUMNS.COLUMN_TYPE verbatim; `charset` its CHARACTER_SET_NAME, None for
-    a type without one. `visible` is whether SELECT * shows it, None if unknown. It changes no value: columns
-    that differ in it alone are equal.
+    a type without one. `visible` is whether SELECT * shows it, None if unknown; comparisons ignore it.
     """
 
     name: str
@@ -222,7 +221,7 @@ class TableSchema:
         return TableName(self.database, self.table)
 
     def same_definition(self, other: "TableSchema") -> bool:
-        """Return whether both are one definition: equal columns, visibility and key, whatever the version."""
+        """Return whether columns, visibility and key are equal, regardless of the version."""
         visible, other_visible = ([column.visible for column in schema.columns] for schema in (self, other))
         same_rows = self.columns == other.columns and self.primary_key == other.primary_key
         return same_rows and visible == other_visible
@@ -573,7 +572,7 @@ _URL_OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket", "ser
 
 
 def url_options(query: str, known: Sequence[str]) -> dict[str, str]:
-    """Return the options of a source's URL. Raises OptionInvalid for others than the `known` ones."""
+    """Return the options in a source's URL. Raises OptionInvalid for options that are not `known`."""
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in known:
@@ -595,5 +594,5 @@ def _find_password(argument: str | Secret | None, in_url: str | None, file: str 
 
 
 def _without_password(url: str) -> str:
-    # A password may contain an @, so the last one ends it.
+    # A password may contain an @, so the last @ ends it.
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table selection that is narrowed by another one, and the table that a mistyped pattern may mean."""
+"""A table selection that is narrowed by another selection, and suggestions for mistyped patterns."""
 
 import difflib
 from collections.abc import Iterable
 
 from penstock.model import TableName, TablePatterns
 
-# Comparing a name with another one takes some 30 microseconds. Those of the same database come first.
+# Comparing two names takes about 30 microseconds. Names in the same database come first.
 _NAMES_COMPARED_MAX = 5000
 
 
 class NarrowedPatterns(TablePatterns):
-    """The tables that two selections share. `include` and `exclude` are those of the first.
+    """The tables that two selections share. `include` and `exclude` belong to the first. `include` and
+    `exclude` are those of the first.
 
     Hashable and picklable, like its base class.
     """
@@ -44,7 +45,7 @@ class NarrowedPatterns(TablePatterns):
 
 
 def nearest_table(pattern: str, names: Iterable[TableName]) -> str:
-    """Return the hint for a pattern that matches none of the tables: the table that it may mean."""
+    """Return the hint for a pattern that matches none of the tables: the table that was probably meant."""
     text = pattern.replace("`", "")
     database = text.partition(".")[0] + "."
     first = sorted(map(str, names), key=lambda name: not name.startswith(database))[:_NAMES_COMPARED_MAX]

@@ -36,7 +36,7 @@ _HINT = (
 )
 _METADATA = "_metadata"
 _DIGITS_MAX = 76
-# No column has numbers with more digits, and arithmetic on far longer ones would block other clients.
+# No column has numbers with more digits, and arithmetic on much longer numbers would block other clients.
 _CONSTANT_DIGITS_MAX = 400
 _MOMENTS = {"TIMESTAMP", "DATETIME", "TIME"}
 _DAY = re.compile(r"\s*\d{4}-\d{2}-\d{2}\s*")
@@ -53,7 +53,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
     "GTE": (compute.greater_equal, ">="),
 }
 _CONDITIONS = {*_OPERATORS, "And", "Or", "Xor", "Not", "NullSafeEQ", "Is", "Between", "In", "Like", "Escape"}
-# The parts of a condition's node. A column has the names before its own.
+# The parts of a condition's node. A column has the names that precede its own.
 _ARGUMENTS = {"this", "expression", "expressions", "low", "high", "negate", "table", "db", "catalog"}
 _TURNED = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
 

@@ -2,7 +2,7 @@
 """Retries: exponential backoff with full jitter, their limits, and one log line for each.
 
 Full jitter draws each pause between zero and a bound that doubles, so that clients that lost the same server
-do not come back in step. The mean pause is therefore half of the bound.
+do not reconnect at the same time. The mean pause is therefore half of the bound.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECON
 _Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)
 
-# A float overflows after about a thousand doublings; every maximum is reached long before this many.
+# A float overflows after about a thousand doublings. Every maximum is reached long before.
 _DOUBLINGS_MAX = 64
 
 
@@ -45,14 +45,13 @@ RECONNECT = Backoff()
 
 
 class Retry:
-    """The failures in a row of one operation, and the pauses between its tries. For one thread or task.
+    """The failures in a row of one operation, and the pauses between its tries.
 
-    `event` is the message of the log line. A failure is raised after `tries` pauses, or once `seconds` have
-    passed since the first failure; without either, never. The last pause ends with the time.
-
-    With several `peers` that are asked in turn, only every round of them counts as a try and pauses. Once
-    `stop` is set, pauses end at once. `report` is called with each failure before its pause. A pause of at
-    most `quiet_seconds` is not logged.
+    For one thread or task. `event` is the message of the log line. A failure is raised after `tries` pauses,
+    or once `seconds` have passed since the first failure; without either limit, never. The last pause is
+    shortened to the time limit. With several `peers` that are tried in turn, only a complete round of them
+    counts as a try and pauses. Once `stop` is set, pauses end at once. `report` is called with each failure
+    before its pause. A pause of at most `quiet_seconds` is not logged.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Retry:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Count the time from now on, and not only from the first failure."""
+        """Count the time from now on instead of from the first failure."""
         self._since = self._clock()
 
     def succeeded(self) -> None:
@@ -91,7 +90,7 @@ class Retry:
         self.failures, self._since = 0, None
 
     def wait(self, problem: Exception, *, weight: int = 1, at_least: float = 0.0, **fields: object) -> None:
-        """Pause before the next try. Raises the problem if there is none.
+        """Pause before the next try. Raises the problem if no try is left.
 
         `weight` is how many failures this one counts for; `at_least` the shortest pause, in seconds, which
         the peer asked for; `fields` belong to the log line.
@@ -137,7 +136,7 @@ class Retry:
     ) -> float:
         failures_before = self.failures
         self.failures += weight
-        # The last round of peers is completed.
+        # Complete the last round of peers.
         if self.tries is not None and self.failures >= (self.tries + 1) * self._peers:
             raise problem
         pause = at_least

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Play a seed on a fleet of its own: `python -m tests.chaos SEED MINUTES`.
+"""Play a seed on a separate fleet: `python -m tests.chaos SEED MINUTES`.
 
 After a failure the folder of the run stays, with the output of every process.
 """
@@ -17,7 +17,7 @@ from tests.chaos.machine import Chaos
 
 
 def main(words: Sequence[str]) -> int:
-    """Play, and print what happened when."""
+    """Play a seed, and print the events with their times."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("minutes", type=float)

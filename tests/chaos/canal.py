@@ -16,18 +16,19 @@ _RESTART_SECONDS = 1.0
 
 
 class CanalFollower:
-    """What the client has seen of the tables of writers. As a context manager it runs inside the block.
+    """The changes that the client has received from the tables of writers. As a context manager it runs
+    inside the block.
 
-    The client ends with an error after its own three tries, so it is started again, as its operators do.
+    The client ends with an error after three attempts, so it is started again, as its operators would do.
     """
 
     def __init__(self, folder: Path, peer: Peer, hosts: str, destination: str, table_filter: str) -> None:
-        """`hosts` are those of the ensemble, with the node that has Canal's layout."""
-        # Of each table: the numbers of the transactions in order of arrival.
+        """`hosts` are the hosts of the ensemble, with the node that has Canal's layout."""
+        # For each table: the numbers of the transactions in order of arrival.
         self.steps: dict[str, list[int]] = {}
         self.starts = 0
         self._command = [*peer.words, hosts, destination, "", "", table_filter]
-        # Otherwise its messages are printed in the middle of the lines that it prints.
+        # Otherwise, the client's log messages would appear in the middle of its output lines.
         silence = folder / "logback.xml"
         silence.write_text("<configuration/>")
         self._environment = os.environ | {"JAVA_TOOL_OPTIONS": f"-Dlogback.configurationFile={silence}"}
@@ -49,7 +50,7 @@ class CanalFollower:
         self._thread.join()
 
     def kill(self) -> None:
-        """Kill the client, which is started again."""
+        """Kill the client. It is started again."""
         with self._lock:
             if self._client is not None:
                 self._client.kill()
@@ -69,7 +70,7 @@ class CanalFollower:
             self.failure = problem
 
     def _follow(self) -> None:
-        """Read what one run of the client prints."""
+        """Read the output of one run of the client."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -87,11 +88,11 @@ class CanalFollower:
         with self._client:
             try:
                 for line in output:
-                    # The last line of a client that was killed may be cut.
+                    # The last line of a killed client may be incomplete.
                     if line.startswith("{") and line.endswith("\n"):
                         self._keep(line)
             finally:
-                # It goes on when nobody reads what it prints.
+                # The client continues even if nobody reads its output.
                 self._client.kill()
 
     def _keep(self, line: str) -> None:

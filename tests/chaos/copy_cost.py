@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what it costs to serve a copy of a log: `python -m tests.chaos.copy_cost MEGABYTES`.
+"""Measure the cost of serving a copy of a log: `python -m tests.chaos.copy_cost MEGABYTES`.
 
 One daemon captures the log; then another one begins to copy it, with syncs by interval. The CPU time of both
 until the copy is in step is divided by the bytes copied.
@@ -25,7 +25,7 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 _TRANSACTION_BYTES = 1 << 20
-# Longer than for an event: a large log is copied.
+# Longer than for an event, because a large log is copied.
 _COPY_SECONDS_MAX = 400.0
 
 
@@ -57,7 +57,8 @@ def measure(folder: Path, megabytes: int) -> str:
         copied_before = cpu_seconds_of(copying.pid)
 
         end = str(serving.status()["position"])
-        # The store is asked here, because each question to a daemon costs it milliseconds, which would count.
+        # Query the store here, because each query to a daemon would cost it milliseconds, which would be
+        # counted.
         store = enter(closing(open_store(f"sqlite://{folder}/fleet.db")))
 
         def is_in_step() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a fleet: daemons and workers with folders of their own, which reach everything by proxies."""
+"""The hosts of a fleet: daemons and workers with separate folders, which reach everything through proxies."""
 
 import os
 import shutil
@@ -19,9 +19,10 @@ from tools.servers.ports import free_port
 from tools.zookeeper import Ensemble
 
 INSTANCE = "shop"
-# Short, so that members fail over within a run. A busy machine may pause a process for a second or two.
+# A short session, so that members fail over within a run. A busy machine may pause a process for a second or
+# two.
 SESSION_SECONDS = 4.0
-# Room for the log of a long run.
+# Enough space for the log of a long run.
 DISK_BYTES = 1 << 30
 
 
@@ -77,17 +78,17 @@ class Network:
         return f"127.0.0.1:{proxy.port}"
 
     def cut_off(self, path: str = "") -> None:
-        """Carry nothing, in neither direction, and end no connection: of one path, by default of all."""
+        """Carry nothing in either direction, without closing connections: on one path, by default on all."""
         for proxy in self._proxies(path):
             proxy.swallow()
 
     def restore(self) -> None:
-        """Carry everything again, also what was sent before."""
+        """Carry everything again, including what was sent in the meantime."""
         for proxy in self._proxies(""):
             proxy.resume()
 
     def _proxies(self, path: str) -> list[Proxy]:
-        """Return the proxies to the `store`, to the `servers`, or those of `clients`."""
+        """Return the proxies to the `store`, to the `servers`, or for `clients`."""
         paths = {
             "store": self._nodes,
             "servers": [proxy for _, proxy in self._sources],
@@ -97,7 +98,7 @@ class Network:
 
 
 class Member:
-    """A daemon of the fleet on a host of its own. As a context manager it runs inside the block."""
+    """A daemon of the fleet on a separate host. As a context manager it runs inside the block."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class Member:
 
     def fill_disk(self) -> None:
         """Leave no free byte on the disk of the log, which is small."""
-        # A buffer would try to write its rest again when it is closed.
+        # A buffered file would try to write the rest again when it is closed.
         with self._filler.open("wb", buffering=0) as filler, suppress(OSError):
             while True:
                 filler.write(bytes(1 << 16))
@@ -200,7 +201,7 @@ class Member:
         self._filler.unlink()
 
     def _mount_disk(self) -> None:
-        """Give the log a disk of its own, if this process may."""
+        """Put the log on a separate disk, if this process has the privilege."""
         disk = self._folder / "disk"
         disk.mkdir()
         words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
@@ -215,7 +216,7 @@ class Member:
 
 
 class Worker:
-    """A worker of the fleet on a host of its own. As a context manager it runs inside the block."""
+    """A worker of the fleet on a separate host. As a context manager it runs inside the block."""
 
     def __init__(self, name: str, folder: Path, ensemble: Ensemble, root: str) -> None:
         self.name = name
@@ -247,26 +248,26 @@ class Worker:
         assert end(self._process, WAIT_SECONDS_MAX), "the worker does not end"
 
     def kill(self) -> None:
-        """Kill the worker like a crash; its jobs die with it."""
+        """Kill the worker as in a crash. Its jobs die with it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def kill_jobs(self) -> None:
-        """Kill the processes of its jobs like crashes."""
+        """Kill the processes of its jobs as in a crash."""
         assert self._process is not None
         for pid in children(self._process.pid):
-            # It may have ended by itself.
+            # The process may have ended by itself.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def signal(self, number: int) -> None:
-        """Send the worker, but not its jobs, a signal."""
+        """Send a signal to the worker, but not to its jobs."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def said(self) -> str:
-        """Return its output and that of its jobs."""
+        """Return the output of the worker and its jobs."""
         files = [self._folder / "worker.output", *sorted((self._folder / "jobs").rglob("output.log*"))]
         return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fleet under random faults: three daemons, two workers, three nodes of ZooKeeper, busy writers.
 
-Every host has folders of its own and reaches the others through proxies. A seed chooses the faults: each
-begins, lasts for a while, possibly while another one lasts too, and ends; then everything that follows the
-log must go on. At the end the copies of the log equal each other and the binlog of the server, the
+Every host has its own folders and reaches the others through proxies. A seed chooses the faults. Each fault
+begins, lasts for a while, possibly overlapping with another one, and ends. Then everything that follows the
+log must continue. At the end the copies of the log equal each other and the binlog of the server, the
 subscriber and Canal's own Java cluster client have seen every transaction in order, the feed has each change
 once, the mirror equals the tables, and every commit waited for its acknowledgement.
 """
@@ -46,16 +46,16 @@ from tools.zookeeper import Ensemble
 
 DATABASE = "chaos"
 WRITERS = 2
-# How the daemons of a run capture and serve.
+# Whether the daemons of a run capture in separate processes, and how they serve.
 KINDS = (
     {"processes": "single", "serve": "written"},
     {"processes": "single", "serve": "durable"},
     {"processes": "per-instance", "serve": "written"},
 )
-# How long a fault lasts: shorter and longer than a session.
+# The durations of faults: shorter and longer than a session.
 FAULT_SECONDS_MAX = 8.0
 TOGETHER = 0.4
-# Processes start again after a fault, and a busy machine is slow to start them.
+# Processes start again after a fault, which takes long on a busy machine.
 PROGRESS_SECONDS_MAX = 300.0
 
 _log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ class Chaos:
         self._seed = seed
         self._started_at = time.monotonic()
         self._stack = ExitStack()
-        # The faults that last, by the name of their host.
+        # The current faults, by the name of their host.
         self._current: dict[str, Fault] = {}
 
     def __enter__(self) -> Self:
@@ -127,14 +127,14 @@ class Chaos:
         return f"penstock://{hosts}/{INSTANCE}"
 
     def play(self, seconds: float) -> None:
-        """Begin and end faults for a time; after each the fleet must go on."""
+        """Begin and end faults for a time. After each fault, the fleet must continue."""
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
             undos = [self._begin_fault()]
             while self._random.random() < TOGETHER and any(map(self._free_hosts, self._faults)):
                 time.sleep(self._random.uniform(0.0, FAULT_SECONDS_MAX / 4))
                 undos.append(self._begin_fault())
-            # How long a fault lasts is part of the fault.
+            # The duration of a fault is part of the fault.
             time.sleep(self._random.uniform(0.1, FAULT_SECONDS_MAX))
             self._random.shuffle(undos)
             for undo in undos:
@@ -142,7 +142,7 @@ class Chaos:
             self._wait_for_progress()
 
     def prove(self) -> None:
-        """Prove that nothing was lost, repeated or changed. The writers have ended after this."""
+        """Prove that nothing was lost, repeated or changed. Call it after the writers have ended."""
         for writer in self.writers:
             writer.__exit__()
             if writer.failure is not None:
@@ -186,7 +186,7 @@ class Chaos:
         self.members[first].daemon.wait_for_head(head.file, head.offset)
         wait_until(self._are_copies_equal)
         for name in (first, second):
-            # A log begins later than the first if both members with a copy were away at the same time.
+            # A log begins later than the first if both members with a copy were unavailable at the same time.
             assert_equal_to_server(self.members[name].log_folder, latest)
         assert_equal_logs(self._log(first), self._log(second))
         for name, member in self.members.items():
@@ -237,7 +237,7 @@ class Chaos:
         )
 
     def _apply_job(self, tables: list[str]) -> None:
-        """Have the fleet run a pipeline with a feed and a mirror of the tables."""
+        """Make the fleet run a pipeline with a feed and a mirror of the tables."""
         for database in ("feed", "mirror"):
             self._target("postgres", f"CREATE DATABASE {database}")
         values: dict[str, Any] = {
@@ -262,7 +262,7 @@ class Chaos:
             return cursor.fetchall() if cursor.description else []
 
     def _wait_for_progress(self) -> None:
-        """Wait until everything that was committed up to now has arrived everywhere."""
+        """Wait until everything committed so far has arrived everywhere."""
         self.servers.prove_acknowledgements()
         begun_at = time.monotonic()
         steps = {writer.table: writer.step for writer in self.writers}
@@ -296,7 +296,7 @@ class Chaos:
     # --- Faults -----------------------------------------------------------------------------
 
     def _begin_fault(self) -> Undo:
-        """Begin a fault of a host that has none, and return what ends it."""
+        """Begin a fault of a host without one, and return the function that ends it."""
         free = [fault for fault in self._faults if self._free_hosts(fault)]
         (fault,) = self._random.choices(free, [fault.weight for fault in free])
         name = self._random.choice(self._free_hosts(fault))
@@ -358,7 +358,9 @@ class Chaos:
         servers.promote(self._prove_acknowledged)
 
     def _prove_acknowledged(self, promoted: Server) -> None:
-        """Assert that what the dead server acknowledged is in its replica, or at readers of the fleet."""
+        """Assert that every commit acknowledged by the dead server is in its replica, or was received by
+        readers of the fleet.
+        """
         for writer in self.writers:
             ((newest,),) = promoted.sql(f"SELECT step FROM {writer.table} WHERE id = {NEWEST}")
             if newest < writer.step:
@@ -379,7 +381,7 @@ class Chaos:
         self.run_command("instances", "remove", name)
 
     def _lose_host(self, member: Member) -> None:
-        # What only the lost disk had is fetched from the server, so the log would begin later.
+        # Data that only the lost disk had is fetched from the server, so the log would begin later.
         self.holders()
         member.lose()
 
@@ -388,14 +390,14 @@ class Chaos:
         member.tear()
 
     def _drain(self, member: Member) -> None:
-        # It may be a while until a copy is in step, and the member hands over then.
+        # It may take a while until a copy is in step, and only then does the member hand over.
         CliRunner().invoke(
             make_app(),
             ["fleet", "drain", member.name, "--timeout", "5", "--coordination", self.coordination],
         )
 
     def _undrain(self, member: Member) -> None:
-        # It is not drained if it had just joined again when it was to be.
+        # A member that had just joined again when it should be drained is not drained.
         words = ["fleet", "undrain", member.name, "--coordination", self.coordination]
         done = CliRunner().invoke(make_app(), words)
         assert done.exit_code == 0 or "is not drained" in done.output, done.output
@@ -422,9 +424,9 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to one of some hosts, and how it ends.
+    """An event that happens to one of some hosts, and the way it ends.
 
-    `weight` is its relative frequency. Nothing else happens at the same time as a fault that is `alone`.
+    `weight` is its relative frequency. Nothing else happens during a fault that is `alone`.
     """
 
     name: str
@@ -436,7 +438,7 @@ class Fault:
 
 
 def _assert_equal_to_servers(log: LogReader, servers: Mapping[str, Server]) -> None:
-    """Assert that all bytes of a log, of every epoch, are those of the server of the epoch."""
+    """Assert that all bytes of a log, in every epoch, equal those of the epoch's server."""
     for extent in log.extents():
         epoch = log.epochs.get(extent.epoch)
         assert epoch is not None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how long a reader waits when its daemon dies: `python -m tests.chaos.pauses kill|freeze COUNT`.
+"""Measure how long a reader waits after its daemon has died: `python -m tests.chaos.pauses kill|freeze
+COUNT`.
 
-Two daemons have the log of an instance that is written to all the time. Again and again, the one that
-captures is killed or frozen, and the longest time in which a subscriber receives nothing is its pause.
+Two daemons have the log of an instance with continuous writes. The daemon that captures is killed or frozen
+repeatedly. The pause is the longest time in which a subscriber receives nothing.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from tests.chaos.traffic import Follower, Writer
 from tests.support.suite.patience import wait_until
 from tools.zookeeper import Ensemble
 
-# What a reader must receive after its pause, so that the pause is over.
+# The number of changes that a reader must receive before its pause counts as over.
 _TRANSACTIONS_AFTER = 20
 
 
@@ -69,7 +70,7 @@ class Pauses:
     def measure(self, how: str) -> float:
         """Kill or freeze the member that captures; return the pause in seconds."""
         member = self._members[self._wait_for_copy()]
-        # Without an arrival before it, a pause has no beginning.
+        # Without an earlier arrival, a pause has no beginning.
         self._wait_for(max(self._writer.step, 1))
         self._arrived_at[:-1] = []
         if how == "kill":
@@ -88,14 +89,14 @@ class Pauses:
         wait_until(lambda: self._follower.newest("pauses.t") >= step)
 
     def _wait_for_copy(self) -> str:
-        """Wait until one member captures and the other has a copy in step; return the one that captures."""
+        """Wait until one member captures and the other has a copy in step; return the capturing member."""
         captured_by: list[str] = []
 
         def is_known() -> bool:
             row = self._members["a"].fleet_row()
             capturer = self._members.get(row["captured_by"])
             has_copy = [copy["state"] for copy in row["copies"]] == ["in step"]
-            # A member that was thawed may not have noticed yet that another one has taken over.
+            # A thawed member may not have noticed yet that another one has taken over.
             if has_copy and capturer is not None and capturer.daemon.status()["state"] == "running":
                 captured_by.append(capturer.name)
             return bool(captured_by)
@@ -105,7 +106,7 @@ class Pauses:
 
 
 class _TimedFollower(Follower):
-    """A follower that notes when it has received anything; monotonic seconds."""
+    """A follower that records the times of its arrivals, in monotonic seconds."""
 
     def __init__(self, make_subscriber: partial[Subscriber], arrived_at: list[float]) -> None:
         super().__init__(make_subscriber)

@@ -17,8 +17,8 @@ from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
-# Options that last over restarts. The servers are started without the file to which SET PERSIST writes. The
-# timeout is longer than any run: a commit waits for as long as nobody has acknowledged it.
+# Options that persist over restarts. The servers are started without the file to which SET PERSIST writes.
+# The timeout exceeds any run: a commit waits as long as it is not acknowledged.
 _OPTIONS: Mapping[str, str | int] = {
     "plugin_load_add": "rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so",
     "rpl_semi_sync_source_timeout": 3_600_000,
@@ -74,20 +74,20 @@ class Servers:
 
     @property
     def primary(self) -> Server:
-        """The server that accepts writes. Waits while there is none."""
+        """The server that accepts writes. Waits if there is none."""
         assert self._settled.wait(WAIT_SECONDS_MAX), "no server is promoted"
         return self._primary
 
     def by_key(self) -> Mapping[str, Server]:
-        """Return the servers by the key that an epoch has of its server."""
+        """Return the servers by the key that an epoch records for its server."""
         return {f"mysql:{server.sql('SELECT @@server_uuid')[0][0]}": server for server in self.all}
 
     def promote(self, prove_acknowledged: Callable[[Server], None]) -> None:
-        """Kill the primary while it is written to, and let the replica take its place.
+        """Kill the primary during writes, and let the replica take its place.
 
         `prove_acknowledged` looks for the acknowledged commits in the replica, once that has applied what it
-        has received. What the dead server has logged and sent to nobody is fetched from its disk before the
-        promotion, because readers of its log may have it.
+        has received. Transactions that the dead server has logged but not sent to the replica are fetched
+        from its disk before the promotion, because readers of its log may have them.
         """
         self.prove_acknowledgements()
         self._settled.clear()
@@ -110,7 +110,7 @@ class Servers:
         self._follow(self.replica)
 
     def kill(self, server: Server) -> None:
-        """Kill one of the servers; what it counts of acknowledgements ends with it."""
+        """Kill one of the servers, which resets its counters of acknowledgements."""
         if server is self._primary:
             self.prove_acknowledgements()
         server.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writes to the source of a fleet, and what follows it: a writer and a subscriber, each in a thread."""
+"""The writer to a fleet's source, and its subscriber, each in a thread."""
 
 import random
 import threading
@@ -14,22 +14,22 @@ from tests.chaos.servers import Servers
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.patience import wait_until
 
-# The row that has the number of the last transaction.
+# The row that contains the number of the last transaction.
 NEWEST = 0
 # A pause between transactions, so that Canal's client, which prints each change, keeps up on two busy cores.
 _PAUSE_SECONDS = 0.05
-# How many of the transactions have many rows, and how many begin a file of the binlog.
+# The fractions of transactions with many rows, and of those that begin a new binlog file.
 LARGE, LARGE_ROWS = 0.002, 1000
 ROTATING = 0.01
 
 
 class Writer:
-    """Commits numbered transactions into a table of its own. Transaction n ends with `step = n` of row 0."""
+    """Commits numbered transactions into a separate table. Transaction n ends with `step = n` in row 0."""
 
     def __init__(self, servers: Servers, table: str, seed: str) -> None:
         self.table = table
         self.step = 0
-        # The changes of rows that were committed.
+        # The row changes that were committed.
         self.changes = 1
         self.failure: BaseException | None = None
         self._servers = servers
@@ -73,7 +73,7 @@ class Writer:
         statements.append(f"UPDATE {self.table} SET step = {step} WHERE id = {NEWEST}")
         changes = len(statements)
         if chosen.random() < LARGE:
-            # Its rows do not outlive the transaction.
+            # These rows are deleted again within the transaction.
             rows = ", ".join(f"({-number}, {step}, '{note}')" for number in range(1, LARGE_ROWS + 1))
             statements[:0] = [
                 f"INSERT INTO {self.table} VALUES {rows}",
@@ -85,14 +85,14 @@ class Writer:
         try:
             self._servers.primary.sql("; ".join(["BEGIN", *statements, "COMMIT"]))
         except pymysql.err.OperationalError:
-            # The server may have committed it.
+            # The server may have committed the transaction.
             if self._newest() != step:
                 return
         self.step, self._ids = step, ids
         self.changes += changes
 
     def _rotate(self) -> None:
-        # A server that is away begins a file by itself.
+        # A server that restarts begins a new file anyway.
         with suppress(pymysql.err.OperationalError):
             self._servers.primary.sql("FLUSH BINARY LOGS")
 
@@ -110,10 +110,12 @@ class Writer:
 
 
 class Follower:
-    """What a subscriber has seen of the tables of writers. As a context manager it runs inside the block."""
+    """The changes that a subscriber has received from the tables of writers. As a context manager it runs
+    inside the block.
+    """
 
     def __init__(self, make_subscriber: Callable[[], Subscriber]) -> None:
-        # Of each table: the numbers of the transactions in order of arrival, and the rows after them.
+        # For each table: the numbers of the transactions in order of arrival, and the rows after them.
         self.steps: dict[str, list[int]] = {}
         self.rows: dict[str, dict[int, tuple[int, str]]] = {}
         self._make_subscriber = make_subscriber

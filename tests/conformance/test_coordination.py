@@ -234,7 +234,7 @@ def test_watch_reports_every_change_below_its_path(
         lambda: other.delete("/shop"),
     ]
     for number, change in enumerate(changes):
-        # A late notification of the previous change must not be taken for one of this change.
+        # A late notification of the previous change must not be mistaken for one of this change.
         wait_quiet(notified)
         change()
         assert notified.wait(WAIT_SECONDS_MAX), number

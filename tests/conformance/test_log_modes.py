@@ -217,7 +217,7 @@ def test_closing_wakes_a_waiting_thread(log: Log, monkeypatch: pytest.MonkeyPatc
     assert answers == [visible]
 
 
-# --- What is a mode's own -----------------------------------------------------------------------
+# --- Specific to a mode ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["file", "mixed"])

@@ -123,7 +123,7 @@ def test_batch_survives_a_lost_connection(backend: SqlBackend, sink: Sink, table
 
 @runs_on(speaks_sql)
 def test_two_writers_of_one_part_write_it_once(backend: SqlBackend, sink: Sink, table: MakeTarget) -> None:
-    """A stale process continues beside the process that took over its part."""
+    """A stale process continues in parallel with the process that took over its part."""
     visits = table(VISITS, (), table="visits")
     sink.prepare(visits, Evolution.EVOLVE)
     writers = [sink.open(BatchMark("test", "1", 1), 0) for _ in range(2)]

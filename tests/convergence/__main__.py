@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Play seeds on servers of their own: `python -m tests.convergence FLAVOR TARGET MODE SEED ROUNDS`.
+"""Play seeds on separate servers: `python -m tests.convergence FLAVOR TARGET MODE SEED ROUNDS`.
 
-SEED is a number, a range such as 1-20, or the path of a journal that an earlier run has left, which is made
-shorter. `--kills` adds rounds in which the command is killed, `--kinds still,busy` leaves the others out. The
+SEED is a number, a range such as 1-20, or the path of a journal of an earlier run, which is then shortened.
+`--kills` adds rounds in which the command is killed, `--kinds still,busy` selects the kinds of rounds. The
 pipeline runs in this process, with `--spark` on a session of Spark.
 """
 
@@ -24,7 +24,7 @@ from tests.convergence.machine import Divergence, Machine, Round, play_journal, 
 from tests.convergence.targets import TARGETS, ConvergenceTarget
 from tools.servers import Server
 
-# gh-ost and pt-online-schema-change need what every server logs for replicas.
+# gh-ost and pt-online-schema-change require the settings that servers use with replicas.
 SERVER_SETTINGS = {"binlog-row-metadata": "FULL"}
 KILLS = {"kill": 1}
 
@@ -33,7 +33,7 @@ KILLS = {"kill": 1}
 def started(
     flavor: str, target: str, mode: str, folder: Path, on_spark: bool
 ) -> Iterator[tuple[Server, ConvergenceTarget, Driver]]:
-    """Start a source, a target and what runs the pipeline's tasks."""
+    """Start a source, a target, and the driver for the pipeline's tasks."""
     with Server(flavor, SERVER_SETTINGS) as server, TARGETS[target](mode, folder) as made:
         if not on_spark:
             yield server, made, LocalDriver()
@@ -67,7 +67,7 @@ def spark_driver(folder: Path) -> Iterator[Driver]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Play, print what diverges; return 1 where anything does."""
+    """Play the seeds, and print divergences; return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m tests.convergence", description=__doc__)
     for name in ("flavor", "target", "mode", "seed"):
         parser.add_argument(name)
@@ -112,7 +112,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def shorten(server: Server, target: ConvergenceTarget, driver: Driver, path: Path) -> int:
-    """Make a journal shorter, and print what is left of it."""
+    """Shorten a journal, and print the remaining steps."""
     journal = machine_module.read(path.read_text())
     tries = [0]
     sql_mode = machine_module.sql_mode_of(path.stem.replace("-", " "))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Column types of the convergence machine: which there are, what widens them, and literals of them."""
+"""Column types of the convergence machine: the types, the wider types of each, and literals."""
 
 import random
 import re
@@ -40,7 +40,7 @@ TYPES = (
     "JSON",
 )
 
-# What holds every value of the first, as every target with types takes it.
+# Types that hold every value of the first, for every target with types.
 WIDENINGS = {
     "smallint": "INT",
     "int": "BIGINT",
@@ -62,7 +62,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column as information_schema tells it."""
+    """A column according to information_schema."""
 
     name: str
     kind: str
@@ -73,7 +73,7 @@ class SourceColumn:
 
 
 def columns_of(cursor: Any, table: str) -> list[SourceColumn]:
-    """Return the columns of a table of the session's database, [] where it is not there."""
+    """Return the columns of a table in the session's database, [] if the table does not exist."""
     cursor.execute(
         "SELECT COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, EXTRA, COLUMN_KEY"
         " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
@@ -94,7 +94,7 @@ def columns_of(cursor: Any, table: str) -> list[SourceColumn]:
 
 
 def literal(chance: random.Random, column: SourceColumn) -> str:
-    """Return an SQL literal that a column takes; keys are drawn from few values, so that they meet."""
+    """Return an SQL literal that a column accepts. Keys are chosen from few values, so that they collide."""
     if column.nullable and chance.random() < 0.2:
         return "NULL"
     word = re.split(r"[( ]", column.kind)[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random transactions and definitions of the convergence machine: what applications and DBAs send.
+"""Random transactions and definitions of the convergence machine, like those of applications and DBAs.
 
-An action is a list of statements about one table. The next one depends on the seed and on what the source
-has, so a seed gives the same actions again. A statement that the server refuses does nothing.
+An action is a list of statements about one table. The next action depends on the seed and on the content of
+the source, so a seed always gives the same actions. A statement that the server refuses has no effect.
 """
 
 import random
@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.convergence.columns import KEYS, TYPES, WIDENINGS, SourceColumn, columns_of, literal
 
-#: What targets can follow, by name: values that no log shows, types that convert, other primary keys, tables
-#: emptied and made again, tables without a key, further unique keys.
+# The abilities of targets, by name: values that no log shows, types that convert, other primary keys, tables
+# that are emptied and recreated, tables without a key, further unique keys.
 ABILITIES = frozenset({"unlogged", "convert", "other key", "empty", "keyless", "unique"})
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 
@@ -28,7 +28,7 @@ class Action:
 
 
 class Grammar:
-    """Draws actions for the tables of a session's database, as `abilities` allow."""
+    """Generates actions for the tables of a session's database, as far as `abilities` allow."""
 
     def __init__(self, chance: random.Random, cursor: Any, mariadb: bool, abilities: frozenset[str]) -> None:
         self._chance = chance
@@ -42,7 +42,7 @@ class Grammar:
         self._definition_actions = self._changes_of_definitions()
 
     def first(self) -> list[Action]:
-        """Return what makes the tables and their first rows."""
+        """Return the action that creates the tables and their first rows."""
         return [Action("create", table, (self._create(table),)) for table in NAMES]
 
     def next(self) -> Action:
@@ -76,12 +76,14 @@ class Grammar:
         return "LONGTEXT" if kind == "JSON" and self._mariadb else kind
 
     def _type_in_place_of(self, column: SourceColumn) -> str:
-        """Return a type for a new column of a former column's name: the same if types cannot be converted."""
+        """Return a type for a new column with a former column's name: the same type if types cannot be
+        converted.
+        """
         kind = self._type()
         return kind if "convert" in self._abilities else column.kind
 
     def _literal_of(self, kind: str) -> str:
-        """Return a literal for a declared type; a number where a default could not stand there."""
+        """Return a literal for a declared type. It is a number if it may be used as a default."""
         charset = "latin1" if "latin1" in kind else "utf8mb4"
         text = kind.split(" CHARACTER")[0].replace(" NULL", "").lower()
         return literal(self._chance, SourceColumn("", text, False, charset, False, False))
@@ -117,7 +119,7 @@ class Grammar:
         return f"UPDATE IGNORE {self._table} SET `{column.name}` = {value}{self._some()}"
 
     def _some(self) -> str:
-        """Return a condition that some rows meet, the same on every server."""
+        """Return a condition that selects some rows, the same rows on every server."""
         column = self._chance.choice(self._columns)
         operator = self._chance.choice(("=", "<", ">", "<=>"))
         order = ", ".join(f"`{one.name}`" for one in (self._key() or self._columns))
@@ -373,7 +375,7 @@ class Grammar:
         return [unique.replace("ALTER TABLE", "ALTER IGNORE TABLE") if ignore else unique]
 
     def _ghost(self) -> list[str]:
-        """A copy is altered and takes the table's name, as gh-ost and pt-online-schema-change have it."""
+        """Alter a copy, which then takes the table's name, as gh-ost and pt-online-schema-change do."""
         table = self._table
         if not self._key():
             # Both tools refuse a table without a key.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of random statements against one pipeline: after each, the target is what the source is.
+"""Rounds of random statements against one pipeline: after each, the target equals the source.
 
-A journal keeps what was sent, in steps, so that a divergence can be sent again without the seed, and made
-shorter: see `smaller`.
+A journal keeps the statements in steps, so that a divergence can be reproduced without the seed, and
+shortened: see `smaller`.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 ACTIONS_OF_A_ROUND = 25
-#: How a round's statements meet the pipeline: before it runs, while it runs, with runs that die.
+# When the statements of a round are sent: before the pipeline runs, while it runs, or with runs that die.
 KINDS = {"still": 6, "busy": 3, "crash": 3}
 # On a busy machine a session of Spark takes minutes to start.
 BEGIN_SECONDS_MAX = 5 * WAIT_SECONDS_MAX
-# What is asked for between a round's statements, for some of the rounds.
+# Requests between a round's statements, for some of the rounds.
 RESNAPSHOT = "resnapshot"
 
 
 @dataclass
 class Round:
-    """One round of a journal: how the pipeline ran, and what was sent before or meanwhile."""
+    """One round of a journal: how the pipeline ran, and the statements sent before or during the run."""
 
     kind: str
     number: int
@@ -59,14 +59,14 @@ class Round:
 
 @dataclass
 class Divergence:
-    """What was wrong at the end of a round; `rows` by table, or the error that ended the pipeline."""
+    """The problems at the end of a round: `rows` by table, or the error that ended the pipeline."""
 
     rows: dict[str, list[str]]
     error: str = ""
 
     @property
     def names(self) -> frozenset[str]:
-        """What a shorter journal has to show as well."""
+        """What a shortened journal has to show as well."""
         return frozenset(self.rows) or frozenset({self.error.split(":")[0]})
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Crash(BaseException):
 
 
 class Machine:
-    """One database of a source, one pipeline of it, and the rounds that are sent. Close it when done."""
+    """One database of a source, one pipeline of it, and the rounds that are played. Close it when done."""
 
     def __init__(self, server: Server, target: ConvergenceTarget, driver: Driver, database: str) -> None:
         self._server = server
@@ -98,7 +98,7 @@ class Machine:
             "sink": target.sink(database),
             "batch": {"interval": 0},
             "load": {"chunk_rows": 5},
-            # What stops one table hides nothing of the others.
+            # An error that stops one table must not hide problems of the others.
             "errors": {"table": "skip_table"},
             **target.settings,
         }
@@ -111,21 +111,21 @@ class Machine:
 
     @property
     def takes_resnapshots(self) -> bool:
-        """Whether rows that are read again replace others: a feed shows them as inserts."""
+        """Whether rows that are read again replace others. A feed shows them as inserts."""
         return self._target.mode != "feed"
 
     def grammar(self, chance: random.Random) -> Grammar:
-        """Return what draws actions for the database, as the target can follow them."""
+        """Return the generator of actions for the database, limited to what the target can follow."""
         abilities = self._target.MODES[self._target.mode]
         return Grammar(chance, self._connection.cursor(), self._server.family == "mariadb", abilities)
 
     def set_sql_mode(self, mode: str) -> None:
-        """Have statements from now on run leniently, or not."""
+        """Make the following statements run in lenient mode, or not."""
         with self._connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00', sql_mode = %s", (mode,))
 
     def send(self, action: Action) -> None:
-        """Send the statements of an action; those that the server refuses do nothing."""
+        """Send the statements of an action. Statements that the server refuses have no effect."""
         with self._connection.cursor() as cursor:
             for statement in action.statements:
                 try:
@@ -163,7 +163,7 @@ class Machine:
         def run() -> None:
             try:
                 self._run()
-            # Whatever it is, it is raised again below.
+            # Any error is raised again below.
             except BaseException as problem:  # noqa: BLE001
                 failed.append(problem)
 
@@ -172,7 +172,7 @@ class Machine:
         try:
             for action in actions:
                 self.send(action)
-                # Statements come throughout the run, not all before its first batch.
+                # The statements arrive throughout the run, not all before its first batch.
                 thread.join(0.03)
         finally:
             thread.join()
@@ -180,7 +180,7 @@ class Machine:
             raise failed[0]
 
     def _crash(self, chance: random.Random) -> None:
-        """Run until the runner dies at one of the places where something is kept, before or behind it."""
+        """Run until the runner dies before or after one of its writes."""
         with dying(chance.randint(1, 12)):
             try:
                 self._run()
@@ -188,7 +188,7 @@ class Machine:
                 self.counts["crash"] += 1
 
     def _kill(self, chance: random.Random) -> None:
-        """Run the command, and kill it where it has begun something, or a while later."""
+        """Run the command, and kill it at the start of a batch, or a while later."""
         words = [
             str(Path(sys.executable).parent / "penstock"),
             "run",
@@ -225,7 +225,7 @@ class Machine:
                 self.counts[RESNAPSHOT] += 1
 
     def _stopped(self) -> dict[str, str]:
-        """Return the tables that the pipeline goes on without, and why."""
+        """Return the tables that the pipeline continues without, and why."""
         with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
             checkpoint = state.checkpoint()
         assert checkpoint is not None, "the pipeline ran"
@@ -245,7 +245,7 @@ class Machine:
             try:
                 rows = self._target.rows(self.database, source, table)
                 told = differences(source, rows)
-            # A value that the source's type cannot be read from is wrong as well.
+            # A value that cannot be read in the source's type is wrong as well.
             except (AssertionError, ValueError) as problem:
                 told = [str(problem)]
             if told:
@@ -256,7 +256,7 @@ class Machine:
 
 @contextmanager
 def dying(calls: int) -> Iterator[None]:
-    """Let the runner die around the given one of its writes to the state, which stand around every commit."""
+    """Make the runner die at a given write to the state. Such writes surround every commit."""
     left = [calls]
 
     def around(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,7 +281,7 @@ def dying(calls: int) -> Iterator[None]:
 def play_seed(
     machine: Machine, seed: str, rounds: int, kinds: dict[str, int]
 ) -> tuple[list[Round], Divergence | None]:
-    """Play the rounds of a seed; return the journal, and what was wrong where something was."""
+    """Play the rounds of a seed; return the journal, and the problems, if there are any."""
     chance = random.Random(seed)
     grammar = machine.grammar(chance)
     machine.set_sql_mode(sql_mode_of(seed))
@@ -314,7 +314,7 @@ def sql_mode_of(seed: str) -> str:
 
 
 def play_journal(machine: Machine, journal: Sequence[Round], sql_mode: str) -> Divergence | None:
-    """Play a journal; return what was wrong at the end of a round."""
+    """Play a journal; return the problems at the end of a round."""
     machine.set_sql_mode(sql_mode)
     for played in journal:
         divergence = machine.play(played, iter(played.actions))
@@ -326,7 +326,7 @@ def play_journal(machine: Machine, journal: Sequence[Round], sql_mode: str) -> D
 def smaller(
     journal: Sequence[Round], wanted: Divergence, diverges: Callable[[Sequence[Round]], Divergence | None]
 ) -> list[Round]:
-    """Return a shorter journal that shows the same."""
+    """Return a shorter journal that shows the same problem."""
 
     def shows(tried: Sequence[Round]) -> bool:
         found = diverges(tried)

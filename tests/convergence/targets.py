@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The targets of the convergence machine: what a pipeline's file says, and rows by their own clients."""
+"""The targets of the convergence machine: their sections of a pipeline file, and their rows, read by their
+own clients.
+"""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -26,21 +28,23 @@ from tools.postgres import Postgres
 from tools.redis import Redis
 from tools.servers import Server
 
-# What a lake can follow: its columns become wider and keep their key, and a table has one. So in ClickHouse.
+# The abilities of a lake: columns become wider and keep their key, and every table has a key. The same holds
+# for ClickHouse.
 _OF_LAKES = ABILITIES - {"convert", "other key", "keyless"}
-# A feed shows what was logged, and nothing else; a history shows besides that a table was emptied.
+# A feed shows only what was logged. A history also shows that a table was emptied.
 _OF_FEEDS = frozenset({"unique"})
 _OF_HISTORIES = frozenset({"unique", "empty", "unlogged"})
-# Tables with foreign keys keep their place and their keys: of a key that is gone nobody can ask any more.
+# Tables with foreign keys are not dropped and keep their keys, because rows of a dropped key can no longer be
+# determined.
 _OF_CASCADES = frozenset({"unique", "cascade"})
-#: The mode of a mirror whose tables have foreign keys.
+# The mode of a mirror whose tables have foreign keys.
 CASCADES = "cascades"
 
 
 class ConvergenceTarget(ABC):
     """One kind of target, in one of its modes."""
 
-    #: By mode: what it can follow.
+    # By mode: the abilities of the target.
     MODES: ClassVar[dict[str, frozenset[str]]]
 
     def __init__(self, mode: str, folder: Path) -> None:
@@ -55,28 +59,28 @@ class ConvergenceTarget(ABC):
 
     @property
     def sink_mode(self) -> str:
-        """What the sink calls its mode."""
+        """The name of the mode in the sink's settings."""
         return "mirror" if self.mode == CASCADES else self.mode
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Further sections of the file of a pipeline."""
+        """Further sections of the pipeline file."""
         return {"on_cascade": "reread"} if self.mode == CASCADES else {}
 
     @abstractmethod
     def sink(self, database: str) -> dict[str, Any]:
-        """Return the section `sink` of the file of a pipeline that copies a database."""
+        """Return the section `sink` of the pipeline file for copying a database."""
 
     @abstractmethod
     def stored(self, database: str, table: str) -> list[Row]:
-        """Return what is stored of a table, [] where it is not there."""
+        """Return the stored rows of a table, [] if it does not exist."""
 
     def current(self, database: str, source: Source, table: str) -> list[Row]:
         """Return the rows of a mirror."""
         return self.stored(database, table)
 
     def rows(self, database: str, source: Source, table: str) -> list[Row]:
-        """Return the rows that the target says the source has now."""
+        """Return the rows that the source should have now, according to the target."""
         if self.mode not in ("feed", "history"):
             return self.current(database, source, table)
         stored = self.stored(database, table)
@@ -205,11 +209,11 @@ class FilesTarget(ConvergenceTarget):
 
 
 class StoreTarget(ConvergenceTarget):
-    """A server of its own, read by its own client."""
+    """A separate server, read by its own client."""
 
     NAME: ClassVar[str]
     SERVER: ClassVar[type[Companion]]
-    #: Whether bytes are base64 there.
+    # Whether the target stores bytes as base64.
     IN_JSON: ClassVar[bool] = False
 
     def __enter__(self) -> Self:
@@ -253,7 +257,7 @@ class ClickHouseTarget(StoreTarget):
         rows = super().current(database, source, table)
         bits = [name for name, kind in source.types.items() if kind.startswith("bit")]
         for row in rows:
-            # In a column that has been one of texts, a number is its digits.
+            # In a column that previously held texts, a number is stored as its digits.
             row |= {name: int(row[name]) for name in bits if isinstance(row[name], bytes)}
         return rows
 
@@ -267,7 +271,7 @@ class MongoTarget(StoreTarget):
 
 
 class ElasticsearchTarget(StoreTarget):
-    """A real node. The type of a field is for ever."""
+    """A real node. The type of a field never changes."""
 
     NAME = "elasticsearch"
     SERVER = Elasticsearch
@@ -282,7 +286,7 @@ class ElasticsearchTarget(StoreTarget):
 
 
 class RedisTarget(StoreTarget):
-    """A real server, whose values are rows as JSON. It cannot be compared with the source, only emptied."""
+    """A real server, whose values are rows as JSON. It cannot be compared with the source, only cleared."""
 
     NAME = "redis"
     SERVER = Redis

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the machine on a server of its own: `python -m tests.ddl_machine FLAVOR SEED STATEMENTS [METADATA]`."""
+"""Run the machine on a separate server: `python -m tests.ddl_machine FLAVOR SEED STATEMENTS [METADATA]`."""
 
 import sys
 
@@ -9,7 +9,7 @@ from tools.servers import Server
 
 
 def main(flavor: str, seed: int, statements: int, metadata: str) -> int:
-    """Run, compare and print; return 1 where anything differs."""
+    """Run, compare and print; return 1 if anything differs."""
     with Server(flavor, {"binlog-row-metadata": metadata}) as server:
         databases = ("machine", "other db")
         for database in databases:

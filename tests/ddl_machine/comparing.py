@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log of a recorded run and holds each definition and each value against the server's own."""
+"""Reads the log of a recorded run and compares each definition and each value with the server's own."""
 
 import math
 import struct
@@ -23,7 +23,7 @@ _SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_met
 
 @dataclass
 class Outcome:
-    """What a comparison found: differences, and the statements that put tables in doubt."""
+    """The result of a comparison: differences, and the statements that put tables in doubt."""
 
     differences: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Outcome:
 class WatchedHistory(SchemaHistory):
     """A schema history whose questions to the server are counted, and answered from the recording.
 
-    Every definition that it does not doubt must be the server's own.
+    Every definition that is not in doubt must equal the server's own.
     """
 
     def __init__(self, recording: Recording, outcome: Outcome) -> None:
@@ -43,7 +43,7 @@ class WatchedHistory(SchemaHistory):
         self._in_doubt: set[TableName] = set()
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Take the definition from the recording, as a server would tell it."""
+        """Return the definition from the recording, as a server would report it."""
         definition = self._recording.definitions_at(position).get(name)
         if definition is None:
             raise SchemaUnknown(f"the server has no table {name}", position=str(position))
@@ -53,7 +53,7 @@ class WatchedHistory(SchemaHistory):
         return definition.schema
 
     def apply(self, text: str, database: str, position: Position, *more: Any) -> set[TableName]:
-        """Take a statement into account, and hold what is known now against the recording."""
+        """Apply a statement, and compare the resulting definitions with the recording."""
         self._outcome.counts["statements"] += 1
         moved = super().apply(text, database, position, *more)
         definitions = self._recording.definitions_after(position)
@@ -71,7 +71,7 @@ class WatchedHistory(SchemaHistory):
         known = self.schema(name.database, name.table)
         expected = definition.schema
         if known is None:
-            # The server is asked for it when its next row comes.
+            # The server is queried for it when its next row arrives.
             self._outcome.doubts.append(f"{name} is not known after {text}")
         elif any(_is_garbled(column.type_text) for column in known.columns):
             self._outcome.counts["definitions that the server cannot show"] += 1
@@ -88,12 +88,12 @@ class WatchedHistory(SchemaHistory):
         else:
             self._outcome.counts["definitions compared"] += 1
             return
-        # One difference is told once: what follows from it is not.
+        # Report a difference once, without its consequences.
         self.take(definition.to_json(), position)
 
 
 def compare(recording: Recording, files: Iterable[str]) -> Outcome:
-    """Read the log of a run and return every difference from what the server said."""
+    """Read the log of a run and return every difference from the server's answers."""
     outcome = Outcome()
     history = WatchedHistory(recording, outcome)
     source = open_source(SourceOptions.parse(list(files)))
@@ -139,8 +139,8 @@ def _compare_rows(
 def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
     """Return the columns, and whether they are visible, without MariaDB's hidden hashes.
 
-    Whether a key has one may change whenever the table is built anew (ENGINE, FORCE, a key of a prefix). The
-    table map tells, by its count of columns.
+    Whether a key has a hash may change whenever the table is rebuilt (ENGINE, FORCE, a key over a prefix).
+    The number of columns in the table map shows it.
     """
     return tuple(
         (column, column.visible) for column in schema.columns if not column.name.startswith("DB_ROW_HASH_")
@@ -148,7 +148,7 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
 
 
 def _is_garbled(value: Any) -> bool:
-    """Tell whether a text has bytes that a character set lacks; the machine itself writes no question mark.
+    """Return whether a text has bytes that a character set lacks. The machine itself writes no question mark.
 
     Servers make such members when they convert an ENUM or SET, and then show two texts for them.
     """
@@ -183,7 +183,7 @@ def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome)
 
 
 def _versioned_difference(change: RowChange, rows: list[dict[str, Any]]) -> str | None:
-    """Rows of a system-versioned table come with their history; each must be one of the images."""
+    """Rows of a system-versioned table include their history, so each must be one of the images."""
     images = [image for _, image in change.images]
     for row in rows:
         if not any(_agrees(row, image) for image in images):
@@ -203,9 +203,9 @@ def _agrees(row: dict[str, Any], image: dict[str, Any]) -> bool:
 
 
 def is_equal(value: Any, expected: Any) -> bool:
-    """Tell whether a value read is the server's, which the client library shows in forms of its own.
+    """Return whether a decoded value equals the server's, which the client library shows in its own form.
 
-    BIT comes as bytes, members of ENUM and SET of charset binary too, and FLOAT with six digits.
+    BIT is shown as bytes, as are members of ENUM and SET with charset binary, and FLOAT has six digits.
     """
     match value, expected:
         case int(), bytes():

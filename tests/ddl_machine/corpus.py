@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what servers log for a list of statements: `python -m tests.ddl_machine.corpus`, for a new server.
+"""Write the statements that servers log for a list of statements: `python -m tests.ddl_machine.corpus`, for a
+new server.
 
-A server logs another text than its client sent: views and routines with their definer, DROP with a comment,
-CREATE TABLE ... SELECT as a definition.
+The logged text differs from the client's: views and routines with their definer, DROP with a comment, CREATE
+TABLE ... SELECT as a definition.
 """
 
 import json
@@ -112,7 +113,9 @@ def summary(effect: Effect) -> str:
 
 
 def main() -> None:
-    """Write the statements of every flavor with its server's version, each with its effects: review these."""
+    """Write the statements of every flavor with its server's version, each with its effects. The output has
+    to be reviewed.
+    """
     parts = []
     for flavor in FLAVORS:
         with Server(flavor) as server:

@@ -14,7 +14,7 @@ from tests.ddl_machine import vocabulary
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """A column as information_schema has it."""
+    """A column according to information_schema."""
 
     name: str
     type_text: str
@@ -25,7 +25,9 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A table of the server: its database and name, its columns in order, and whether it keeps versions."""
+    """A table of the server: its database and name, its columns in order, and whether it is
+    system-versioned.
+    """
 
     database: str
     name: str
@@ -103,7 +105,7 @@ class Grammar:
         )
 
     def _versioned_comment(self, text: str) -> str:
-        """Return text that this server runs, in a comment that others may not."""
+        """Return text in a version comment that this server executes and others may not."""
         own = ("/*M!", "/*M!100100 ") if self.mariadb else ("/*!80000 ",)
         return f"{self.chance.choice(('/*!', '/*!40101', '/*!50100 ', *own))} {text} */"
 
@@ -115,7 +117,7 @@ class Grammar:
             text = self._versioned_comment(text)
         if self.chance.random() < 0.15:
             at = self.chance.choice([0, *(at for at, character in enumerate(text) if character == " ")])
-            # Blanks inside quotes are left alone: a comment there is part of a name.
+            # Leave spaces inside quotes alone, because a comment there would be part of a name.
             if all(text[:at].count(quote) % 2 == 0 for quote in "'`\"") and "/*" not in text[:at]:
                 text = f"{text[:at]} {self._comment()} {text[at:]}"
         return text + self._maybe(0.05, " ;")
@@ -219,7 +221,8 @@ class Grammar:
         head = "CREATE "
         if self.mariadb and self.chance.random() < 0.15:
             head += "OR REPLACE "
-        # A temporary table hides the table of its name from later statements, so it has a name of its own.
+        # A temporary table hides another table of the same name from later statements, so it gets a unique
+        # name.
         is_temporary = self.chance.random() < 0.04
         head += "TEMPORARY TABLE " if is_temporary else "TABLE "
         if "OR" not in head:
@@ -380,7 +383,7 @@ class Grammar:
             )
         )
 
-    # --- What defines no table ---------------------------------------------------------------------
+    # --- Statements that define no table -----------------------------------------------------------
 
     def _other(self) -> str:
         table = self._table(self._some_table()) if self.tables else "t"

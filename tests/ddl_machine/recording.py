@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs random statements with rows in between, and records what the server says after each."""
+"""Runs random statements with row changes in between, and records the server's definitions after each."""
 
 import codecs
 import random
@@ -39,7 +39,9 @@ _CODEC = "utf-8-lossy"
 
 
 def _lossy_codec(name: str) -> codecs.CodecInfo | None:
-    """Read what a server sends for a surrogate as U+FFFD: the client library takes no codec's error mode."""
+    """Decode a surrogate from the server as U+FFFD. The client library does not accept a codec's error
+    mode.
+    """
     if name != _CODEC.replace("-", "_"):
         return None
     utf8 = codecs.lookup("utf-8")
@@ -53,7 +55,7 @@ codecs.register(_lossy_codec)
 
 @dataclass(frozen=True)
 class RowChange:
-    """What one statement on rows, or CREATE TABLE ... SELECT, changed: the images in order."""
+    """The rows changed by one statement on rows, or by CREATE TABLE ... SELECT: the images in order."""
 
     start: Position
     end: Position
@@ -65,7 +67,7 @@ class RowChange:
 
 @dataclass
 class Recording:
-    """One run: the definitions after each statement, the changes of rows, and what was sent."""
+    """One run: the definitions after each statement, the row changes, and the statements sent."""
 
     defaults: ServerDefaults
     start: Position
@@ -98,7 +100,7 @@ class Run:
         self._patterns = TablePatterns([f"{quote_name(database)}.*" for database in databases])
 
     def record(self, statements: int) -> Recording:
-        """Send statements, of which as many are logged as asked for, and record the run."""
+        """Send statements until the requested number of them was logged, and record the run."""
         self.server.sql("FLUSH BINARY LOGS")
         address = ServerAddress.parse(self.server.url("root"))
         with connect(address) as observer, self.server.connect(database=self.databases[0]) as session:
@@ -121,7 +123,7 @@ class Run:
         refused = not self._execute(session, text)
         recording.counts["refused"] += refused
         end = self._head(session)
-        # A statement that failed is logged where it has done something by then.
+        # A failed statement is logged if it already had some effect.
         if end == start:
             return
         recording.counts["logged"] += 1
@@ -206,7 +208,7 @@ class Run:
             try:
                 cursor.execute(f"SELECT {columns} FROM {quote_name(facts.database)}.{quote_name(facts.name)}")
             except pymysql.err.MySQLError:
-                # A tablespace that was discarded has no rows.
+                # A discarded tablespace has no rows.
                 return []
             names = [column.name for column in compared]
             return [dict(zip(names, row, strict=False)) for row in cursor.fetchall()]
@@ -238,10 +240,10 @@ class Run:
         return Position(0, row[0], row[1])
 
     def _is_comparable(self, kind: str, charset: str | None, extra: str) -> bool:
-        """Tell whether a server's client shows what its log holds.
+        """Return whether a server's client shows the values that the log has.
 
         MariaDB does not compute every virtual column that it logs, and both servers garble members that they
-        convert to or from charsets of two bytes a character.
+        convert to or from charsets with two bytes per character.
         """
         is_virtual = self.grammar.mariadb and "VIRTUAL" in extra
         return not is_virtual and not (kind.startswith(("enum", "set")) and charset in ("ucs2", "utf16"))
@@ -272,6 +274,8 @@ class Run:
 
 
 def _selected(column: ColumnFacts) -> str:
-    """Return what to select of a column: the client library takes the bytes of a VECTOR for text."""
+    """Return the expression that selects a column. The client library mistakes the bytes of a VECTOR for
+    text.
+    """
     name = quote_name(column.name)
     return f"CAST({name} AS BINARY)" if column.type_text.startswith("vector") else name

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, types, charsets and values for random statements.
 
-Values tell a wrong definition apart: high bits for signs, characters whose bytes differ between charsets, and
+Values expose a wrong definition: high bits for signs, characters whose bytes differ between charsets, and
 numbers that no two columns share.
 """
 
@@ -15,7 +15,7 @@ RESERVED_NAMES = (
     "rename", "row", "select", "set", "table", "to", "unique", "where", "with", "a b", "a`b", "a\"b", "x,y",
     "z)", "--", "#", "'", "/*", "é(",
 )  # fmt: skip
-# Keywords that every server takes as names without quotes.
+# Keywords that every server accepts as names without quotes.
 KEYWORD_NAMES = (
     "algorithm", "ascii", "bit", "bool", "byte", "charset", "comment", "compressed", "data", "date",
     "disable", "enable", "end", "engine", "exchange", "fixed", "hash", "import", "invisible", "nowait",
@@ -73,7 +73,7 @@ _MYSQL = ("VECTOR(3)", "GEOMCOLLECTION", "INT SIGNED", "VECTOR")
 
 
 def column_type(chance: random.Random, mariadb: bool) -> str:
-    """Return a type, with a charset where it takes one."""
+    """Return a type, with a charset if it may have one."""
     own = _MARIADB if mariadb else _MYSQL
     kinds = (_INTEGERS, _NUMBERS, _TIMES, _TEXTS, _FIXED_TEXTS, _BYTES, _SHAPES, own)
     [kind] = chance.choices(kinds, weights=(30, 14, 12, 26, 4, 8, 3, 5))
@@ -98,7 +98,7 @@ def charset_clause(chance: random.Random, equals: str = "") -> str:
 
 
 def value(chance: random.Random, type_text: str, charset: str | None, mariadb: bool) -> str | None:
-    """Return an expression for a value of a type of information_schema, None where there is none."""
+    """Return an expression for a value of a type in information_schema, None if there is none."""
     name = re.split(r"[ (]", type_text, maxsplit=1)[0]
     numbers = [int(number) for number in re.findall(r"\d+", type_text.partition("(")[2].partition(")")[0])]
     if name in _INTEGER_BITS:
@@ -113,7 +113,8 @@ def value(chance: random.Random, type_text: str, charset: str | None, mariadb: b
         members = type_text.count("','") + 1
         return str(chance.randint(1, members if name == "enum" else (1 << members) - 1))
     if name in ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"):
-        # MySQL keeps the bytes when a BLOB becomes a VECTOR: unless they are floats, readers stop by name.
+        # MySQL keeps the bytes when a BLOB becomes a VECTOR. Unless they are floats, readers stop with a
+        # named error.
         length = min(numbers[0] if numbers else 8, 6 if mariadb else 8)
         return f"x'{chance.randbytes(length).hex()}'"
     if name in ("char", "varchar", "tinytext", "text", "mediumtext", "longtext"):
@@ -124,7 +125,7 @@ def value(chance: random.Random, type_text: str, charset: str | None, mariadb: b
 
 
 def quoted(text: str) -> str:
-    """Return a literal that no SQL mode, and no session charset, reads differently."""
+    """Return a literal that has the same meaning in every SQL mode and session charset."""
     return f"CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run --local` killed while it writes to a store or a broker: the target follows all the same."""
+"""`penstock run --local` is killed while it writes to a store or a broker, and the target still follows."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ _ROWS_MAX = 10_000
 
 
 class Target(ABC):
-    """A target in a folder or on a server of its own, read by its own client."""
+    """A target in a folder or on a separate server, read by its own client."""
 
     KIND: ClassVar[str]
     # Whether values are JSON, in which bytes are base64.
@@ -141,7 +141,7 @@ class RocketTarget(Target):
 
 
 def _rows_held(table: str, bodies: Iterable[bytes]) -> list[Row]:
-    """Return the rows that messages in Penstock's JSON leave, those of each key in order."""
+    """Return the rows that result from messages in Penstock's JSON, applied in order for each key."""
     held: dict[tuple[Any, ...], Row | None] = {}
     for body in bodies:
         message = json.loads(body, parse_float=Decimal)
@@ -237,7 +237,7 @@ def test_killed_command_leaves_a_target_that_ends_equal_to_its_source(
     workload.create()
     file = write_pipeline(tmp_path, mysql_server, database, {target.KIND: target.settings()}, "full")
     with workload.busy(0.002):
-        # The first process is killed while it loads, the second while it follows the log.
+        # The first process is killed during the load, the second while it follows the log.
         for batches in (1, 4):
             with penstock("run", "--local", str(file), "--json") as killed:
                 lines(killed, batches)
@@ -269,7 +269,7 @@ def test_pipeline_follows_a_fail_over_of_each_master(
                 cluster.fail_over(number)
                 lines(killed, 2)
             killed.send_signal(signal.SIGKILL)
-        # The replicas are the masters now, so the sink finds the cluster without its first address.
+        # The replicas are the masters now, so the sink must locate the cluster without its first address.
         cluster.nodes[0].kill()
         run_to_end(LocalDriver(2), load_pipeline(file))
         cluster.nodes[0].start()

@@ -202,7 +202,7 @@ def test_capture_process_killed_at_any_moment_loses_and_repeats_nothing(
             assert ended["process"]["exits"][-1]["reason"] == "SIGKILL"
             # The supervisor also replaces a process that a busy machine has kept silent for long.
             assert ended["process"]["starts"] >= kill
-            # Readers keep what they have seen.
+            # Readers keep what they have received.
             assert Position.parse(ended["position"]) >= reached
             reached = Position.parse(ended["position"])
         load.go_on(20)

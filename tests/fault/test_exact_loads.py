@@ -27,7 +27,7 @@ def broker(missing_part: MissingPart) -> Iterator[Kafka]:
 
 
 class Death(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def dying_after(place: Any, name: str, calls: int, patch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail-over drills: the primary of a busy cluster dies, hangs or is cut off, and its replica is promoted.
 
-Beside the cluster run a daemon that knows both servers, a subscriber of it, a pipeline that reads the daemon
-into a MariaDB server as a mirror, and a pipeline that reads the servers themselves into files as a feed. At
-the end both targets equal the source, and the subscriber has seen every transaction, in order. How long each
-of them was without new rows is printed, which `pytest -s` shows.
+The cluster is followed by a daemon that knows both servers, a subscriber of it, a pipeline that reads the
+daemon into a MariaDB server as a mirror, and a pipeline that reads the servers themselves into files as a
+feed. At the end both targets equal the source, and the subscriber has seen every transaction, in order. The
+time that each of them was without new rows is printed, which `pytest -s` shows.
 """
 
 import os
@@ -42,8 +42,9 @@ BACKLOG = 300
 
 @pytest.fixture(scope="module")
 def times() -> Iterator[list[str]]:
-    """Lines of the table that is printed at the end: what happened, and the seconds until each reader's next
-    row."""
+    """Lines of the table that is printed at the end: the event, and the seconds until each reader's next
+    row.
+    """
     lines: list[str] = []
     yield lines
     print("\n".join(["", f"{'':<24}" + "".join(f"{reader:>18}" for reader in READERS), *lines]))
@@ -52,8 +53,8 @@ def times() -> Iterator[list[str]]:
 class Writer:
     """Commits numbered transactions into one table of a cluster's primary, one after the other.
 
-    A transaction adds the order of its number and takes an earlier one away; the order `SLOT` has the number
-    of the last one.
+    A transaction adds the order with its number and removes an earlier one; the order `SLOT` has the number
+    of the last transaction.
     """
 
     def __init__(self, server: Server, table: str) -> None:
@@ -67,7 +68,7 @@ class Writer:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Commit all the while the block runs, and at least one transaction."""
+        """Commit continuously while the block runs, and at least one transaction."""
         self._running.set()
         self._thread = threading.Thread(target=self._run, name="writer")
         before = self.number
@@ -84,7 +85,7 @@ class Writer:
         with self.server.connect() as connection, connection.cursor() as cursor:
             while self._running.is_set():
                 self._commit(cursor)
-                # So that the machine has time for those who read.
+                # Leave processor time for the readers.
                 time.sleep(TRANSACTION_SECONDS)
 
     def _commit(self, cursor: Any) -> None:
@@ -107,7 +108,7 @@ class Cluster:
         self.others = [f"127.0.0.1:{self.follower.port}"]
 
     def url(self, *account: str) -> str:
-        """Return the primary's address, on which the proxy stands."""
+        """Return the primary's address, which is that of the proxy."""
         return self.proxy.through(self.primary.url(*account))
 
     def is_replicated(self) -> bool:
@@ -129,7 +130,7 @@ class Cluster:
         self.follower.sql(f"STOP {replica}; RESET {replica} ALL")
 
     def return_primary(self, how: str) -> None:
-        """Have the former primary back, with what it had."""
+        """Start the former primary again, with its data."""
         if how == "hang":
             assert self.primary.pid is not None
             os.kill(self.primary.pid, signal.SIGCONT)
@@ -140,7 +141,7 @@ class Cluster:
 
 
 class Drill:
-    """The daemon of a cluster, its subscriber and the pipelines; in the end they are proved."""
+    """The daemon of a cluster, its subscriber and the pipelines. At the end, their results are checked."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class Drill:
             source = servers | {"url": self.cluster.url("root")}
             sink: dict[str, Any] = {"files": {"path": str(self._folder / "files")}}
         else:
-            # A daemon has the changes, and the servers the rows to load.
+            # A daemon has the changes, and the servers have the rows to load.
             source = servers | {"url": self._instance, "server": self.cluster.url("root")}
             sink = {"mysql": {"url": self._target.url("root")}}
         values = {"name": name.split(",")[0], "source": source, "sink": sink, "batch": {"interval": 0.2}}
@@ -199,7 +200,7 @@ class Drill:
 
     @contextmanager
     def pipelines(self) -> Iterator[None]:
-        """Run both pipelines while the block runs, which begins when they have loaded."""
+        """Run both pipelines while the block runs, which begins after they have loaded."""
         with ExitStack() as stack:
             every = [self._settings(reader) for reader in READERS[:2]]
             for settings in every:
@@ -209,7 +210,7 @@ class Drill:
             yield
 
     def has(self, number: int) -> dict[str, bool]:
-        """Tell which readers have a transaction."""
+        """Return which readers have a transaction."""
         return {
             READERS[0]: self._mirror_has(number),
             READERS[1]: self._feed_has(number),
@@ -231,7 +232,7 @@ class Drill:
         if not self._files.exists():
             return False
         files = pyarrow.dataset.dataset(self._files, format="parquet")
-        # The folder is there before its first file.
+        # The folder exists before its first file.
         return "id" in files.schema.names and bool(
             files.count_rows(filter=pyarrow.dataset.field("id") == number)
         )
@@ -242,7 +243,7 @@ class Drill:
         deadline = time.monotonic() + BATCH_SECONDS_MAX
         while len(seconds) < len(READERS):
             assert time.monotonic() < deadline, f"transaction {number} is only in {seconds}"
-            # Whoever asks all the time takes the processors of those who read.
+            # Polling without pauses would take processor time from the readers.
             time.sleep(POLL_SECONDS)
             for reader, has in self.has(number).items():
                 if has:
@@ -260,7 +261,7 @@ class Drill:
         )
         seen = 0
         for step in (step for _, order, step in self.subscriber.rows if order == SLOT):
-            # What came before its last checkpoint may come again, from its beginning on.
+            # Transactions before its last checkpoint may be repeated, from their beginning on.
             assert step <= seen + 1, f"transactions {seen + 1} to {step - 1} are missing"
             seen = max(seen, step)
         assert seen == self.writer.number

@@ -44,7 +44,7 @@ class Lake:
         self._writer.communicate(timeout=WAIT_SECONDS_MAX)
 
     def is_killed(self, number: int, step: int) -> bool:
-        """Write a batch up to a step; tell whether that step exists."""
+        """Write a batch up to a step; return whether that step exists."""
         assert self._writer.stdin
         assert self._writer.stdout
         self._writer.stdin.write(f"{number} {step}\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A changed byte on disk: data is refused by name and position, indexes heal, no wrong byte is read."""
+"""A changed byte on disk: damaged data is refused with its position, indexes heal, no wrong byte is read."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ from tests.support.logstore.source import (
 from tests.support.suite.nonempty import each
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
-# The long run changes every byte, in parts that each end in time; the everyday run changes a sample.
+# The long run changes every byte, in parts that each finish in time. The everyday run changes a sample.
 STRIDE = 8 if LONG else 211
 PARTS = range(STRIDE if LONG else 1)
 IN_USE_FLAG_AT = 4 + 17

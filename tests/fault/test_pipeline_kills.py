@@ -37,7 +37,7 @@ SINKS: dict[str, dict[str, Any]] = {"mirror": {"mode": "mirror"}, "feed": {"mode
 
 
 class Death(BaseException):
-    """The driver is dead: no code of it runs on."""
+    """The driver is dead: none of its code runs any more."""
 
 
 # The steps of a batch, as the functions that perform them.
@@ -156,7 +156,7 @@ def test_killed_worker_and_unavailable_target_lose_nothing(
 
 
 def kill_a_worker() -> bool:
-    """Kill one Python worker of this process's Spark; tell whether one was running."""
+    """Kill one Python worker of this process's Spark; return whether one was running."""
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     below = {str(os.getpid())}

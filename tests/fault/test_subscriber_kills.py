@@ -192,7 +192,7 @@ class Trouble:
             self.spans.append((started, time.monotonic_ns() + round(2 * SESSION_SECONDS * 1e9)))
 
     def reaches(self, begin: int, end: int) -> bool:
-        """Tell whether an interval overlaps any recorded fault."""
+        """Return whether an interval overlaps any recorded fault."""
         return any(begin <= until and end >= since for since, until in self.spans)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that merges the Pumps of a TiDB cluster, killed in the middle of a transaction's way."""
+"""A daemon that merges the Pumps of a TiDB cluster is killed while a transaction is on its way."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tools.tidb.cluster import FakeCluster
 
 PAYLOADS = sample_payloads()
 END = last_commit_ts(PAYLOADS)
-# From `tests/samples/tidb/source.sql`, as TiDB's own client shows it.
+# The rows of `tests/samples/tidb/source.sql`, as TiDB's own client shows them.
 TEST_CHANGES = [
     ("insert", {"id": 1, "name": "a"}),
     ("insert", {"id": 2, "name": "b"}),
@@ -50,7 +50,7 @@ def _values(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _received(batch: ChangeBatch) -> list[tuple[int, str]]:
-    """Return the same of a subscriber's batch, as text."""
+    """Return the same changes from a subscriber's batch, as text."""
     return [
         (row["_commit_version"], str((row["_change_type"], _values(row))))
         for row in pyarrow.record_batch(batch).to_pylist()
@@ -107,7 +107,7 @@ def test_killed_drainer_loses_and_repeats_nothing(tmp_path: Path) -> None:
                     pump.release(payload)
                     other.release_fake(last_commit_ts([payload]))
                     if index in (6, 12):
-                        # Some of it is stored, some is on its way.
+                        # Some of the transaction is stored, and some is on its way.
                         wait_until(lambda: daemon.status()["position"] is not None)
                         daemon.kill()
                         daemon.start()

@@ -55,7 +55,7 @@ def cluster(tmp_path: Path, missing_part: MissingPart) -> Iterator[PeerCluster]:
 
 
 class Writer:
-    """A connection that changes random rows of all tables, half of its transactions pessimistic."""
+    """A connection that changes random rows of all tables. Half of its transactions are pessimistic."""
 
     def __init__(self, server: TidbServer, number: int) -> None:
         self.server = server
@@ -117,7 +117,7 @@ class Writer:
 
 @dataclass
 class Replay:
-    """The tables as a log's changes make them. Each image before a change must be the row as it was."""
+    """The tables that result from a log's changes. Each preimage must equal the previous row."""
 
     rows: dict[tuple[str, tuple[Any, ...]], dict[str, Any]] = field(default_factory=dict)
     keyless: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -157,7 +157,7 @@ def replayed(log: Path) -> Replay:
 
 
 def shown(name: str, value: Any) -> Any:
-    """Return a column's value from Arrow or from the client in one form: parsed JSON, numbers, UTC."""
+    """Return a column's value from Arrow or from the client in a common form: parsed JSON, numbers, UTC."""
     if value is None:
         return None
     if name == "doc":
@@ -170,7 +170,7 @@ def shown(name: str, value: Any) -> Any:
 
 
 def selected(cursor: Any, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table as the server has them."""
+    """Return the rows of a table as the server returns them."""
     cursor.execute(f"SELECT * FROM {table}")
     names = [column[0] for column in cursor.description]
     return [
@@ -191,7 +191,7 @@ def test_merged_log_equals_the_cluster_whatever_is_killed_and_lost(
     tmp_path: Path, cluster: PeerCluster
 ) -> None:
     with ExitStack() as stack:
-        # Clients reach the Pump that is killed directly, and notice. The other Pump loses commits.
+        # Clients connect directly to the Pump that is killed, and notice it. The other Pump loses commits.
         killed_at, other_at = (f"127.0.0.1:{free_port()}" for _ in range(2))
         route = stack.enter_context(LossyRoute(other_at, LOST_OF))
         killed = {"listen": killed_at, "node_id": "pump-1"}
@@ -210,7 +210,7 @@ def test_merged_log_equals_the_cluster_whatever_is_killed_and_lost(
         log = tmp_path / "drainer" / "log" / "shop"
         with second.connect("bank") as connection, connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00'")
-            # Reading decides the transactions of the killed server: it resolves their locks.
+            # Reading decides the transactions of the killed server, because it resolves their locks.
             tables = {table: selected(cursor, table) for table in TABLES}
             connection.commit()
             cursor.execute("CREATE TABLE marker (id INT PRIMARY KEY)")
@@ -239,7 +239,9 @@ def daemon(folder: Path, cluster: PeerCluster, role: str, node: dict[str, Any]) 
 
 
 def load(first: TidbServer, second: TidbServer, pump: DaemonProcess, merging: DaemonProcess) -> None:
-    """Write to both servers while a Pump, the drainer and the first server are killed, and tables change."""
+    """Write to both servers while a Pump, the drainer and the first server are killed, and tables are
+    altered.
+    """
     with second.connect() as connection, connection.cursor() as cursor:
         cursor.execute("CREATE DATABASE bank")
         cursor.execute("USE bank")

@@ -181,7 +181,7 @@ def run(decoder: Decoder, view: memoryview, chance: random.Random) -> None:
 
 
 def offer_prepared(decoder: Decoder, view: memoryview, chance: random.Random) -> bool:
-    """Offer bytes of the log for a requested prepared transaction; tell whether any were accepted."""
+    """Offer bytes of the log for a requested prepared transaction; return whether any were accepted."""
     if (request := decoder.prepared_request()) is not None:
         file, start, end = request[2] or ("binlog.000001", chance.randrange(4, 5000), 5000)
         decoder.answer_prepared(file, start, end, bytes(view[:300]) if chance.random() < 0.9 else None)

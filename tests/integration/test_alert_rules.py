@@ -130,7 +130,7 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockPipelineTablesStopped": [Series(f'penstock_pipeline_tables{{{SINK}, state="stopped"}}', 0, 2)],
     "PenstockDeadLetters": [Series(f"penstock_pipeline_dead_letters_total{{{SINK}}}", 0, step=1)],
     "PenstockLoadStalled": [
-        # One shard has loaded its tables, so that it makes no progress any more.
+        # One shard has loaded its tables, so it makes no further progress.
         Series(f'penstock_load_chunks{{{SHARDS[0]}, state="done"}}', 50, 50),
         Series(f'penstock_load_chunks{{{SHARDS[0]}, state="remaining"}}', 0, 0),
         Series(f'penstock_load_chunks{{{SHARDS[1]}, state="done"}}', 0, step=0, usual_step=1),
@@ -139,13 +139,13 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockSubscriberLagHigh": [Series(f"penstock_subscriber_lag_seconds{{{MEMBER}}}", 0, 700)],
     "PenstockSubscriberSkips": [Series(f"penstock_subscriber_skipped_batches_total{{{MEMBER}}}", 0, step=1)],
 }
-# Rules about a series that is missing: absent while the alert is due.
+# Rules about a missing series, which is absent while the alert is due.
 GONE = {
     "PenstockDaemonAbsent": 'penstock_build_info{version="1", python="3"}',
     "PenstockPipelineGone": f"{REPORTED}{{{SINK}}}",
 }
 _PRESENT, _LOST = f"1x{RESOLVED}", f"1x59 _x120 1x{RESOLVED - 180}"
-# One of two processes is lost; and a pipeline gets four shards in place of two, of which none is lost.
+# One of two processes is lost; and a pipeline gets four shards instead of two, none of which is lost.
 SHARD_LOST = [
     (f"{REPORTED}{{{SHARDS[0]}}}", _PRESENT),
     (f"{REPORTED}{{{SHARDS[1]}}}", _LOST),
@@ -179,7 +179,7 @@ def test_every_rule_has_a_scenario() -> None:
 
 
 def test_series_of_the_scenarios_have_the_labels_of_their_metrics() -> None:
-    """Expressions join metrics by their labels, so a scenario without one of them proves nothing."""
+    """Expressions join metrics by their labels, so a scenario without one of the labels proves nothing."""
     texts = [series.text for every in SCENARIOS.values() for series in every] + [*GONE.values()]
     for text in each(texts):
         name, _, selector = text.partition("{")
@@ -199,7 +199,7 @@ def test_every_rule_fires_and_resolves(promtool: Path, tmp_path: Path) -> None:
     rules = {rule["alert"]: rule for group in groups() for rule in group["rules"]}
     tests = []
     for alert, of_rule in scenarios.items():
-        # A file of one rule each: every scenario evaluates all rules of its file, minute by minute.
+        # Each file has one rule, because every scenario evaluates all rules of its file, minute by minute.
         file = tmp_path / f"{alert}.yml"
         file.write_text(yaml.safe_dump({"groups": [{"name": "rules", "rules": [rules[alert]]}]}))
         content = {"rule_files": [str(file)], "evaluation_interval": "1m", "tests": of_rule}

@@ -155,7 +155,7 @@ def assert_converted_equals_raw(file: Path, table: str, schemas: dict[str, Table
     )
 
 
-# --- What stands around the values -----------------------------------------------------------
+# --- The parts around the values -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_columns_absent_from_an_image_are_omitted(minimal: tuple[str, Batch, Tab
         ("insert", None, {"id": 1, "day": "0000-00-00", "name": "a"}),
         ("insert", None, {"id": 2, "day": "2024-02-29", "name": "b"}),
         ("update", {"id": 1}, {"name": "c"}),
-        # A row with another key is another row.
+        # A row with another key is a different row.
         ("delete", {"id": 2}, None),
         ("insert", None, {"id": 9}),
         ("delete", {"id": 9}, None),

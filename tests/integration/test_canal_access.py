@@ -83,7 +83,7 @@ def connect(daemon: DaemonProcess, client_id: str = "1001") -> CanalClient:
 
 
 def serves(daemon: DaemonProcess, server: Server) -> bool:
-    """Tell whether an unaffected client is still served."""
+    """Return whether an unaffected client is still served."""
     number = write(server, daemon)
     with connect(daemon).log_in("canal", "canal").subscribe("canal_a\\.open") as client:
         batch_id, entries = client.get()
@@ -94,7 +94,7 @@ def serves(daemon: DaemonProcess, server: Server) -> bool:
 
 
 def ends(client: CanalClient) -> bool:
-    """Tell whether the daemon has closed a connection."""
+    """Return whether the daemon has closed a connection."""
     try:
         client.receive_bytes()
     except (EOFError, ConnectionError):
@@ -102,7 +102,7 @@ def ends(client: CanalClient) -> bool:
     return False
 
 
-# --- Who is let in --------------------------------------------------------------------------
+# --- Authentication -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_plain_passwords_and_tls_are_accepted_if_configured(
         assert "a session failed" not in secured.said()
 
 
-# --- Who speaks no Canal --------------------------------------------------------------------
+# --- Clients that do not speak Canal's protocol --------------------------------------------
 
 
 def garbage() -> Iterator[bytes]:

@@ -32,7 +32,7 @@ def test_java_cluster_client_finds_the_running_daemon_and_follows_a_fail_over(
     database = fresh_database(mysql_server)
     for table in ("orders", "stop"):
         mysql_server.sql(f"CREATE TABLE {database}.{table} (id INT PRIMARY KEY)")
-    # Canal's layout is at the top of what the client calls its ensemble.
+    # Canal's layout is at the root of what the client considers its ensemble.
     top = f"{zookeeper.hosts}/{tmp_path.name}"
     daemons: dict[str, DaemonProcess] = {}
     for name in ("a", "b"):

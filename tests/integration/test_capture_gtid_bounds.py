@@ -61,7 +61,7 @@ def test_restored_mariadb_server_knows_the_transactions_of_its_backup(start_serv
 def test_mariadb_transaction_with_a_lower_number_behind_the_position_is_not_passed_over(
     start_server: StartServer,
 ) -> None:
-    """As with gtid_strict_mode=OFF after a fail-over, or with two primaries in one domain."""
+    """As with gtid_strict_mode=OFF after a failover, or with two primaries in one domain."""
     server = start_server("mariadb")
     address = ServerAddress.parse(server.url("root"))
     server.sql("RESET MASTER; CREATE DATABASE d; CREATE TABLE d.t (a INT)")

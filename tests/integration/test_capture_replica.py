@@ -44,7 +44,7 @@ class Event:
 
     @property
     def logged(self) -> bool:
-        """Tell whether the event is in the file and was not made up for the dump."""
+        """Return whether the event is in the file, instead of being generated for the dump."""
         return not self.flags & ARTIFICIAL and self.kind not in (*HEARTBEATS, ROTATE, FORMAT_DESCRIPTION)
 
     @property

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every statement runs on a real server and is followed here; the result must equal information_schema."""
+"""Every statement runs on a real server and is applied to the history; the result must equal
+information_schema.
+"""
 
 from pathlib import Path
 

@@ -77,7 +77,7 @@ def test_comparison_with_canals_own_server_finds_the_known_differences_alone(
                 status, [difference, counts] = compare(daemon, address, "shop.*", "--seconds", "20")
         except ToolMissing as problem:
             missing_part("Canal's server", str(problem))
-    # The comparison begins after the first transaction. Canal shows a decimal without the zeros at its end;
-    # see docs/formats/messages.md.
+    # The comparison begins after the first transaction. Canal shows a decimal without trailing zeros; see
+    # docs/formats/messages.md.
     assert (status, difference["path"]) == (1, "row 0 after.price")
     assert (difference["canal"], difference["penstock"]) == ("'3.0'", "'3.00'")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock position`: a real capture honours a set position, and its cost is reported before."""
+"""`penstock position`: a real capture honours a set position, and the command reports the cost before."""
 
 import json
 import os

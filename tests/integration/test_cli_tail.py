@@ -40,7 +40,7 @@ def daemon(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Shop:
-    """A database that belongs to one test, and the command line that follows it."""
+    """A separate database for one test, and the command line that follows it."""
 
     def __init__(self, server: Server, daemon: DaemonProcess, database: str) -> None:
         self.server = server
@@ -65,7 +65,7 @@ class Shop:
         return ["tail", "shop", *words, "--url", f"penstock://127.0.0.1:{self.daemon.port}"]
 
     def tail(self, *words: str) -> Result:
-        """Run it over all changes since the test began, and return the finished run."""
+        """Run the command over all changes since the test began, and return the finished run."""
         arguments = [*words] if "--from" in words else ["--from", self.begin, *words]
         self.here()
         until = [] if "--until" in arguments or "--count" in arguments else ["--until", "latest"]
@@ -87,7 +87,7 @@ class Shop:
         return [json.loads(line) for line in self.lines("--format", form, *words)]
 
     def follow(self, *words: str, **more: Any) -> "subprocess.Popen[str]":
-        """Run it in a separate process."""
+        """Run the command in a separate process."""
         command = [*PENSTOCK, *self.words(f"{self.database}.*", *words)]
         return subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
@@ -192,7 +192,7 @@ def test_page_of_a_transaction_shows_no_passwords(shop: Shop) -> None:
     assert not {text for text in ("hunter2", "$A$") if text in page.text}
 
 
-# --- What is left out -----------------------------------------------------------------------
+# --- Filters --------------------------------------------------------------------------------
 
 
 def test_only_selected_changes_are_shown(shop: Shop) -> None:
@@ -227,7 +227,7 @@ def test_all_shards_together_are_complete(shop: Shop) -> None:
     assert not customers[0] & customers[1]
 
 
-# --- From where to where --------------------------------------------------------------------
+# --- Start and end --------------------------------------------------------------------------
 
 
 def test_tail_starts_and_ends_at_its_bounds(shop: Shop) -> None:

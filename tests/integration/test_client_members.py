@@ -147,7 +147,7 @@ def test_running_subscriber_gets_other_shard_columns(orders: Orders) -> None:
             shards_of.setdefault(key % 10, set()).add(shard)
     assert all(len(shards) == 1 for shards in shards_of.values()), shards_of
     assert len(set.union(*shards_of.values())) > 1
-    # The program asks for its own columns still.
+    # The program still requests its own columns.
     with Running(orders.subscriber(shards=3)) as running:
         running.wait_owning(3)
 
@@ -189,7 +189,7 @@ def _rows_of(copy: sqlite3.Connection) -> list[tuple[int, str, str]]:
 
 
 def _have_started(coordination: Path, count: int) -> bool:
-    """Tell whether this many members of the example have joined and none is still starting."""
+    """Return whether this many members of the example have joined and none is still starting."""
     store = open_store(f"sqlite://{coordination}")
     try:
         registry = Subscriptions(store)
@@ -332,7 +332,7 @@ def test_member_shows_what_it_has_delivered_and_what_failed(
         shown = statistics()
         assert [shown[name] for name in ("errors", "retries", "skipped")] == [1, 1, 0]
         assert running.subscriber.options.member in penstock(*words).out
-    # The next member removes what those before it have left.
+    # The next member removes the statistics of earlier members.
     with Running(orders.subscriber()) as running:
         running.wait_owning(1)
         orders.insert(5)

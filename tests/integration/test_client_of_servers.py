@@ -92,7 +92,7 @@ def test_changes_reach_their_shards_in_order_after_a_restart(orders: ServerOrder
     assert steps[1] == [0, 0]
     assert all(steps[key] == [0, 1, 2] for key in range(0, 12, 2))
     assert all(len(owners) == 1 for owners in shards.values())
-    # The definition of the next rows is another one, and their file is another one.
+    # The next rows have another definition and are in another file.
     orders.server.sql(f"ALTER TABLE {orders.table} ADD note VARCHAR(9) DEFAULT 'new' AFTER customer")
     orders.server.sql(f"INSERT INTO {orders.table} (id, customer, step) VALUES (100, 0, 7)")
     assert [row[1:] for row in orders.rows_of(1, shards=3)] == [(100, 7)]
@@ -217,7 +217,7 @@ def test_lost_connections_and_a_fail_over_lose_and_reorder_nothing(
                 running.wait_until(lambda step=step: has_all(step))
             address.disarm()
             wait_until(lambda: other.sql("SELECT MIN(step) FROM d.orders")[0][0] == 3)
-            # The address belongs to the other server from now on.
+            # From now on, the address belongs to the other server.
             address.server_port = other.port
             address.cut()
             for step in range(4, 6):

@@ -14,7 +14,7 @@ from tools.servers.server import Server
 
 ROWS = 40
 CONDITIONS = 240
-# A collation that orders by code points and pads nothing is what an exact comparison is.
+# A collation that orders by code points and does not pad is equivalent to an exact comparison.
 TYPES = {
     "id": "int",
     "small": "tinyint",
@@ -40,7 +40,8 @@ VALUES: dict[str, list[Any]] = {
 }
 CONSTANTS = {
     "small": ["0", "1", "-1", "1.5", "'2'", "' 1 '", "1e0", "300", "TRUE"],
-    # No negative numbers: in a list with fractions, MySQL takes -1 for an unsigned column's largest value.
+    # No negative numbers: in a list with fractions, MySQL converts -1 to the largest value of an unsigned
+    # column.
     "wide": ["0", "9223372036854775808", "18446744073709551615", "18446744073709551616", "0.5"],
     "price": ["19.99", "20", "2.0009", "-1.5", "2.001", "'20'"],
     "rate": ["0", "0.1", "1.5", "1e300", "'1.5'", "2"],

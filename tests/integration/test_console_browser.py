@@ -193,7 +193,9 @@ def _read_history(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _read_log(browser: Chromium, console: str, shop: Shop) -> None:
-    """What else did the transaction of a change do, how was its table defined, and what does the log keep?"""
+    """What else did the transaction of a change contain, how was its table defined, and what does the log
+    keep?
+    """
     browser.click("article a")
     assert browser.run("document.querySelectorAll('article.change').length") >= 1
     assert shop.table in browser.text
@@ -209,7 +211,7 @@ def _read_log(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _read_server_and_settings(browser: Chromium, console: str, shop: Shop) -> None:
-    """Which settings of the server hide changes, and which of the daemon are in force?"""
+    """Which settings of the server hide changes, and which settings of the daemon are in force?"""
     browser.open(f"{console}/check?{urlencode({'daemon': shop.url, 'instance': 'shop'})}")
     assert "binlog_format" in browser.text
     save_pictures(browser, "check")
@@ -220,7 +222,7 @@ def _read_server_and_settings(browser: Chromium, console: str, shop: Shop) -> No
 
 
 def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
-    """Where does the subscription go on? First what will happen, then its effect where the truth is."""
+    """Where does the subscription continue? First the preview, then the effect in the store itself."""
 
     def resets() -> int:
         with closing(open_store(shop.coordination)) as store:
@@ -240,7 +242,7 @@ def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _replay_rejected_rows(browser: Chromium, console: str) -> None:
-    """Which rows did the step refuse, and what does a replay do?"""
+    """Which rows did the step reject, and what does a replay do?"""
     browser.open(f"{console}/pipelines")
     browser.click("td.right a")
     assert "StepFailed" in browser.text
@@ -260,7 +262,9 @@ def _replay_rejected_rows(browser: Chromium, console: str) -> None:
 
 
 def _read_members_and_alerts(browser: Chromium, console: str) -> None:
-    """Which member has which shard? And what is wrong: the disk has less free than `alerts.disk`."""
+    """Which member has which shard? And which condition is true: the disk has less free space than
+    `alerts.disk`.
+    """
     browser.open(f"{console}/subscriptions")
     browser.wait_until("document.body.innerText.includes('orders-cache')")
     save_pictures(browser, "subscriptions")
@@ -270,7 +274,7 @@ def _read_members_and_alerts(browser: Chromium, console: str) -> None:
 
 
 def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
-    """An action: first what will happen, then its effect where the truth is."""
+    """An action: first its preview, then its effect in the store itself."""
     location = load_pipeline(shop.pipeline)
     with closing(PipelineState.open(location.state, "orders")) as state:
         browser.open(f"{console}/pipelines")
@@ -294,7 +298,7 @@ def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
 
 @pytest.mark.deep(guard="tests/unit/test_console.py::test_every_page_is_complete_without_javascript")
 def test_an_incident_is_solved_on_each_screen(shop: Shop, browser: Chromium, tmp_path: Path) -> None:
-    """Each incident is solved in the browser alone, and its effect is checked where the truth is."""
+    """Each incident is solved in the browser alone, and its effect is checked at its source."""
     shop.run_pipeline()
     copies = _copied_table(shop, tmp_path)
     state = load_pipeline(shop.pipeline).state
@@ -377,7 +381,7 @@ def _find_who_reads(browser: Chromium, console: str) -> None:
 
 
 def _free_the_log_from_a_lost_reader(browser: Chromium, console: str, shop: Shop) -> None:
-    """A reader that no longer exists keeps the log: what does it keep, and how is it removed?"""
+    """A reader that no longer exists holds the log: what does it hold, and how is the hold removed?"""
 
     def readers() -> set[str]:
         return {hold["reader"] for hold in shop.daemon.get("/v1/instances/shop/holds")["holds"]}
@@ -395,7 +399,7 @@ def _free_the_log_from_a_lost_reader(browser: Chromium, console: str, shop: Shop
 
 
 def _let_a_paused_subscription_go_on(browser: Chromium, console: str, shop: Shop) -> None:
-    """Somebody has paused a subscription, and its users wait."""
+    """Someone has paused a subscription, and its users are waiting."""
 
     def paused() -> bool:
         with closing(open_store(shop.coordination)) as store:
@@ -412,7 +416,7 @@ def _let_a_paused_subscription_go_on(browser: Chromium, console: str, shop: Shop
 
 
 def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
-    """A target was changed by hand: which rows differ, and are they mended? An alert lasts as long."""
+    """A target was changed by hand: the page lists the rows, repairs them, and the alert ends."""
 
     def alerts() -> list[tuple[str, str]]:
         return [(alert["instance"], alert["name"]) for alert in shop.daemon.get("/v1/alerts")["alerts"]]
@@ -471,7 +475,7 @@ def _drop_rejected_rows(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _resume_a_pipeline(browser: Chromium, console: str, state: str) -> None:
-    """A pipeline was paused for maintenance, which is over."""
+    """A pipeline was paused for maintenance that is now finished."""
     with closing(PipelineState.open(state, "orders")) as orders:
         orders.pause("maintenance")
         browser.open(f"{console}/pipelines")

@@ -72,7 +72,7 @@ def _find_the_statement_that_changed_a_column(
     server: Server,
     daemon: DaemonProcess,
 ) -> None:
-    """A consumer no longer understands a column: since when has it another type?"""
+    """A consumer no longer understands a column: since when does it have another type?"""
     server.sql(f"CREATE TABLE {ORDERS} (id INT PRIMARY KEY, email VARCHAR(80), total INT, old INT)")
     server.sql(f"ALTER TABLE {ORDERS} MODIFY total DECIMAL(12,2) NOT NULL, DROP old, ADD note TEXT")
     path = "/v1/instances/shop/definitions"
@@ -86,7 +86,7 @@ def _find_the_statement_that_changed_a_column(
 
 
 def _find_what_keeps_the_log(browser: Chromium, page: str, daemon: DaemonProcess) -> None:  # noqa: F811
-    """The disk fills although retention is short: who keeps the log?"""
+    """The disk fills although retention is short: what holds the log?"""
 
     def readers() -> list[str]:
         return [hold["reader"] for hold in daemon.get("/v1/instances/shop/holds")["holds"]]
@@ -105,7 +105,7 @@ def _find_what_keeps_the_log(browser: Chromium, page: str, daemon: DaemonProcess
 
 
 def _correct_the_server(browser: Chromium, page: str, server: Server) -> None:  # noqa: F811
-    """Updates arrive without some columns: the statement that mends it is on the page."""
+    """Updates lack some columns: the page has the statement that fixes it."""
     browser.open(page)
     row = "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('row_image'))"
     assert "warning" in browser.run(f"{row}.innerText")
@@ -118,7 +118,7 @@ def _correct_the_server(browser: Chromium, page: str, server: Server) -> None:  
 
 
 def _find_who_does_not_see_a_column(browser: Chromium, console: str) -> None:  # noqa: F811
-    """The support does not see the address of a customer: is that intended?"""
+    """Support staff do not see a customer's address: is that intended?"""
     browser.open(f"{console}/settings")
     row = "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('support'))"
     assert f"masked in {ORDERS}: email" in browser.run(f"{row}.innerText")
@@ -127,7 +127,9 @@ def _find_who_does_not_see_a_column(browser: Chromium, console: str) -> None:  #
 
 
 def _find_the_server_that_is_down(browser: Chromium, console: str, server: Server) -> None:  # noqa: F811
-    """Nothing arrives: the overview leads to the alert, and both say when it is over without being asked."""
+    """No changes arrive: the overview leads to the alert, and both pages show by themselves when it is
+    over.
+    """
     server.stop()
     browser.open(f"{console}/")
     browser.wait_until("document.querySelector('p.notice a[href*=alerts]') !== null")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of the console in a real browser: subscriptions, instances, members, jobs, a pipeline.
 
-Each is done in the browser alone, and its effect is read where the truth is.
+Each operation is done in the browser alone, and its effect is read from the source itself.
 """
 
 import subprocess
@@ -52,12 +52,12 @@ class Operated:
         return {"daemon": f"http://127.0.0.1:{self.daemons['a'].port}", **fields}
 
     def operate(self, path: str, **fields: str) -> None:
-        """Open the page of an operation, look at it, and confirm it."""
+        """Open the page of an operation, check the preview, and confirm it."""
         self.browser.open(f"{self.console}{path}?{urlencode(fields)}")
         self.confirm(path)
 
     def confirm(self, path: str) -> None:
-        """Look at the page of an operation, and confirm it."""
+        """Check the preview of an operation, and confirm it."""
         button = f"form[action='{path}/confirm'] button"
         assert self.browser.run(f'document.querySelector("{button}") !== null'), self.browser.text
         save_pictures(self.browser, f"operation{path.replace('/', '-')}")
@@ -170,7 +170,9 @@ def test_each_operation_has_its_effect_where_the_truth_is(operated: Operated) ->
 
 
 def _operate_subscription(operated: Operated) -> None:
-    """It delivers less, in more shards, of which a member gets one. Then it is deleted."""
+    """The subscription delivers less, in more shards, one of which is assigned to a member. Then it is
+    deleted.
+    """
     hosts = ",".join(f"127.0.0.1:{daemon.port}" for daemon in operated.daemons.values())
     subscriber = Subscriber(
         f"penstock://{hosts}/shop",
@@ -207,7 +209,7 @@ def _operate_subscription(operated: Operated) -> None:
 
 
 def _operate_instances(operated: Operated) -> None:
-    """Another instance is captured, then no longer, and then nothing is known of it."""
+    """Another instance is captured, then removed, and then forgotten."""
     daemon, page = operated.daemons["a"], operated.browser
 
     def captured() -> list[str]:
@@ -232,7 +234,7 @@ def _operate_instances(operated: Operated) -> None:
 
 
 def _drain_and_undrain(operated: Operated) -> None:
-    """The member that captures hands over to the other one, and gains work again."""
+    """The member that captures hands over to the other one, and receives work again."""
     member = operated.capturer()
     assert member is not None
     operated.operate("/fleet/drain", **operated.address(member=member), at_once="1")
@@ -273,7 +275,7 @@ def _operate_job(operated: Operated) -> None:
 
 
 def _operate_pipeline(operated: Operated) -> None:
-    """The pipeline of the deleted job skips a transaction, goes back, and begins again."""
+    """The pipeline of the deleted job skips a transaction, is rewound, and is reset."""
     with closing(operated.state()) as state:
         wait_until(lambda: state.runner() is None)
         checkpoint = state.checkpoint()

@@ -83,7 +83,7 @@ def test_removed_file_is_detected(tmp_path: Path) -> None:
         wait_until(lambda: not session.alive)
 
 
-# --- What only a network does -----------------------------------------------------------------
+# --- Specific to a network ------------------------------------------------------------------
 
 
 def test_lost_response_is_neither_a_failure_nor_a_duplicate(zookeeper: ZooKeeper) -> None:

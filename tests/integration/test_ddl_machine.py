@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random statements on real servers: every definition followed and every value read equals the server's."""
+"""Random statements on real servers: every definition that is followed and every decoded value equals the
+server's.
+"""
 
 import os
 
@@ -14,7 +16,7 @@ from tools.servers import FLAVORS, Server
 STATEMENTS = 20_000 if os.environ.get("PENSTOCK_LONG") else 60
 # Recordings are kept in memory and read in one range, so long runs are split.
 STATEMENTS_OF_A_RUN_MAX = 1000
-# The largest share of statements that are not followed, so that the server is asked.
+# The largest share of statements that are not followed, so that the server is queried.
 QUESTIONS_PART_MAX = 0.02
 DEFAULT_METADATA = {"mysql": "MINIMAL", "mariadb": "NO_LOG", "mariadb11": "NO_LOG"}
 
@@ -47,7 +49,7 @@ def runs() -> list[tuple[int, int]]:
 
 
 def run(server: Server, seed: str, statements: int) -> Outcome:
-    """Record one run in its own databases, and assert that nothing differs."""
+    """Record one run in separate databases, and assert that nothing differs."""
     databases = ("machine", "other db")
     for database in databases:
         server.sql(

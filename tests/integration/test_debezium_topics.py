@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's log becomes the topics that Debezium's connector writes beside those of tables."""
+"""A server's log becomes the topics that Debezium's connector writes in addition to those of tables."""
 
 import json
 from collections import defaultdict
@@ -52,7 +52,7 @@ def run_statements(server: Server, database: str) -> None:
 
 @pytest.fixture
 def producer(monkeypatch: pytest.MonkeyPatch) -> KeptProducer:
-    """What sinks send, which then reaches no broker."""
+    """The messages that sinks send, instead of sending them to a broker."""
     kept = KeptProducer()
 
     def nothing(*_: Any) -> Mapping[str, Any]:
@@ -123,7 +123,9 @@ def test_transactions_statements_and_truncates_are_in_their_topics(
 
 
 def topics_of(messages: Sequence[tuple[str, Any, Any]], prefix: str) -> dict[str, list[Any]]:
-    """Return what both systems must agree on, by topic: keys, and values without times and writers."""
+    """Return, by topic, the parts that both systems must agree on: keys, and values without times and
+    writers.
+    """
     topics: dict[str, list[Any]] = defaultdict(list)
     for topic, key, value in messages:
         if topic.startswith(prefix) and value is not None:
@@ -141,7 +143,7 @@ def _shared(value: Any) -> Any:
 def engine_messages(
     server: Server, folder: Path, database: str, start: Any
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield topic, key and value of what Debezium's engine writes of the statements."""
+    """Yield topic, key and value of the messages that Debezium's engine writes for the statements."""
     further = (
         "provide.transaction.metadata=true",
         "skipped.operations=none",
@@ -198,7 +200,7 @@ def test_topics_equal_those_of_debeziums_engine(
         for record in records(broker, *topics)
     ]
     expected = topics_of([message for message in theirs if "marks" not in json.dumps(message)], "shop")
-    # BEGIN and END of the transactions of other tables, and the statements about databases, are not ours.
+    # The BEGIN and END of other tables' transactions, and statements about databases, come from elsewhere.
     ids = {json.dumps(key) for key, _ in topics_of(ours, "shop")[".transaction"]}
     expected[".transaction"] = [
         (key, value) for key, value in expected[".transaction"] if json.dumps(key) in ids

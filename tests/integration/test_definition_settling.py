@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions in doubt are read from the server behind the capture, while readers wait for them."""
+"""Definitions in doubt are read from the server in the background of the capture, while readers wait for
+them.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -154,7 +156,7 @@ def test_definitions_follow_every_logged_statement(
         return [column.name for column in definition.schema.columns]
 
     def reader_waits() -> bool:
-        """Tell whether the reader asked more than once, or waits for the table."""
+        """Return whether the reader asked more than once, or waits for the table."""
         waiting = (
             "SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table metadata%'"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: equal tables after a kill, again in the same directory, nothing left behind."""
+"""The demo: equal tables after a kill, again in the same directory, with nothing left behind."""
 
 import os
 import re
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 400.0
-# Every process that the demo starts inherits it, whoever its parent is by then.
+# Every process that the demo starts inherits this variable, whatever its current parent is.
 MARK = "PENSTOCK_DEMO_MARK"
 
 # The demo with one value of a Delta table changed before the tables are verified.
@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole_run(
     place: Path, request: pytest.FixtureRequest, missing_part: Callable[[str, str], NoReturn]
 ) -> str:
-    """What a whole run prints; it has ended with 0."""
+    """The output of a whole run, which has ended with status 0."""
     done = _run(["-m", "demo", *(["--local"] if request.param == "local" else [])], place)
     if done.returncode == 3:
         missing_part("demo", done.stderr)
@@ -131,12 +131,12 @@ def test_interrupt_leaves_no_process_and_no_server_directory(place: Path, moment
                 break
         assert moment in seen
         started = _marked(mark)
-        # As Ctrl-C does: to the whole group in the foreground.
+        # Like Ctrl-C: signal the whole foreground process group.
         os.killpg(process.pid, signal.SIGINT)
         rest, _ = process.communicate(timeout=RUN_SECONDS_MAX)
         assert process.returncode == 130, seen + rest
         assert len(started) > 1, "the demo and its server at least"
-        # A JVM that was just starting ends once it runs.
+        # A JVM that was just starting ends once it is running.
         wait_until(lambda: not _marked(mark))
         assert list((place / "tmp").glob("penstock-*")) == []
     finally:
@@ -169,7 +169,7 @@ def _start(program: list[str], place: Path, seconds: float, mark: str) -> "subpr
 
 
 def _marked(mark: str) -> dict[int, str]:
-    """Return the living processes that carry a mark, by id, with their command line."""
+    """Return the living processes that have a mark in their environment, by id, with their command line."""
     found = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:

@@ -23,7 +23,9 @@ from tools.servers import Server
 
 
 class Fleet:
-    """Daemons with folders of their own and one coordination store; as a context manager they run inside."""
+    """Daemons with separate folders and one coordination store; as a context manager they run inside the
+    block.
+    """
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Fleet:
         return f"penstock://{hosts}/shop"
 
     def status(self, *words: str) -> dict[str, Any]:
-        """Return the output of `penstock fleet status --json` about the fleet that words name."""
+        """Return the output of `penstock fleet status --json` for the fleet selected by the arguments."""
         done = CliRunner().invoke(make_app(), ["fleet", "status", *words, "--json"])
         assert done.exit_code == 0, done.output
         shown: dict[str, Any] = json.loads(done.stdout)
@@ -71,11 +73,13 @@ class Fleet:
         return {name: self.daemons[name].status()["state"] for name in members}
 
     def wait_for_capturer(self, *members: str) -> str:
-        """Wait until one of some members captures up to the server, and return its name."""
+        """Wait until one of some members has captured everything up to the server's end, and return its
+        name.
+        """
         capturers: list[str] = []
 
         def is_captured() -> bool:
-            # A member that captures now may have lost its session by the next look.
+            # A member that captures now may have lost its session by the next check.
             capturers[:] = [name for name, state in self.states(*members).items() if state == "running"]
             return bool(capturers)
 
@@ -91,7 +95,7 @@ def segment_bytes(daemon: DaemonProcess) -> dict[str, bytes]:
 
 
 class Orders:
-    """A table whose rows a subscriber follows through a fleet; row n is inserted n-th."""
+    """A table whose rows a subscriber follows through a fleet. Rows are numbered in insertion order."""
 
     def __init__(self, server: Server, database: str) -> None:
         self._server = server
@@ -106,7 +110,7 @@ class Orders:
 
     @contextmanager
     def followed(self, url: str, coordination: str) -> Iterator[Running]:
-        """Follow the table from its start inside the block; at its end every row has arrived, in order."""
+        """Follow the table from its start inside the block. At its end, every row has arrived, in order."""
         subscriber = Subscriber(
             url,
             name="cache",
@@ -123,7 +127,7 @@ class Orders:
         assert list(dict.fromkeys(ids)) == list(range(1, self.inserted + 1))
 
     def wait_for_newest(self, running: Running) -> None:
-        """Wait until the row that was inserted last has arrived."""
+        """Wait until the newest row has arrived."""
         wait_until(lambda: self.inserted in {row[1] for row in running.rows})
 
 
@@ -134,7 +138,7 @@ def test_instance_is_captured_by_another_member_when_its_capturer_dies(
     processes: str, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     orders = Orders(mysql_server, fresh_database(mysql_server))
-    # The session of a killed daemon is ended, long before it would expire.
+    # The session of a killed daemon is ended long before it would expire.
     fleet = Fleet(
         tmp_path,
         mysql_server,
@@ -157,7 +161,7 @@ def test_instance_is_captured_by_another_member_when_its_capturer_dies(
             orders.insert()
             assert fleet.wait_for_capturer(second) == second
             orders.insert()
-        # The store alone and every member say the same.
+        # The store alone and every member report the same.
         for words in (
             ("--coordination", fleet.coordination),
             ("--url", f"http://127.0.0.1:{fleet.daemons[second].port}"),
@@ -248,7 +252,7 @@ def test_capture_process_that_is_killed_goes_on_at_its_member_and_is_handed_over
             assert drained.exit_code == 0, drained.output
             orders.insert()
             assert fleet.wait_for_capturer(second) == second
-            # Another member answers for a set-aside instance, or says where it is captured.
+            # Another member answers for an instance that was set aside, or names the member that captures it.
             with pytest.raises(Refused) as refused:
                 fleet.daemons[first].post("/v1/instances/shop/resume")
             assert refused.value.status == 421

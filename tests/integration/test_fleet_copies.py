@@ -85,7 +85,7 @@ def test_member_with_a_copy_continues_the_log_at_the_byte_where_the_copy_ended(
         captured = capture.log().visible
         wait_until(lambda: copy.record().position == captured)
         copy.stop()
-        # What is written now dies with the first host.
+        # Data written now is lost with the first host.
         server.sql(f"ALTER TABLE {database}.t ADD c INT; INSERT INTO {database}.t VALUES (3, 'three', 3)")
         wait_for_position(capture, head_of(server))
         epochs = capture.log().epochs
@@ -102,7 +102,7 @@ def test_member_with_a_copy_continues_the_log_at_the_byte_where_the_copy_ended(
 
 
 class CopiedFleet:
-    """Daemons without shared files, whose instance has its log on two of them."""
+    """Daemons without shared files. Two of them have the log of the instance."""
 
     def __init__(
         self, folder: Path, server: Server, coordination: str, members: str, serve: str = "written"
@@ -261,9 +261,9 @@ def test_reader_of_a_durable_log_saw_only_what_the_copy_has_when_the_capturer_di
                 assert kept is not None
                 assert kept >= seen
                 wait_until(lambda second=second: fleet.holders(second)[0] == second)
-                # It serves at once what readers saw before, without another copy.
+                # The member serves at once what readers saw before, without another copy.
                 wait_until(lambda second=second, start=start: readable(second) >= start)
                 dead.start()
-                # Readers go on once there are two copies again.
+                # Readers continue once there are two copies again.
                 wait_until(lambda second=second, seen=seen: readable(second) > seen)
                 first, second = fleet.wait_for_copy(second)

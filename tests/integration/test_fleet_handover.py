@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 
 class Hosts:
-    """Hosts with logs of their own that capture one instance in turn, agreed through a store in memory."""
+    """Hosts with separate logs that capture one instance in turn, coordinated through a store in memory."""
 
     def __init__(self, folder: Path, *servers: Server) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Hosts:
 
 
 def hold(capture: Capture, position: Position) -> None:
-    """Make the log of a capture hold what a reader at a position needs."""
+    """Make the log of a capture hold the data for a reader at a position."""
     log = capture.log()
     Holds(log.disk, log.layout).put(Hold("reader", position, time.time_ns() // 1000 + 60_000_000))
 

@@ -27,7 +27,7 @@ from tools.servers.template import REPLICATION_PASSWORD
 
 
 def reload(daemon: DaemonProcess, instances: dict[str, Any], **sections: Any) -> str:
-    """Change the settings file, have the daemon read it again, and return what the daemon says about it."""
+    """Change the settings file, make the daemon read it again, and return its log lines about it."""
     begins = len(daemon.said())
     settings = yaml.safe_load(daemon.config.read_text())
     daemon.config.write_text(yaml.safe_dump({**settings, "instances": instances, **sections}))
@@ -36,7 +36,7 @@ def reload(daemon: DaemonProcess, instances: dict[str, Any], **sections: Any) ->
     return daemon.said()[begins:]
 
 
-# Secrets are not written out in the store.
+# Secrets are not stored in plain text.
 ENVIRONMENT = {"REPLICA_PASSWORD": REPLICATION_PASSWORD}
 
 
@@ -148,7 +148,7 @@ def test_instance_of_the_store_is_captured_by_one_member_of_a_fleet(
         apply({**source, "tables": ["a.b"]})
         wait_until(lambda: all(daemon.status("users")["tables"] == ["a.b"] for daemon in daemons))
         wait_until(lambda: states("users") == ["elsewhere", "running"])
-        # The API of any member stores it for all of them.
+        # The API of any member stores the instance for all of them.
         daemons[1].fetch("/v1/instances/users", method="DELETE")
         wait_until(lambda: [names(daemon) for daemon in daemons] == [["shop"], ["shop"]])
         assert states("shop") == ["elsewhere", "running"]
@@ -231,7 +231,7 @@ def test_merge_is_added_and_removed_while_its_members_are_captured(
 
 
 def change_file(daemon: DaemonProcess, instances: dict[str, Any]) -> None:
-    """Write instances into a daemon's file and have it read, without waiting."""
+    """Write instances into a daemon's file and make the daemon read it, without waiting."""
     settings = {**yaml.safe_load(daemon.config.read_text()), "instances": instances}
     daemon.config.write_text(yaml.safe_dump(settings))
     os.kill(daemon.pid, signal.SIGHUP)

@@ -22,7 +22,7 @@ from tools.servers import Server
 
 
 class Jobs:
-    """Workers with folders of their own, and the commands of a fleet's user."""
+    """Workers with separate folders, and the commands of a fleet's user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,13 +107,13 @@ def test_pipeline_survives_its_process_and_its_worker(
         stack.enter_context(jobs.worker("b"))
         first = jobs.wait_for("orders", state="running")
         wait_until_written(1)
-        # Its process crashes, and the same worker starts another.
+        # The job's process crashes, and the same worker starts another.
         os.kill(first["process"], signal.SIGKILL)
         wait_until(lambda: jobs.show("orders")["starts"] > first["starts"])
         second = jobs.wait_for("orders", state="running")
         assert second["exits"][-1]["status"] == -signal.SIGKILL
         wait_until_written(2)
-        # Its worker dies, and the other takes over. The kernel ends the process of the dead worker.
+        # The job's worker dies, and the other one takes over. The kernel ends the process of the dead worker.
         other = "b" if second["worker"] == "a" else "a"
         jobs.workers[second["worker"]].kill()
         third = jobs.wait_for("orders", worker=other, state="running")

@@ -69,6 +69,6 @@ def test_values_equal_under_a_collation_are_in_one_group(
 
 
 def apart(texts: list[str]) -> bool:
-    """Tell whether some of the texts are in different groups without being in doubt."""
+    """Return whether some of the texts are certainly in different groups."""
     rows = pyarrow.RecordBatch.from_pydict({"text": pyarrow.array(texts)})
     return len(set(pyarrow.array(_native.key_groups(rows, [["text"]])).to_pylist())) > 1

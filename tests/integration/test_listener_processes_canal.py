@@ -103,7 +103,7 @@ def test_client_goes_on_at_the_next_entry_whichever_process_its_connection_reach
             acknowledged = ids_of(entries)
             # A batch that is not acknowledged is sent again.
             client.get(size=1)
-        # Nothing that was acknowledged is repeated, although the next connection comes at once.
+        # Nothing that was acknowledged is repeated, even if the next connection follows at once.
         received += acknowledged
     assert received == ids
 
@@ -124,7 +124,8 @@ def test_killed_listener_process_costs_its_canal_clients_a_reconnection(
     assert sessions in daemon.get("/metrics").decode()
     received: dict[int, list[str]] = {number: [] for number in clients}
     ids: list[str] = []
-    # How many keep their connection at each kill; the second process may have all that lost theirs.
+    # The number of clients that keep their connection at each kill. The second process may have all clients
+    # that lost theirs.
     survivors: list[int] = []
     for process in processes_of(daemon, "listener_process"):
         ids += write(server, daemon, 20, "canal_l.t")
@@ -135,7 +136,7 @@ def test_killed_listener_process_costs_its_canal_clients_a_reconnection(
             acknowledged[number] = ids_of(entries)
             received[number] = without_repeats(received[number], acknowledged[number])
             until_durable(daemon, client, entries)
-            # In flight when the process dies.
+            # These are in flight when the process dies.
             client.get(size=2)
         os.kill(process, signal.SIGKILL)
         survivors.append(0)
@@ -148,7 +149,7 @@ def test_killed_listener_process_costs_its_canal_clients_a_reconnection(
                 client.close()
                 client = clients[number] = reconnected(daemon, number)
                 rest = drain(client)
-                # What was acknowledged, and stored, is not repeated.
+                # Entries that were acknowledged, and stored, are not repeated.
                 assert rest[0] not in acknowledged[number][:-1]
             received[number] = without_repeats(received[number], rest)
         wait_for_listener_processes(daemon, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ptubes clients of a daemon with listener processes go on at their positions, whichever process dies."""
+"""Ptubes clients of a daemon with listener processes continue at their positions, whichever process dies."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def sessions(shop: Shop) -> list[Any]:
 
 
 def ids_of(client: PtubesClient) -> list[str]:
-    """Return the ids of the rows that a client was sent."""
+    """Return the ids of the rows that a client received."""
     return [event.rowData.afterColumns["id"].value for event in of_kind(client.events.get(0, []), INSERT)]
 
 
 def fetch_row(client: PtubesClient, number: int) -> None:
-    """Fetch until a client was sent a row."""
+    """Fetch until a client has received a row."""
     client.fetch_until(lambda client: str(number) in ids_of(client))
 
 
@@ -53,7 +53,7 @@ def test_ptubes_clients_are_shared_among_listener_processes_and_outlive_each(
         checkpoints: dict[str, Any] = {}
 
         def connected(task: str) -> PtubesClient:
-            """Connect a client, also while a process is ending."""
+            """Connect a client, even while a process is ending."""
             clients: list[PtubesClient] = []
 
             def subscribes() -> bool:

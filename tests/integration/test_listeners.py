@@ -96,7 +96,7 @@ def connect(daemon: DaemonProcess, name: str, source: str = ATTACKER) -> socket.
 
 
 def is_closed(peer: socket.socket) -> bool:
-    """Read until the daemon closes the connection; tell whether it does."""
+    """Read until the daemon closes the connection; return whether it does."""
     started = time.monotonic()
     try:
         while time.monotonic() < started + WAIT_SECONDS_MAX:
@@ -236,7 +236,7 @@ def test_connections_over_the_limit_of_a_peer_are_refused(
         return False
 
     def are_connected_in_time() -> bool:
-        """Connect too many clients at once; tell whether none of them exceeded its silence timeout."""
+        """Connect too many clients at once; return whether none of them exceeded its silence timeout."""
         source, started = f"127.0.0.{next(hosts)}", time.monotonic()
         with ExitStack() as held:
             peers = [

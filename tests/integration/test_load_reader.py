@@ -241,5 +241,5 @@ def test_64_concurrent_reads_use_little_memory(mariadb_server: Server, fresh_dat
     command = [sys.executable, "-c", MEMORY, mariadb_server.url(), f"{database}.t"]
     usage = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert usage["rows"] == 64 * ROWS
-    # The whole table in each of them would be far more than twice as much.
+    # Holding the whole table in each of them would take far more than twice as much.
     assert usage["growth"] < 64 * (10 << 20), usage

@@ -38,7 +38,7 @@ def sessions_since(server: Server, first: int) -> set[int]:
 
 
 def test_chunks_share_a_session_that_holds_no_table(server: Server, fresh_database: FreshDatabase) -> None:
-    """It serves the next chunk also after an error of a chunk, and after the server has ended it."""
+    """The session serves the next chunk even after an error in a chunk, and after the server has ended it."""
     database = fresh_database(server)
     create_tables(server, database)
     address = ServerAddress.parse(server.url("repl"))
@@ -83,7 +83,7 @@ class CountedSession(LoadSession):
 def test_small_table_is_one_chunk_after_three_statements(
     server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables of any size are planned as without this shortcut."""
+    """Tables of any size are planned in the same way as without this shortcut."""
     database = fresh_database(server)
     create_tables(server, database, rows=120)
     chance = random.Random(17)
@@ -92,7 +92,7 @@ def test_small_table_is_one_chunk_after_three_statements(
     server.sql(f"DELETE FROM {database}.t2 WHERE id > 2")
     server.sql(f"DELETE FROM {database}.t3 WHERE id % 7 > 2")
     for number in range(TABLES):
-        # Neither purged rows nor new statistics change what the server expects of a range.
+        # Neither purged rows nor new statistics change the server's estimate for a range.
         server.sql(f"ALTER TABLE {database}.t{number} FORCE, STATS_AUTO_RECALC = 0")
         server.sql(f"ANALYZE TABLE {database}.t{number}")
     targets = targets_of(address, TablePatterns(f"{database}.*"))

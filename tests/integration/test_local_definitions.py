@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions that rows of a target, or older rows of the log, do not fit: SQL targets, in one process."""
+"""Definitions that do not fit rows of a target, or older rows of the log: SQL targets, in one process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tests.support.sinks.backends import MongoBackend, PostgresBackend, running_
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tools.servers import Server
 
-# By table: the first type, a value of it, the one that it becomes, and a value of that.
+# By table: the first type, a value of it, the type that it becomes, and a value of that.
 CHANGES = {
     "moments": ("INT", "20260102", "DATETIME", "'2026-02-03'"),
     "bodies": ("DECIMAL(10,2)", "7.5", "BLOB", "'z'"),
@@ -28,7 +28,7 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """A target as a pipeline's file names it, and what its own client does."""
+    """A target as named in a pipeline file, and the operations of its own client."""
 
     sink: dict[str, Any]
     rows: Callable[[str, str], list[Row]]

@@ -77,7 +77,7 @@ def test_killed_and_restarted_pipeline_ends_equal_to_its_source(
 def test_killed_pipeline_with_a_fast_and_a_blocked_sink_ends_equal_in_both(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    """Two tables are locked in the mirror, so its writes hang while the feed goes on."""
+    """Two tables are locked in the mirror, so its writes hang while the feed continues."""
     database = fresh_database(mysql_server)
     workload = Workload(mysql_server, database, seed=33, truncates=False, big_rows=100)
     workload.create(filled=False)

@@ -324,7 +324,7 @@ def test_retention_removes_the_oldest_segments_and_reports_where_the_log_starts(
         list(log.read(0, "mysql-bin.000001", 127, 200))
 
 
-# --- A disk that fails ------------------------------------------------------------------------
+# --- Disk failures --------------------------------------------------------------------------
 
 
 def test_full_disk_pauses_the_capture_and_loses_nothing() -> None:

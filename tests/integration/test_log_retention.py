@@ -78,7 +78,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log(clock: Clock) -> Log:
-    """The open log, on a disk of its own."""
+    """The open log, on a separate disk."""
     return open_log(recorded_disk()[0].copy(), clock)
 
 

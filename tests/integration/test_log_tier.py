@@ -84,7 +84,7 @@ def recorded_disk() -> SimulatedDisk:
 
 
 def captured() -> Log:
-    """That log, open, on a disk of its own."""
+    """That log, open, on a separate disk."""
     return open_log(recorded_disk().copy())
 
 

@@ -44,13 +44,13 @@ _numbers = itertools.count(1)
 
 
 class Subscriber:
-    """A member whose consumers note what befalls their shards."""
+    """A member whose consumers record the events of their shards."""
 
     def __init__(self, url: str, subscription: Subscription, name: str, **options: float) -> None:
         self.store = open_store(url)
         self.gained: list[HeldShard] = []
         self.lost: list[tuple[int, str]] = []
-        # What a consumer does when its shard is given up.
+        # The reaction of a consumer when its shard is given up.
         self.ending: Callable[[HeldShard], None] = lambda held: None
         # Sessions and grace periods do not time out unless a test sets shorter ones.
         settings = {
@@ -67,7 +67,7 @@ class Subscriber:
 
     @property
     def shards(self) -> set[int]:
-        """What it holds and may consume."""
+        """The shards that it holds and may consume."""
         return {shard for shard, held in self.member.shards.items() if held.held}
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Crowd:
         return subscriber
 
     def wait_spread(self, shards: int = SHARDS) -> None:
-        """Wait until every shard is held, and as evenly as can be."""
+        """Wait until every shard is held, and the distribution is as even as possible."""
 
         def spread() -> bool:
             counts = [len(one.shards) for one in self.subscribers]
@@ -119,7 +119,7 @@ def at(offset: int) -> Checkpoint:
     return Checkpoint.now(f"mysql-bin.000001:{offset}", server_key="one")
 
 
-# --- One thing after the other ----------------------------------------------------------------
+# --- One step after the other -----------------------------------------------------------------
 
 
 def test_shards_spread_over_present_members_and_return_when_one_leaves(crowd: Crowd) -> None:
@@ -224,7 +224,7 @@ def test_running_members_are_resized(crowd: Crowd) -> None:
     subscribers = [crowd.join("one"), crowd.join("two")]
     crowd.wait_spread()
     for one in subscribers:
-        # A consumer still ends what it has begun, and that counts.
+        # A consumer may still finish what it has begun, and that counts.
         one.ending = lambda held: held.note(at(320 + 16 * held.shard))
         for held in one.gained:
             held.note(at(160))
@@ -335,7 +335,7 @@ def test_superseded_leader_changes_nothing(crowd: Crowd) -> None:
 
 
 class Processes:
-    """Members that are processes, which come, leave and are killed."""
+    """Members that are processes, which join, leave and are killed."""
 
     def __init__(self, url: str, file: Path, chance: random.Random) -> None:
         self.url = url
@@ -345,7 +345,7 @@ class Processes:
         self.killed = 0
 
     def join(self) -> None:
-        """Start one, and wait until it takes part."""
+        """Start a member, and wait until it takes part."""
         name = f"member-{next(_numbers)}"
         process = coordination_process.start("member", self.url, "shop", "cache", name, self.file, 1.5)
         self.running[name] = process
@@ -353,7 +353,7 @@ class Processes:
         assert process.stdout.readline() == "joined\n", process.communicate()[1]
 
     def leave(self, number: signal.Signals) -> None:
-        """Have one end, as a person or a crash ends it."""
+        """Make a member end, as a person or a crash would."""
         process = self.running.pop(self.chance.choice(sorted(self.running)))
         process.send_signal(number)
         _, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
@@ -371,7 +371,7 @@ class Processes:
 
 @pytest.fixture(params=["sqlite", "zookeeper"])
 def ensemble(request: pytest.FixtureRequest) -> ZooKeeper | None:
-    """What keeps the store that processes share; None for a file."""
+    """The server of the store that the processes share; None for a file."""
     return request.getfixturevalue("zookeeper") if request.param == "zookeeper" else None
 
 
@@ -389,7 +389,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         for _ in range(5):
             processes.join()
         deadline = time.monotonic() + 7.0
-        # A slow machine comes to a kill later.
+        # A slow machine reaches a kill later.
         while time.monotonic() < deadline or not processes.killed:
             time.sleep(processes.chance.uniform(0.2, 0.8))
             leaving = len(processes.running) > 2 and processes.chance.random() < 0.5
@@ -403,7 +403,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         while len(processes.running) < 5:
             processes.join()
         wait_until(lambda: is_spread(store, subscription, set(processes.running)))
-        # At rest every shard is consumed.
+        # At rest, every shard is consumed.
         rested = tmp_path.joinpath("deliveries").stat().st_size
         wait_until(lambda: set(range(SHARDS)) <= shards_in(tmp_path / "deliveries", rested))
         for _ in tuple(processes.running):
@@ -412,7 +412,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         for shard, numbers in each(delivered(tmp_path / "deliveries").items()):
             checkpoint = checkpoints.read(shard)
             assert checkpoint is not None
-            # Who leaves in order has noted all that it consumed.
+            # A member that leaves properly has noted everything that it consumed.
             assert checkpoint.position == at(numbers[-1] + 16).position
     finally:
         processes.close()
@@ -420,19 +420,19 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
 
 
 def is_spread(store: CoordinationStore, subscription: Subscription, members: set[str]) -> bool:
-    """Tell whether these members hold every shard, and none two more than another."""
+    """Return whether these members hold every shard, and their shard counts differ by at most one."""
     holders = [view.holder for view in Subscriptions(store).shards(subscription)]
     counts = Counter(holder.name for holder in holders if holder is not None)
     return None not in holders and set(counts) == members and max(counts.values()) - min(counts.values()) <= 1
 
 
 def shards_in(file: Path, begin: int) -> set[int]:
-    """Return the shards of which something was delivered since the file had a length."""
+    """Return the shards that delivered something since the file had a length."""
     return {int(line.split()[0]) for line in file.read_bytes()[begin:].decode().splitlines()}
 
 
 def delivered(file: Path) -> dict[int, list[int]]:
-    """Return what was delivered of each shard, proved to be of one holder after the other, without a gap."""
+    """Return the deliveries of each shard, after proving that one holder followed the other without a gap."""
     numbers: dict[int, list[int]] = {shard: [] for shard in range(SHARDS)}
     tokens = dict.fromkeys(numbers, 0)
     for line in file.read_text().splitlines():
@@ -442,7 +442,7 @@ def delivered(file: Path) -> dict[int, list[int]]:
         if token == tokens[shard]:
             assert number == expected, line
         else:
-            # What a killed holder had not noted yet comes again, and nothing is left out.
+            # Rows that a killed holder had not noted yet are repeated, and nothing is left out.
             assert number <= expected, line
         tokens[shard] = token
         numbers[shard].append(number)
@@ -469,7 +469,7 @@ def test_selection_holds_from_the_checkpoint_at_which_each_shard_is_taken_again(
     assert {why for subscriber in (first, second) for _, why in subscriber.lost} == {SELECTED}
     for subscriber in (first, second):
         assert {held.subscription.selection for held in subscriber.member.shards.values()} == {selection}
-    # The same selection again disturbs nobody.
+    # Setting the same selection again disturbs nobody.
     assert crowd.subscriptions.select("shop", "cache", lambda current: selection) == changed
 
 
@@ -479,7 +479,7 @@ def test_paused_subscription_has_no_holder_until_it_is_resumed(crowd: Crowd) -> 
     paused = crowd.subscriptions.pause("shop", "cache", paused=True)
     wait_until(lambda: not crowd.subscriptions.held(paused))
     assert {why for _, why in subscriber.lost} == {PAUSED}
-    # A member that joins now takes nothing either.
+    # A member that joins now does not take a shard either.
     other = crowd.join("b")
     wait_until(lambda: len(crowd.subscriptions.members(paused)) == 2)
     assert not subscriber.shards

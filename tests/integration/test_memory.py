@@ -80,7 +80,7 @@ def test_one_large_transaction_is_decoded_in_bounded_memory(
 
 
 def read_apart(path: Path) -> dict[str, int]:
-    """Read a log in another process and return its measurements."""
+    """Read a log in a separate process and return its measurements."""
     command = [sys.executable, "-c", READER, str(path), "d.t"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
     usage: dict[str, int] = json.loads(done.stdout)

@@ -62,7 +62,7 @@ class Shop:
         return ids
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """Return what the merge has: commit version, time and id of each order."""
+        """Return the merged rows: commit version, time and id of each order."""
         rows: list[tuple[int, int, int]] = []
         for batch in read_binlog(str(self.daemon.folder / "log" / "shop"), tables="shop.orders"):
             table = batch.to_arrow()
@@ -71,7 +71,7 @@ class Shop:
         return sorted(rows)
 
     def ids(self) -> list[int]:
-        """Return the ids of the orders that the merge has, in its order."""
+        """Return the ids of the merged orders, in their order."""
         return [id_ for _, _, id_ in self.rows()]
 
     def wait_for(self, count: int) -> None:
@@ -172,7 +172,7 @@ def test_mysql_servers_are_merged_by_the_microsecond(start_server: StartServer, 
         committed = [id_ for turn in range(40) for id_ in shop.insert(turn % 2)]
         shop.wait_for(40)
         assert shop.ids() == committed
-        # Acknowledged entries do not come again after a restart of the daemon.
+        # Acknowledged entries are not repeated after a restart of the daemon.
         with CanalClient(shop.daemon.ports["canal"], "shop", "1").log_in() as client:
             client.subscribe("shop.orders")
             batch_id, entries = client.get(30)

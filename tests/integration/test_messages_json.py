@@ -234,7 +234,7 @@ def test_debezium_reports_each_change_with_its_position(changed: tuple[str, Path
         ("c", None, first),
         ("c", None, two),
         ("u", first, {**first, "name": "c"}),
-        # A row with another key is another row.
+        # A row with another key is a different row.
         ("d", two, None),
         ("c", None, moved),
         ("d", moved, None),

@@ -298,7 +298,7 @@ def test_pipeline_continues_at_bifrosts_position(server: Server, tmp_path: Path)
 
 @contextmanager
 def nodes_of(zookeeper: ZooKeeper, nodes: dict[str, str]) -> Iterator[None]:
-    """Keep nodes in ZooKeeper inside the block, as another system does."""
+    """Keep nodes in ZooKeeper inside the block, as another system would."""
     client = KazooClient(hosts=zookeeper.hosts)
     client.start(WAIT_SECONDS_MAX)
     try:

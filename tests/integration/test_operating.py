@@ -102,7 +102,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
 
 
 def assert_values(values: dict[tuple[str, ...], float], table: str) -> None:
-    """Assert what is known of a scrape after two rows were inserted, one deleted, and one updated."""
+    """Assert the known values of a scrape after two rows were inserted, one deleted, and one updated."""
     rows = "penstock_capture_rows_total"
     counted = {
         operation: values[rows, "shop", operation, table] for operation in ("insert", "update", "delete")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that are altered, or dropped, while a pipeline loads them, and tables that it goes on without."""
+"""Tables that are altered or dropped while a pipeline loads them, and tables that it continues without."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
     run_to_end(LocalDriver(2), settings)
-    # What the row is now cannot be told from such an image.
+    # Such an image does not reveal the row's current values.
     mysql_server.sql(
         "SET SESSION binlog_row_image = MINIMAL; UPDATE bad SET a = 7 WHERE id = 1", database=database
     )
@@ -228,14 +228,14 @@ def test_removed_row_without_the_key_of_its_target_stops_a_mirror(
         mysql_server, database, {"delta": {"path": str(tmp_path / "lake")}}, tmp_path, steps=steps
     )
     run_to_end(LocalDriver(2), settings)
-    # This image has only the primary key, by which the target has no row.
+    # This image has only the primary key, which does not identify the row in the target.
     mysql_server.sql("SET SESSION binlog_row_image = MINIMAL; DELETE FROM t WHERE id = 1", database=database)
     with pytest.raises(ServerUnsupported, match="lack code"):
         run_to_end(LocalDriver(2), settings)
 
 
 def unchanged(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Return rows as a step gets them."""
+    """Return rows in the form that a step gets."""
     return rows
 
 
@@ -271,5 +271,5 @@ def test_reload_finds_the_rows_that_were_deleted_while_the_table_was_set_aside(
 
 
 def assert_equal(source: Server, target: Server, database: str, table: str) -> None:
-    """Assert that a table is the same on both servers."""
+    """Assert that a table has the same content on both servers."""
     assert_same(source_rows(source, database, table), mysql_rows(target, database, table), key=["id"])

@@ -46,7 +46,7 @@ _SWAP_FOR_A_UNIQUE_KEY = """
     INSERT IGNORE INTO _{t}_new SELECT * FROM {t};
     RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old"""
 
-# What happens to a table, and whether it is read again for it.
+# The statements for a table, and whether it is read again because of them.
 CASES = {
     "emptied": ("TRUNCATE TABLE {t}; INSERT INTO {t} VALUES (8, 'new')", False),
     "emptied_last": ("INSERT INTO {t} VALUES (8, 'old'); TRUNCATE TABLE {t}", False),
@@ -181,7 +181,7 @@ def test_changed_definitions_are_followed(
     reread = {request.table.table for request in state.requests()}
     assert {request.state for request in state.requests()} == {"done"}
     state.close()
-    # Of `replaced` the two whose names were new are read as well.
+    # In `replaced`, the two tables whose names were new are read as well.
     assert {name for name in reread if name in CASES} == {name for name, (_, again) in CASES.items() if again}
     assert not mariadb_server.sql(f"SHOW TABLES IN {database} LIKE '\\_%'"), "a ghost is no table of ours"
     mariadb_server.sql(f"DROP DATABASE {database}")
@@ -201,7 +201,7 @@ def test_policy_restricts_schema_changes(
     mysql_server.sql("ALTER TABLE t ADD COLUMN a INT; INSERT INTO t VALUES (1, 'a', 2)", database=database)
     with pytest.raises(SchemaChanged):
         run_to_end(LocalDriver(2), stopping)
-    # The same batch goes on under another policy, which leaves the target as it is.
+    # The same batch continues under another policy, which leaves the target as it is.
     run_to_end(LocalDriver(2), pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="ignore"))
     assert mariadb_server.sql(f"SELECT * FROM {database}.t") == [(1, "a")]
     mariadb_server.sql(f"DROP DATABASE {database}")
@@ -232,10 +232,11 @@ def test_columns_are_only_added_if_configured(
     run_to_end(LocalDriver(2), settings)
     followed = [(1, 2, None), (2, 1, 5), (3, None, 6), (4, 1, 7)]
     assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
-    # Rows that were written since have no name any more.
+    # The rows that were written since no longer have a name for the column.
     left = mariadb_server.sql(f"SELECT id, name FROM {database}.t WHERE name IS NOT NULL ORDER BY id")
     assert left == [(2, "b"), (3, "c")]
-    # A value that the old type cannot hold, and rows that the old key takes for one, stop by name.
+    # A value that the old type cannot hold, and rows that are equal under the old key, stop with a named
+    # error.
     for statement, why in (
         (f"INSERT INTO t VALUES (5, {2**40}, 8)", "code"),
         (

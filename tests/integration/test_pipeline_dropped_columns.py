@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of targets that were dropped by hand: an error of their table, which a resnapshot mends."""
+"""Columns of targets that were dropped by hand: an error for their table, which a resnapshot repairs."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many tables into one: what is taken out of the target when one of them is emptied or read again."""
+"""Many tables merged into one: the rows that are deleted when one of them is emptied or read again."""
 
 import json
 from contextlib import closing
@@ -23,7 +23,7 @@ from tools.servers import Server
 
 
 class Shards:
-    """Three tables of one server that become one: `a` has keys from 1, `b` from 11, `c` from 21."""
+    """Three tables of one server that are merged: `a` has keys from 1, `b` from 11, `c` from 21."""
 
     def __init__(self, server: Server, database: str, folder: Path, shard_column: str | None) -> None:
         self.server, self.database = server, database
@@ -85,7 +85,7 @@ def test_truncated_shard_loses_only_its_own_rows(
 ) -> None:
     run_to_end(LocalDriver(2), shards.settings)
     assert shards.keys() == [1, 2, 3, 11, 12, 13, 21, 22, 23]
-    # A row that no step can work on leaves `b` behind; `c` is dropped, and its rows are left.
+    # A row that no step can process makes the pipeline skip `b`; `c` is dropped, and its rows remain.
     shards.server.sql(
         "INSERT INTO orders_b VALUES (14, 'none'); DELETE FROM orders_b WHERE id = 11; DROP TABLE orders_c",
         database=shards.database,
@@ -96,7 +96,7 @@ def test_truncated_shard_loses_only_its_own_rows(
     run_to_end(LocalDriver(2), shards.settings)
     assert shards.keys() == [4, 11, 12, 13, 21, 22, 23]
     assert shards.stopped() == [f"shop/{shards.table('b')}"]
-    # The rows of `b` are not compared; those of `c` no source has.
+    # The rows of `b` are not compared; the rows of `c` belong to no source.
     (result,) = verify(shards.settings, mend=True).results
     assert {(difference.row["id"], difference.kind) for difference in result.found} == {
         (key, Kind.EXTRA) for key in (21, 22, 23)
@@ -124,7 +124,8 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     run_to_end(LocalDriver(2), shards.settings)
     shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
     run_to_end(LocalDriver(2), shards.settings)
-    # Nothing tells the rows that `a` lost from those of `b`, so it is left as well, by name.
+    # Nothing distinguishes the rows that `a` lost from those of `b`, so the error names `a`, and it is
+    # skipped as well.
     assert shards.stopped() == [f"shop/{shards.table(name)}" for name in "ab"]
     assert set(shards.keys()) >= {11, 12, 13, 21, 22, 23}
     (result,) = verify(shards.settings, mend=True).results
@@ -132,7 +133,7 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     assert "the pipeline goes on without it" in result.open
     (line,) = map(json.loads, penstock("verify", shards.file, "--json").out.splitlines())
     assert (line["equal"], line["complete"], line["open"]) == (False, False, result.open)
-    # Both are read again at once; a table that is gone meanwhile keeps no row and stops nothing.
+    # Both are read again at once. A table that is dropped in the meantime keeps no rows and stops nothing.
     shards.server.sql(
         "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database
     )

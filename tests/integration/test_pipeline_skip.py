@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transaction that a pipeline cannot follow is passed over by hand, and what it left is mended."""
+"""A transaction that a pipeline cannot follow is skipped by hand, and its effects are repaired."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_change_logged_as_a_statement_is_skipped(
     assert told.code == 0, told
     assert "passed over" in told.out
     run_to_end(LocalDriver(2), settings)
-    # All but what the statement changed is as in the source.
+    # Everything except the effect of the statement is as in the source.
     found = mariadb_server.sql(f"SELECT id, n FROM {database}.orders ORDER BY id")
     assert found == [(1, 10), (2, 20), (3, 3)]
     assert penstock("verify", file, "--repair").code == 0
@@ -111,7 +111,7 @@ def test_changes_are_replayed_from_an_earlier_position(
     executed = str(mysql_server.sql("SELECT @@GLOBAL.gtid_executed")[0][0]).replace("\n", "")
     mysql_server.sql("INSERT INTO t VALUES (2, 2); UPDATE t SET n = 10 WHERE id = 1", database=database)
     run_to_end(LocalDriver(2), settings)
-    # What was lost in the target since then comes again.
+    # Rows that were lost in the target since are written again.
     mariadb_server.sql("DELETE FROM t WHERE id = 2; UPDATE t SET n = 0 WHERE id = 1", database=database)
     mariadb_server.sql("INSERT INTO t VALUES (9, 9)", database=database)
     refused = penstock("pipelines", "reset", file, "--gtid-set", executed)

@@ -201,7 +201,7 @@ def test_rows_that_name_their_table_arrive_in_tables_created_for_them(
     for status in ("draft", "paid", "sent"):
         wanted = f"SELECT * FROM {database}.orders_0 WHERE status = '{status}' ORDER BY id"
         assert rows(target, f"SELECT * FROM {database}.of_{status} ORDER BY id") == rows(source, wanted)
-    # A table that no row names any more is compared as well.
+    # A table that rows no longer name is compared as well.
     source.sql(f"DELETE FROM {database}.orders_0 WHERE status = 'draft'")
     pipeline.run(spark, until="caught-up")
     target.sql(f"INSERT INTO {database}.of_draft SELECT * FROM {database}.of_paid LIMIT 1")

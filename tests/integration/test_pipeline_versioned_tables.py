@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MariaDB's system-versioned tables, whose log has rows of the history among the current ones."""
+"""MariaDB's system-versioned tables, whose log mixes rows of the history with the current ones."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ def shop(daemon: DaemonProcess, mariadb_server: Server, fresh_database: FreshDat
     return make_shop(mariadb_server, daemon, fresh_database(mariadb_server))
 
 
-# --- Bounds of an answer --------------------------------------------------------------------
+# --- Limits of a response -------------------------------------------------------------------
 
 
 def test_response_ends_at_the_first_bound(shop: Shop) -> None:

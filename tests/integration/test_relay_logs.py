@@ -25,7 +25,9 @@ def ids_of(source: Any) -> list[int]:
 
 
 def has_received(replica: Server, origin: Server) -> bool:
-    """Tell whether a replica's relay logs hold its source's whole log, so that the files no longer change."""
+    """Return whether a replica's relay logs contain its source's whole log, so that the files no longer
+    change.
+    """
     source, statement = ("Master", "SLAVE") if origin.family == "mariadb" else ("Source", "REPLICA")
     with replica.connect(cursorclass=DictCursor) as connection, connection.cursor() as cursor:
         cursor.execute(f"SHOW {statement} STATUS")

@@ -57,7 +57,7 @@ def broker(request: pytest.FixtureRequest, missing_part: MissingPart) -> Iterato
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """A topic for this test only."""
     return "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:100]
 
 

@@ -141,7 +141,7 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
         thread.join(WAIT_SECONDS_MAX)
     assert len(came) == 5
     assert all(found > head for found, _ in came)
-    # The commit woke them, and not their timeout.
+    # They were woken by the commit, not by their timeout.
     assert max(at for _, at in came) - committed < LONGEST_WAIT / 2
     started = time.monotonic()
     head = head_of(mariadb_server)

@@ -467,7 +467,7 @@ def test_log_of_two_epochs_is_one_chain(recording: Recording, tmp_path: Path) ->
 
         async def starts() -> None:
             key = pieces.source.server_key(1)
-            # As another daemon numbers the epoch of the same server.
+            # This is how another daemon numbers the epoch of the same server.
             for position, epoch in ((transaction_ends(recording)[5], 0), (recording.end, 1)):
                 position_of_reader = Position(7, position.file, position.offset)
                 started = await resolve_start(pieces, Start(position=position_of_reader, server_key=key))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard of a process ends its sessions once that process, and all that work for it, have ended."""
+"""The guard of a process ends its sessions once the process, and all processes that work for it, have
+ended.
+"""
 
 import os
 import shutil

@@ -49,7 +49,7 @@ def asked(registry: Apicurio, method: str, path: str, body: Any = None) -> Any:
 
 
 def read_in_java(requests: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return what the oracle makes of each request."""
+    """Return the oracle's output for each request."""
     words = [program("java"), "-cp", f"{install() / 'lib'}/*", str(ORACLE)]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     done = subprocess.run(words, input=lines, capture_output=True, text=True, timeout=ORACLE_SECONDS_MAX)

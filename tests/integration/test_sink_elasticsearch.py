@@ -44,7 +44,7 @@ def sink(server: Elasticsearch) -> Iterator[Sink]:
 
 @pytest.fixture
 def orders(request: pytest.FixtureRequest) -> Target:
-    """A table of the test's own."""
+    """A table for this test only."""
     return target_of({"id": "bigint unsigned", "name": "varchar(20)"}, name=f"shop.{request.node.name}")
 
 

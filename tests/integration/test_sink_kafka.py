@@ -320,7 +320,7 @@ def test_unfinished_transaction_is_never_visible(broker: Kafka, table: str) -> N
     aborted = sink.open(mark(1, table), 0)
     aborted.write(some(table))
     aborted.abort()
-    # This writer vanishes like a process after kill -9.
+    # This writer disappears like a process after kill -9.
     lost = sink.open(mark(1, table), 0)
     lost.write(some(table))
     lost._producer.flush()  # type: ignore[attr-defined]
@@ -552,7 +552,7 @@ def test_topics_hold_the_source_rows_under_their_keys(
         assert_same(corpus.rows[name], held, key=target.primary_key)
 
 
-# --- When the broker dies ---------------------------------------------------------------------
+# --- Broker failures --------------------------------------------------------------------------
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks_sql.py::test_batch_survives_a_lost_connection")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delta and Iceberg beside what every mirror does: feeds, histories, loads, batches over the memory."""
+"""Delta and Iceberg, beyond the common behaviour of mirrors: feeds, histories, loads, batches larger than the
+memory limit.
+"""
 
 import random
 import shutil
@@ -28,7 +30,7 @@ KINDS = ("delta", "iceberg")
 
 
 class Lake:
-    """A sink into a folder, its batches, and its tables as the format's own reader has them."""
+    """A sink into a folder, its batches, and its tables as seen by the format's own reader."""
 
     def __init__(self, kind: str, path: Path, **settings: Any) -> None:
         made = make_sink(kind, settings_of(kind)(path=str(path), **settings))
@@ -74,7 +76,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def in_another_process(path: Path, numbers: range) -> None:
-    """Write batches of one row each from a process that knows nothing of this one."""
+    """Write batches of one row each from a process that shares nothing with this one."""
     program = (
         "import sys; from pathlib import Path\n"
         "from tests.integration.test_sink_lakes import Lake, ORDERS, changes_of, insert\n"
@@ -281,7 +283,7 @@ def test_delta_table_changed_or_recreated_between_batches_is_read_as_it_is(
     lake = Lake("delta", tmp_path)
     lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"))])
     place = lake.sink.location(ORDERS)
-    # Others may compact a table, or delete from it.
+    # Other clients may compact a table, or delete from it.
     deltalake.DeltaTable(place).delete("id = 1")
     lake.batch(2, [changes_of(ORDERS, insert(2, id=2, note="b"))])
     assert lake.state() == {2: "b"}
@@ -289,7 +291,7 @@ def test_delta_table_changed_or_recreated_between_batches_is_read_as_it_is(
     lake.batch(3, [changes_of(ORDERS, insert(3, id=3, note="c"))])
     assert lake.state() == {3: "c"}
     assert deltalake.DeltaTable(place).version() == 1
-    # It has been made anew, and has gone further than the one that was known.
+    # The table was recreated, and has more versions than the known table.
     shutil.rmtree(place)
     in_another_process(tmp_path, range(1, 6))
     lake.batch(6, [changes_of(ORDERS, insert(6, id=6, note="e"))])
@@ -306,5 +308,5 @@ def test_delta_log_is_read_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             writer.write(changes_of(ORDERS, insert(number, id=number, note="b")))
             writer.finish()
     assert len(lake.state()) == 13
-    # A reader goes through few entries at a time.
+    # A reader reads few entries at a time.
     assert (Path(lake.sink.location(ORDERS)) / "_delta_log" / "_last_checkpoint").exists()

@@ -36,7 +36,7 @@ def server(
 
 @pytest.fixture
 def sink(server: Mongo, request: pytest.FixtureRequest) -> Iterator[Sink]:
-    """A sink into a database of the test's own."""
+    """A sink into a database for this test only."""
     sink = make_sink("mongodb", settings_of("mongodb")(url=server.url, database=request.node.name[:40]))
     yield sink
     sink.close()
@@ -61,7 +61,7 @@ def write(sink: Sink, target: Target, *changes: Any, mark: BatchMark = MARK) -> 
 def test_documents_follow_rows_and_their_keys(server: Mongo, sink: Sink) -> None:
     write(sink, ORDERS, insert(5, id=1, name="a"), insert(5, 1, id=2, name="b"), insert(5, 2, id=3, name="c"))
     for _ in range(2):
-        # The same batch again changes nothing.
+        # Writing the same batch again changes nothing.
         write(
             sink,
             ORDERS,

@@ -38,7 +38,7 @@ def backend(
 
 @pytest.fixture
 def database() -> str:
-    """The name of a database of the test's own."""
+    """The name of a database for this test only."""
     return f"hall_{next(_databases)}"
 
 

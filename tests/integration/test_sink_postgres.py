@@ -38,7 +38,7 @@ def backend(
 
 @pytest.fixture
 def schema() -> str:
-    """The name of a schema of the test's own."""
+    """The name of a schema for this test only."""
     return f"hall_{next(_schemas)}"
 
 
@@ -82,8 +82,8 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
     write_batch(sink, [changes_of(seats, *(insert(1, row, id=row, seat=row) for row in range(3)))], 1)
     url = backend.server.url
     with psycopg.connect(url) as other, psycopg.connect(url) as third:
-        # A waiting session looks for a deadlock once, after this time, and then gives way if there is one.
-        # The other session never gets to it.
+        # A waiting session checks for a deadlock once, after this time, and gives up if there is one. The
+        # other session never reaches that time.
         other.execute("SET deadlock_timeout = '1h'")
         other.execute(f"UPDATE {seats.name} SET label = 'theirs' WHERE id = 2".encode())
         third.execute(f"SELECT FROM {seats.name} WHERE id = 1 FOR UPDATE".encode())
@@ -107,13 +107,13 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
 
 
 def is_waited_for(backend: PostgresBackend, session: Any) -> bool:
-    """Tell whether another session waits for this one."""
+    """Return whether another session waits for this one."""
     pid = session.info.backend_pid
     return bool(backend.sql(f"SELECT 1 FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))"))
 
 
 def is_waiting(backend: PostgresBackend, session: Any) -> bool:
-    """Tell whether a session waits for another one."""
+    """Return whether a session waits for another one."""
     return backend.sql(f"SELECT cardinality(pg_blocking_pids({session.info.backend_pid}))") != [(0,)]
 
 
@@ -218,7 +218,8 @@ def test_values_that_postgresql_cannot_hold_are_null_and_counted(
 
 def test_refused_account_is_reported(backend: PostgresBackend) -> None:
     url = backend.server.url.replace("postgres@", "nobody_here@")
-    # libpq tells no SQLSTATE here: a server with too many sessions looks the same, and is retried.
+    # libpq reports no SQLSTATE here: a server with too many sessions looks the same, and the connection is
+    # retried.
     with pytest.raises(ConnectionLost, match="nobody_here"):
         make_sink("postgres", settings_of("postgres")(url=url)).check()
     assert backend.sink().check() == []

@@ -129,7 +129,7 @@ def test_commands_follow_a_slot_that_moves(cluster: RedisCluster, client: Any, m
     cluster.begin_move(TAGGED_SLOT, target)
     if moves_keys:
         cluster.move_keys(TAGGED_SLOT, target, 50)
-    # Rows that the old master has, rows that it has no longer, new rows, and several changes of a row.
+    # Rows that the old master has, rows that it no longer has, new rows, and several changes of a row.
     changed = [update(6, {"id": i, "name": "a"}, {"id": i, "name": "b"}, i) for i in range(80)]
     new = [insert(7, i, id=i, name="new") for i in range(100, 200)]
     for _ in range(2):
@@ -241,7 +241,7 @@ def test_encrypted_cluster_is_written_on_all_masters(tmp_path: Path) -> None:
         sink = sink_of(encrypted.url, ca=folder / "authority.pem")
         assert sink.check() == []
         write(sink, changes_of(ORDERS, *(insert(5, i, id=i, name="a") for i in range(300))))
-        # Redirections name the TLS port, too.
+        # Redirections name the TLS port as well.
         target = other_than(encrypted, encrypted.owner(TAGGED_SLOT))
         encrypted.begin_move(TAGGED_SLOT, target)
         tagged = sink_of(encrypted.url, ca=folder / "authority.pem", key="{{orders}}:{id}")

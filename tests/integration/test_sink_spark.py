@@ -71,7 +71,7 @@ def test_pipeline_keeps_delta_tables_of_a_hive_catalog_equal(
             "spark": {
                 "using": "delta",
                 "staging": str(tmp_path / "staging"),
-                # The reader of this test knows no deletion vectors.
+                # The reader in this test does not support deletion vectors.
                 "properties": {"delta.enableDeletionVectors": "false"},
             }
         },

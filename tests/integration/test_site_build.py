@@ -56,7 +56,7 @@ def test_site_is_built_without_a_warning(missing_part: MissingPart) -> None:
         local = (
             unquote(urlsplit(url).path) for url in page.linked | page.fetched if not urlsplit(url).scheme
         )
-        # A server sends the page of 404 for any address, so its links begin at the site's root.
+        # A server sends the 404 page for any address, so its links begin at the site's root.
         folder = html if built.name == "404.html" else built.parent
         assert not [path for path in local if not (folder / path.lstrip("/")).exists()], built
     comparison = (html / "docs/comparison.html").read_text()

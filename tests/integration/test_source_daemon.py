@@ -263,7 +263,7 @@ def test_port_without_a_daemon_is_reported(served: Served) -> None:
         opened("penstock://127.0.0.1:1/shop").head()
     assert "penstock serve" in str(raised.value)
     with pytest.raises((StreamError, ConnectionLost)):
-        # The database server greets first, and not in HTTP.
+        # The database server sends its greeting first, and not in HTTP.
         opened(f"penstock://127.0.0.1:{served.server.port}/shop").head()
 
 
@@ -363,7 +363,7 @@ def test_secret_for_another_service_is_refused(tmp_path: Path) -> None:
         SourceOptions.parse("penstock://a/shop", password="x")
 
 
-# --- What is lost on the way ----------------------------------------------------------------
+# --- Losses on the way ----------------------------------------------------------------------
 
 
 @on_one

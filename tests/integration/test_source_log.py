@@ -61,7 +61,7 @@ class Kept:
     folder: Path
 
     def log(self) -> LogSource:
-        """Return the log as a source of its own."""
+        """Return the log as a separate source."""
         source = open_source(SourceOptions.parse(self.folder))
         assert isinstance(source, LogSource)
         return source
@@ -270,7 +270,7 @@ def copied(folder: Path, to: Path) -> Path:
     return to / "shop"
 
 
-# --- What is not there ----------------------------------------------------------------------
+# --- Missing data ---------------------------------------------------------------------------
 
 
 def test_position_missing_from_the_log_is_refused_by_name(kept: Kept, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_empty_folder_and_empty_log_are_reported(kept: Kept, tmp_path: Path) -> 
         open_source(SourceOptions.parse(tmp_path / "shop")).split()
 
 
-# --- A log that grows -----------------------------------------------------------------------
+# --- A growing log --------------------------------------------------------------------------
 
 
 def test_reader_beside_the_writer_sees_whole_transactions_as_they_arrive(kept: Kept, tmp_path: Path) -> None:

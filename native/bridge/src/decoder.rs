@@ -71,11 +71,11 @@ fn dialect_options(
 
 #[pymethods]
 impl Decoder {
-    /// `offset` is the start of an event, and so must be `joint`, where the next range begins. With `passing`,
-    /// transactions are not decoded: prepared transactions are recorded, and incidents and unknown events are
-    /// ignored. `statements` says whether to return statements; None means if rows are decoded. `dialect` applies to
-    /// `emit="messages"`. `executed` is the GTID set executed before the range; with it, messages that can carry the
-    /// executed set do so.
+    /// `offset` is the start of an event. `joint`, where the next range begins, must be the start of an event too. With
+    /// `passing`, transactions are not decoded: prepared transactions are recorded, and incidents and unknown events
+    /// are ignored. `statements` says whether to return statements; None means yes if rows are decoded. `dialect`
+    /// applies to `emit="messages"`. `executed` is the GTID set executed before the range; with it, messages that can
+    /// carry the executed set do so.
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
@@ -522,7 +522,7 @@ impl Statement {
         self.inner.session.accessed.clone()
     }
 
-    /// Whether its transaction is out of range.
+    /// Whether its transaction lies outside the range.
     #[getter]
     fn is_skipped(&self) -> bool {
         self.inner.is_skipped
@@ -546,7 +546,7 @@ impl Statement {
         self.inner.transaction_end.map(|offset| format!("{}:{offset}", self.inner.file))
     }
 
-    /// The commit timestamp of its transaction, if it is of a TiDB cluster; None for a server's log.
+    /// The commit timestamp of its transaction in a log of a TiDB cluster; None in a server's log.
     #[getter]
     fn commit_ts(&self) -> Option<i64> {
         self.inner.commit_ts
@@ -569,7 +569,7 @@ impl Statement {
     }
 
     /// When its transaction was committed, in microseconds since 1970; the start of the statement if the log does not
-    /// say.
+    /// contain the time.
     #[getter]
     fn commit_us(&self) -> i64 {
         self.inner.commit_us

@@ -45,7 +45,7 @@ impl Framer {
         self.inner.events().len()
     }
 
-    /// Clear the buffered event bytes; return how many they were.
+    /// Clear the buffered event bytes; return their number.
     fn discard(&mut self) -> usize {
         let bytes = self.inner.events().len();
         self.inner.clear();

@@ -8,17 +8,19 @@ use pyo3::types::PyBytes;
 use crate::blocks::Chunk;
 use crate::convert::slice_of;
 
-/// Stream, method, message, whether it is compressed with gzip, and whether the client reads such messages.
+/// Stream, method, message, whether the message is compressed with gzip, and whether the client accepts compressed
+/// messages.
 type CallTuple = (u32, String, Chunk, bool, bool);
 
 fn call_of(call: Call) -> CallTuple {
     (call.stream, call.method, Chunk::whole(call.message), call.is_compressed, call.accepts_gzip)
 }
 
-/// A connection of a gRPC client, without its socket. It refuses more than `calls_max` calls at once.
-/// `any_authority` is for clients of a Unix socket, whose name for the server is no valid one.
+/// A connection of a gRPC client, without its socket.
 ///
-/// After each call of a method, `take` has what is to be done.
+/// It refuses more than `calls_max` calls at once. `any_authority` is
+/// for clients of a Unix socket, which do not send a valid name of the server. After each call of a method, `take`
+/// returns the pending work.
 #[pyclass(module = "penstock._native")]
 pub struct GrpcConnection {
     inner: Connection,
@@ -37,7 +39,7 @@ impl GrpcConnection {
         self.inner.receive(data);
     }
 
-    /// Answer calls with the same message, successfully. A call that was cancelled is passed over.
+    /// Answer calls with the same message, successfully. Cancelled calls are skipped.
     fn answer(&mut self, streams: Vec<u32>, message: &[u8]) {
         self.inner.answer(&streams, message);
     }
@@ -67,7 +69,7 @@ impl GrpcConnection {
         (calls.into_iter().map(call_of).collect(), cancelled, sent, output)
     }
 
-    /// The bytes of calls that have not arrived whole.
+    /// The bytes of calls that have not arrived completely.
     #[getter]
     fn unfinished_bytes(&self) -> usize {
         self.inner.unfinished_bytes()

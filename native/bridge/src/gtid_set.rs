@@ -37,7 +37,7 @@ impl GtidSet {
         self.inner.contains_set(&other.inner)
     }
 
-    /// Return the transactions of both sets. In MariaDB, what only the other set has comes later.
+    /// Return the transactions of both sets. For MariaDB, transactions of only the other set count as later.
     fn union(&self, other: &GtidSet) -> GtidSet {
         let mut inner = self.inner.clone();
         inner.union(&other.inner);
@@ -57,8 +57,9 @@ impl GtidSet {
         GtidSet { inner: self.inner.position() }
     }
 
-    /// Return whether the set contains a transaction of a log in which those of `before` precede it. Raises
-    /// `PositionInvalid` if the log does not tell.
+    /// Return whether the set contains a transaction of a log in which the transactions of `before` precede it.
+    ///
+    /// Raises `PositionInvalid` if this cannot be determined.
     fn contains_in_log(&self, py: Python<'_>, gtid: &str, before: &GtidSet) -> PyResult<bool> {
         let gtid = gtid::Gtid::parse(gtid).map_err(|error| raise(py, &error))?;
         self.inner.contains_in_log(&gtid, &before.inner).map_err(|error| raise(py, &error))

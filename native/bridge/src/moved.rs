@@ -8,7 +8,7 @@ use pyo3::types::PyBytes;
 use crate::convert::slice_of;
 use crate::raise::raise;
 
-/// Moves the events of one file of a log to offsets of another log: positions and checksums change, nothing else.
+/// Moves the events of one file of a log to offsets of another log: only positions and checksums change.
 ///
 /// `head` is the file's magic and format description. Raises `EventUnsupported` for a log without checksums or GTID
 /// events.
@@ -25,7 +25,7 @@ impl EventMover {
         Ok(EventMover { inner })
     }
 
-    /// The first bytes of a file for these events: the magic and the format description.
+    /// The first bytes of a file with these events: the magic and the format description.
     #[getter]
     fn head<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.inner.head())
@@ -37,7 +37,7 @@ impl EventMover {
         self.inner.is_mariadb()
     }
 
-    /// Return the complete events at the start of a buffer as they are at `offset` of a file.
+    /// Return the complete events at the start of a buffer, moved to `offset` of a file.
     ///
     /// Raises `ChecksumMismatch`; `SchemaUnknown` for a table map without column names; `EventUnsupported` for a
     /// prepared XA transaction and its commit.

@@ -21,7 +21,7 @@ fn cells(row: &Row) -> Vec<Option<&[u8]>> {
 ///
 /// Numbers, dates and times are as MySQL shows them, TIMESTAMP in UTC, BIT as a number, an ENUM as a member, a SET as
 /// members with commas between them, documents as JSON, other values as their bytes. With `numbered`, an ENUM or SET is
-/// given as its number. A row that is refused leaves its transaction open: begin it again.
+/// given as its number. After a row was refused, begin its transaction again.
 #[pyclass(module = "penstock._native")]
 pub struct RowEventWriter {
     inner: row_events::RowEventWriter,
@@ -71,22 +71,23 @@ impl RowEventWriter {
         self.inner.define(database, table, &columns, &primary_key).map_err(|error| raise(py, &error))
     }
 
-    /// Begin the transaction of a commit timestamp at `offset` of a file. An open one is dropped.
+    /// Begin the transaction of a commit timestamp at `offset` of a file. An open transaction is dropped.
     fn begin(&mut self, py: Python<'_>, commit_ts: u64, offset: u64) -> PyResult<()> {
         self.inner.begin(commit_ts, offset).map_err(|error| raise(py, &error))
     }
 
-    /// Add inserted rows. Raises `ValueMalformed` for a row of other columns, or a text that is no value of its column.
+    /// Add inserted rows. Raises `ValueMalformed` for a row with other columns, or a text that is not a valid value of
+    /// its column.
     fn insert(&mut self, py: Python<'_>, table: usize, rows: Vec<Row>) -> PyResult<()> {
         self.rows(py, table, Change::Insert, rows.iter().map(|row| vec![row]))
     }
 
-    /// Add updated rows, each as the old and the new row. Raises `ValueMalformed` as `insert`.
+    /// Add updated rows, each as the old and the new row. Raises the errors of `insert`.
     fn update(&mut self, py: Python<'_>, table: usize, rows: Vec<(Row, Row)>) -> PyResult<()> {
         self.rows(py, table, Change::Update, rows.iter().map(|(before, after)| vec![before, after]))
     }
 
-    /// Add deleted rows. Raises `ValueMalformed` as `insert`.
+    /// Add deleted rows. Raises the errors of `insert`.
     fn delete(&mut self, py: Python<'_>, table: usize, rows: Vec<Row>) -> PyResult<()> {
         self.rows(py, table, Change::Delete, rows.iter().map(|row| vec![row]))
     }

@@ -1,4 +1,4 @@
-//! TiDB's payloads: their heads, the events that keep them, and the transactions that they are.
+//! TiDB's payloads: their heads, the events that store them, and the transactions that they contain.
 
 use penstock_kernel::error::{Error, Result};
 use penstock_kernel::tidb::binlog::{self, Binlog};
@@ -21,9 +21,9 @@ fn slices(payloads: &[PyBuffer<u8>]) -> PyResult<Vec<&[u8]>> {
 }
 
 /// Return the head of each payload: its kind (0 Prewrite, 1 Commit, 2 Rollback, 3 PreDDL, 4 PostDDL), start timestamp,
-/// commit timestamp and DDL job, 0 for what it lacks.
+/// commit timestamp and DDL job, 0 for each that is missing.
 ///
-/// Raises `EventMalformed` for a payload that is no `Binlog` message, with its index.
+/// Raises `EventMalformed`, with the index, for a payload that is not a `Binlog` message.
 #[pyfunction]
 pub fn tidb_heads(py: Python<'_>, payloads: Vec<PyBuffer<u8>>) -> PyResult<Vec<Head>> {
     let slices = slices(&payloads)?;
@@ -47,7 +47,7 @@ pub fn tidb_write_request(py: Python<'_>, request: PyBuffer<u8>) -> PyResult<(u6
     Ok((cluster_id, payload.start, payload.end))
 }
 
-/// Return the key by which TiKV knows the outcome of a payload's transaction; empty if it has none.
+/// Return the key by which TiKV stores the outcome of a payload's transaction; empty if it has none.
 ///
 /// Raises `EventMalformed`.
 #[pyfunction]
@@ -78,7 +78,7 @@ pub fn tidb_matched<'py>(
     Ok(PyBytes::new(py, &matched))
 }
 
-/// Return the events that hold the payloads as they are, the first of which starts at `offset` of a file.
+/// Return the events that hold the unchanged payloads. The first event starts at `offset` of a file.
 ///
 /// A payload of over 512 MiB takes several consecutive events. `time_s` is the time of the events, in seconds since
 /// 1970.
@@ -96,7 +96,7 @@ pub fn tidb_payload_events<'py>(
     Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
 }
 
-/// Return the payloads of whole events, which start with a header; events of other types are skipped.
+/// Return the payloads in whole events, which start with a header; events of other types are skipped.
 ///
 /// Raises `ChecksumMismatch`, and `EventMalformed` for bytes that end inside an event or a payload.
 #[pyfunction]
@@ -130,7 +130,8 @@ pub fn tidb_rotation<'py>(
 
 /// Transcodes the transactions of a TiDB cluster to those of a MySQL binlog.
 ///
-/// The bytes depend on payloads, definitions and position alone: transcoded again after a crash, they are the same.
+/// The bytes depend only on payloads, definitions and position, so transcoding again after a crash gives the same
+/// bytes.
 #[pyclass(module = "penstock._native")]
 pub struct TidbTranscoder {
     inner: Transcoder,
@@ -147,10 +148,9 @@ impl TidbTranscoder {
     /// Set the definition of a table from a schema version on: TiDB's `TableInfo` as JSON. Return the table's number.
     ///
     /// Rows that commit from `commit_ts` on are written with it whatever their version: the statement that led to it
-    /// precedes them in the log.
-    /// Rows of its partitions are rows of the table. The last eight definitions of a table are kept. A table with a
-    /// column type that MySQL lacks is refused when its rows come. Raises `SchemaInvalid` for text that is no
-    /// definition.
+    /// precedes them in the log. Rows of its partitions are rows of the table. The last eight definitions of a table
+    /// are kept. A table with a column type that MySQL lacks is refused when its rows arrive. Raises `SchemaInvalid`
+    /// for text that is not a definition.
     fn define(
         &mut self,
         py: Python<'_>,
@@ -180,8 +180,8 @@ impl TidbTranscoder {
 
     /// Return the bytes of a committed DDL at `offset` of a file. `query` replaces the payload's statement, if given.
     ///
-    /// `sql_mode` has MySQL's bits, and `time_zone` is empty if the statement does not depend on it.
-    /// Raises `EventMalformed` for a payload that is no committed DDL.
+    /// `sql_mode` has MySQL's bits, and `time_zone` is empty if the statement does not depend on it. Raises
+    /// `EventMalformed` for a payload that is not a committed DDL.
     #[pyo3(signature = (payload, database, offset, query=None, *, sql_mode=0, time_zone=""))]
     #[allow(clippy::too_many_arguments)]
     fn ddl<'py>(
@@ -199,12 +199,12 @@ impl TidbTranscoder {
         Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
     }
 
-    /// Return the transaction at `offset` of a file that the payloads of one commit timestamp are, as an iterator over
-    /// pieces of whole events.
+    /// Return the payloads of one commit timestamp as a transaction at `offset` of a file: an iterator over pieces of
+    /// whole events.
     ///
     /// A transaction of up to 4 MiB is one piece; a larger one has pieces of about 1 MiB or one row, so memory is
-    /// bounded. All of it is checked before the first piece. Raises `EventMalformed` for payloads that are no
-    /// committed rows of one commit timestamp, or contradict themselves; `SchemaUnknown` for rows of a table without a
+    /// bounded. All of it is checked before the first piece. Raises `EventMalformed` for payloads that are not
+    /// committed rows of one commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table without a
     /// definition for their schema version; `EventUnsupported` for a column type that MySQL lacks; `SchemaMismatch` and
     /// `ValueMalformed` for rows that do not fit the definition.
     fn transaction(&self, py: Python<'_>, payloads: Vec<PyBuffer<u8>>, offset: u64) -> PyResult<TidbPieces> {

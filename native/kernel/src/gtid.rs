@@ -2,8 +2,8 @@
 //!
 //! MySQL: `uuid[:tag]:number`; a set has intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set has
 //! the last sequence of each server in each domain, like `gtid_binlog_state`, and the newest transaction of a domain
-//! comes last. A position such as `gtid_binlog_pos` is a set of one transaction for each domain: it does not name the servers
-//! that wrote before, so the place of a transaction in the log decides whether it belongs to the set.
+//! comes last. A position such as `gtid_binlog_pos` is a set of one transaction for each domain: it does not name the
+//! servers that wrote earlier, so the position of a transaction in the log decides whether it belongs to the set.
 
 use std::collections::BTreeMap;
 
@@ -173,7 +173,7 @@ impl Domain {
         Domain { ends: BTreeMap::from([(server, sequence)]), last: server }
     }
 
-    /// Adds the newest transaction. A sequence that goes back replaces the higher one, as in the server.
+    /// Adds the newest transaction. As in the server, a lower sequence replaces a higher one.
     fn add(&mut self, server: u32, sequence: u64) {
         self.ends.insert(server, sequence);
         self.last = server;
@@ -316,7 +316,8 @@ impl GtidSet {
         }
     }
 
-    /// Adds all transactions of another set. What is new of a MariaDB domain comes after the transactions of this set.
+    /// Adds all transactions of another set. New transactions of a MariaDB domain count as later than those of this
+    /// set.
     pub fn union(&mut self, other: &GtidSet) {
         for ((uuid, tag), intervals) in &other.mysql {
             for &(start, end) in intervals {
@@ -390,8 +391,8 @@ impl GtidSet {
     /// Whether the set contains a transaction of a log in which those of `before` precede it.
     ///
     /// A MariaDB set also contains transactions of servers that it does not name, up to its newest transaction in the
-    /// log. Raises `PositionInvalid` if the log does not tell: a sequence of one server goes back or comes again, or the
-    /// log has other transactions where the newest transaction should be.
+    /// log. Raises `PositionInvalid` if this cannot be determined: a sequence of one server goes backward or repeats,
+    /// or the log has other transactions where the newest transaction should be.
     pub fn contains_in_log(&self, gtid: &Gtid, before: &GtidSet) -> Result<bool> {
         let Gtid::Mariadb { domain, server, sequence } = *gtid else { return Ok(self.contains(gtid)) };
         let Some(set) = self.mariadb.get(&domain) else { return Ok(false) };
@@ -474,8 +475,8 @@ impl GtidSet {
         })
     }
 
-    /// Returns the set as the server takes it where a replica is to start: MariaDB accepts only the newest transaction
-    /// of each domain.
+    /// Returns the set in the form that the server accepts as the start of a replica. MariaDB accepts only the newest
+    /// transaction of each domain.
     pub fn position(&self) -> GtidSet {
         let newest = self.mariadb.iter().map(|(&domain, set)| {
             let (server, sequence) = set.newest();

@@ -30,8 +30,8 @@ pub const TABLES_OPEN_MAX: usize = 1 << 16;
 /// Number of savepoints of a transaction whose positions are recorded.
 pub const SAVEPOINTS_MAX: usize = 1 << 12;
 
-/// Number of prepared XA transactions that a decoder records; servers have few. Other transactions are searched in
-/// the log when they commit.
+/// The number of prepared XA transactions that a decoder records; servers have few. Others are searched for in the log
+/// when they commit.
 pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 
 /// Buffered events of prepared XA transactions in one decoder. Events beyond this are read again at commit.
@@ -41,11 +41,11 @@ pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 /// are candidates without being searched.
 pub const SEARCHED_EVENT_BYTES_MAX: usize = 16 << 20;
 
-/// The bytes before each message of gRPC: whether it is compressed, and its length.
+/// The bytes before each gRPC message: whether it is compressed, and its length.
 pub const GRPC_PREFIX_BYTES: usize = 5;
 
-/// What a gRPC client may send of one call before it is read, and a quarter of that of all its calls. It bounds the
-/// throughput of a distant client.
+/// The amount that a gRPC client may send for one call before it is read; for all of its calls, four times as much. It
+/// bounds the throughput of a distant client.
 pub const GRPC_WINDOW_BYTES: u32 = 4 << 20;
 
 /// The headers of a gRPC call, as with gRPC's own servers.

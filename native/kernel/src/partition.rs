@@ -1,4 +1,4 @@
-//! Where a key belongs: partitions of Kafka topics, and slots of Redis Cluster.
+//! The location of a key: partitions of Kafka topics, and slots of Redis Cluster.
 //!
 //! Partitions are by the hash of Kafka's own producers (murmur2), so that a key has the same partition whichever
 //! producer sends it. Slots are by the checksum of the specification of Redis Cluster.

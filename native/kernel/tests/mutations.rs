@@ -1,7 +1,7 @@
-//! Damaged logs never make the kernel panic, hang, or take what it has not been given.
+//! Damaged logs never make the kernel panic, hang, or read bytes outside of its input.
 //!
-//! The logs in `logs/` were written by `tests/fuzz/logs.py` on real servers; their names tell which. The damage is
-//! the same in every run. `make test-long` runs other damage, for long.
+//! `tests/fuzz/logs.py` wrote the logs in `logs/` on real servers, which their names identify. The damage is the same
+//! in every run. `make test-long` tries other damage for a long time.
 
 mod support;
 
@@ -52,7 +52,7 @@ fn damage(log: &[u8], chance: &mut Chance) -> Vec<u8> {
     out
 }
 
-/// Decodes to the end or to the first error; returns the rows handed out and the error's name.
+/// Decodes to the end or to the first error; returns the number of rows and the error's name.
 fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'static str>) {
     let mut decoder = Decoder::new(options, None).unwrap();
     let mut rows = 0;
@@ -96,7 +96,7 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
     panic!("the decoder does not come to an end");
 }
 
-/// Offers the log once more where a transaction was prepared; returns the error's name.
+/// Offers the log again where a transaction was prepared; returns the error's name.
 fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<(), &'static str> {
     let name = |error: Error| error.kind().name();
     if let Some(request) = decoder.prepared_request() {
@@ -104,7 +104,7 @@ fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<()
         let head = &bytes[..bytes.len().min(1000)];
         decoder.answer_prepared(&location.file, location.start, location.end, Some(head)).map_err(name)?;
     }
-    // The decoder drops what it has taken, so the next piece begins where it is now.
+    // The decoder drops what it has consumed, so the next piece begins at its current offset.
     let start = usize::try_from(decoder.next_offset()).unwrap().min(bytes.len());
     let mut end = bytes.len().min(start + piece);
     loop {
@@ -119,7 +119,7 @@ fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<()
     }
 }
 
-/// Ends the input: first come the batches that are left, then the error.
+/// Ends the input. The remaining batches come first, then the error.
 fn finish(decoder: &mut Decoder, left: usize, mut rows: usize) -> (usize, Option<&'static str>) {
     loop {
         if let Err(error) = decoder.finish(left, false) {
@@ -152,7 +152,7 @@ fn damaged_logs_end_or_stop_by_name() {
     for (index, (_, log)) in logs().iter().enumerate() {
         for round in 0..ROUNDS {
             let mut chance = Chance::new(1 + round + (index as u64) * ROUNDS);
-            // A generator of few bits in its seed needs a start before its numbers are worth anything.
+            // A generator whose seed has few bits needs a warm-up before its numbers are useful.
             for _ in 0..8 {
                 chance.next();
             }
@@ -182,7 +182,7 @@ fn damaged_logs_become_messages_up_to_their_end_or_stop_by_name() {
     for (index, (name, log)) in logs().iter().enumerate() {
         for dialect in NAMES {
             let (rows, error) = decode(log, messages(dialect, true, false), 1000);
-            // A dialect that does not know of XA stops at a roll-back.
+            // A dialect without XA support stops at a rollback.
             assert!(rows > 0 && matches!(error, None | Some("TransactionRolledBack")), "{name} {dialect}: {error:?}");
         }
         for round in 0..ROUNDS {
@@ -216,8 +216,8 @@ fn any_damage_to_checked_bytes_is_found() {
     }
 }
 
-/// Makes lengths, positions and checksums agree again, as far as they say where events are, so that damage reaches
-/// what the checksums protect.
+/// Makes lengths, positions and checksums consistent again, so that damage reaches the content that the checksums
+/// protect.
 fn seal(log: &mut [u8], positions: bool) {
     let mut at = 4;
     while let Some(rest) = log.get_mut(at..).filter(|rest| rest.len() >= 23) {
@@ -234,7 +234,7 @@ fn seal(log: &mut [u8], positions: bool) {
     }
 }
 
-/// The packets in which a server sends a log; damage moves their borders too.
+/// The packets in which a server sends a log. Damage moves their boundaries too.
 fn packets(log: &[u8]) -> Vec<u8> {
     let (mut out, mut at, mut sequence) = (Vec::new(), 4, 1u8);
     while at < log.len() {
@@ -263,7 +263,7 @@ fn settings(live: bool, block_bytes: u64) -> Settings {
     }
 }
 
-/// Cuts to the end or to the first error; returns the bytes that came out, the transactions, and the error's name.
+/// Cuts to the end or to the first error; returns the number of output bytes and transactions, and the error's name.
 fn cut(bytes: &[u8], live: bool, block_bytes: u64, piece: usize) -> (Vec<u8>, u64, Option<&'static str>) {
     let mut cutter = BlockCutter::new(settings(live, block_bytes), None).unwrap();
     let (mut start, mut end, mut error) = (0, 0, None);

@@ -1,5 +1,6 @@
-//! Damaged payloads of TiDB are refused by name, or become a binlog that the decoder reads: no panic, no hang, and no
-//! memory out of proportion. `PENSTOCK_KERNEL_MUTATIONS` says how many; `make test-long` tries ten million.
+//! Damaged payloads of TiDB are refused with a named error, or become a binlog that the decoder reads: no panic, no
+//! hang, and no excessive memory. `PENSTOCK_KERNEL_MUTATIONS` is the number of payloads; `make test-long` tries ten
+//! million.
 
 mod support;
 
@@ -32,7 +33,7 @@ fn payloads() -> Vec<Vec<u8>> {
     payloads
 }
 
-/// The definitions of the sample's tables, with the schema versions from which they are in force.
+/// The definitions of the sample's tables, with the schema versions from which they apply.
 fn definitions() -> Vec<(i64, Vec<u8>)> {
     let jobs: Json = serde_json::from_slice(&fs::read(samples().join("ddl_jobs.json")).unwrap()).unwrap();
     let definition = |job: &Json| {
@@ -46,8 +47,8 @@ fn definitions() -> Vec<(i64, Vec<u8>)> {
 fn transcoder(definitions: &[(i64, Vec<u8>)]) -> Transcoder {
     let mut transcoder = Transcoder::new(7001, 9);
     for (version, definition) in definitions {
-        // A definition that was damaged may be refused, and its rows are then of an unknown table. The commit
-        // timestamp is above those of all rows, so their versions select their definitions.
+        // A damaged definition may be refused, and its rows then belong to an unknown table. The commit timestamp is
+        // above those of all rows, so their versions select their definitions.
         drop(transcoder.define("shop", definition, *version, i64::MAX));
     }
     transcoder
@@ -153,7 +154,7 @@ fn damaged_payloads_are_refused_or_become_a_readable_log() {
             Err(_) => refused += 1,
             Ok(log) => match decode(&log) {
                 Ok(_) => read += 1,
-                // The bytes of a value are copied as they are, so a reader may refuse them, but never the events.
+                // The bytes of a value are copied unchanged, so a reader may refuse them, but never the events.
                 Err(error) if error.kind() == ErrorKind::ValueMalformed || damaged_definition => read += 1,
                 Err(error) => panic!("{error}, seed {seed}"),
             },

@@ -1,6 +1,7 @@
-//! Logs whose structure is damaged, not their bytes: events are repeated, nested, swapped and lengthened, statements are
-//! built of repeated prefixes, and lengths, positions and checksums are made to agree again. The kernel ends or stops by
-//! name, within its memory. `PENSTOCK_KERNEL_MUTATIONS` says how many logs; `make test-long` tries ten million.
+//! Logs with a damaged structure: events are repeated, nested, swapped and lengthened, statements are built of repeated
+//! prefixes, and lengths, positions and checksums are made consistent again. The kernel finishes or stops with a named
+//! error, within its memory limit. `PENSTOCK_KERNEL_MUTATIONS` is the number of logs; `make test-long` tries ten
+//! million.
 
 mod support;
 
@@ -86,7 +87,7 @@ fn assemble(events: &[Event]) -> Vec<u8> {
     log
 }
 
-/// Pieces of statements, some of them very often.
+/// Fragments of statements, some of which are repeated many times.
 fn statement(chance: &mut Chance) -> Vec<u8> {
     let mut text = Vec::new();
     for _ in 0..=chance.below(6) {
@@ -97,7 +98,7 @@ fn statement(chance: &mut Chance) -> Vec<u8> {
     text
 }
 
-/// A query event with a statement, from one of the log's or from nothing.
+/// A query event with a statement, derived from one of the log's or new.
 fn query(events: &[Event], chance: &mut Chance) -> Event {
     let mut event =
         events.iter().find(|event| event.0[4] == QUERY).map_or_else(|| vec![0; 19], |event| event.0[..19].to_vec());
@@ -107,7 +108,7 @@ fn query(events: &[Event], chance: &mut Chance) -> Event {
     Event(event)
 }
 
-/// A transaction payload that holds these events, and maybe a payload among them.
+/// A transaction payload that contains these events, and possibly another payload.
 fn payload(events: &[Event], chance: &mut Chance) -> Event {
     let mut plain = Vec::new();
     for event in events {
@@ -154,7 +155,7 @@ fn mutate(events: &mut Vec<Event>, others: &[Event], chance: &mut Chance) {
     }
 }
 
-/// Sets a number of an event's body to an edge, or cuts out, doubles or repeats a part of it.
+/// Sets a number in an event's body to a boundary value, or removes, duplicates or repeats a part of the body.
 fn damage(event: &mut Vec<u8>, chance: &mut Chance) {
     if event.len() <= 20 {
         return;
@@ -175,7 +176,7 @@ fn damage(event: &mut Vec<u8>, chance: &mut Chance) {
     }
 }
 
-/// Decodes to the end or to the first error; tells whether it came to the end.
+/// Decodes to the end or to the first error; returns whether the end was reached.
 fn decode(log: &[u8], emit: Emit) -> bool {
     let options = Options { emit, verify_checksum: false, ..Options::of_file("fuzz", "binlog.000001", 1) };
     let mut decoder = Decoder::new(options, None).unwrap();
@@ -193,7 +194,7 @@ fn decode(log: &[u8], emit: Emit) -> bool {
                 primary_key: Vec::new(),
                 shard_columns: None,
             }),
-            // What commits here was prepared by events that a mutation took away.
+            // A mutation removed the events that prepared the transaction committed here.
             State::Prepared => return false,
             State::Done => return true,
             State::Input => match decoder.feed(rest) {

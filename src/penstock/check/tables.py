@@ -32,14 +32,14 @@ FROM information_schema.COLUMNS
 WHERE COLUMN_TYPE LIKE '%%mariadb-5.3%%' AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
 
-# The columns of a system-versioned table's period have no expression of this kind.
+# Other generated columns have an expression, but the columns of a system-versioned table's period do not.
 _GENERATED = f"""
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.COLUMNS
 WHERE IS_GENERATED = 'ALWAYS' AND GENERATION_EXPRESSION NOT IN ('ROW START', 'ROW END')
     AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
-# Observed on this version; 10.11.19 logs them.
+# Observed on this version. 10.11.19 logs them.
 _GENERATED_UNLOGGED_SINCE = (11, 8, 9)
 
 _ENGINES = {
@@ -89,7 +89,9 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
 
 
 def _patterns(facts: Facts) -> Iterator[Finding]:
-    """Report patterns that select no table, so that a mistyped name does not pass for a table in order."""
+    """Report patterns that match no table, so that a mistyped name does not look like a table without
+    problems.
+    """
     if not facts.patterns.include:
         return
     rows = facts.connection.query(_TABLES, SYSTEM_DATABASES)

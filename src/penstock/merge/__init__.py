@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances that join the logs of other instances of the daemon, in commit order."""
+"""Instances that merge the logs of other instances of the daemon, in commit order."""

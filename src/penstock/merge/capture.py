@@ -3,7 +3,7 @@
 
     the members' logs ─▶ transactions by commit time, up to the lowest watermark ─▶ the log
 
-It resumes where its own log says that it was in each member's.
+It resumes at the position in each member's log that its own log records.
 """
 
 import time
@@ -36,7 +36,7 @@ from penstock.settings.daemon import InstanceSettings, LogSettings
 _IDLE_SECONDS = 0.05
 _DURABLE_SECONDS = 1.0
 _HOLD_SECONDS = 10.0
-# A merge that waits for a member this long has the member named in the status.
+# A member that the merge waits for longer than this is named in the status.
 _STALL_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class MergeCapture(GeneratedCapture):
             joining.close()
 
     def _merge(self, joining: Joining) -> None:
-        """Join what the members have, until stopped or something fails."""
+        """Merge the members' transactions, until stopped or something fails."""
         self._begin_running()
         durable_at, held_at = time.monotonic(), float("-inf")
         while not self._stopping.is_set():
@@ -123,20 +123,20 @@ class MergeCapture(GeneratedCapture):
             self._set_state(State.WAITING, why)
 
     def _begun(self, log: Log, flavor: str) -> MergeState:
-        """Begin a new log, and return where it begins in each member's."""
+        """Begin a new log, and return where it begins in each member's log."""
         captures = self._captures
         state = MergeState(
             None, {name: start_of_member(capture, self._start_at) for name, capture in captures.items()}
         )
         gtid_sets = [captures[name].log().gtid_set(position) for name, position in state.positions.items()]
-        # First the positions: after a crash in between, the log is still new.
+        # Record the positions first: after a crash in between, the log is still new.
         state.write(log)
-        # The log is like no other: a reader continues in another one by GTIDs only.
+        # The log is unique, so a reader can continue in another log only by GTIDs.
         begin_joined_log(log, f"merge:{uuid.uuid4()}", flavor, reduce(union, gtid_sets, NO_GTIDS))
         return state
 
     def _continue(self, log: Log, state: MergeState) -> None:
-        """Check that a log has the transactions of these members, and begin where a new one is now."""
+        """Check that a log belongs to these members. For a new member, return where it begins now."""
         if removed := sorted(state.positions.keys() - self._captures.keys()):
             raise OptionInvalid(
                 f"merge: {', '.join(removed)} is missing, and {log.folder} has transactions of it",
@@ -157,6 +157,8 @@ class MergeCapture(GeneratedCapture):
             _log.warning("a member was added to a merge", instance=self.name, member=name, at=str(position))
 
     def _is_final(self, problem: PenstockError) -> bool:
-        """Record a failure; return whether there is nothing left to try: what a log lost does not return."""
+        """Record a failure; return whether it is final. It is if a log has lost transactions, because they
+        never return.
+        """
         is_lost = isinstance(problem, PositionPurged | PositionInvalid | SequenceGap | ServerChanged)
         return super()._is_final(problem) or (is_lost and self._stop_with(problem))

@@ -2,13 +2,14 @@
 """The order of the transactions of several servers, without logs or clocks.
 
 Each member offers its transactions in the order of its log. A transaction is taken once no other member can
-offer an earlier one: its next transaction is later, or its watermark is.
+offer an earlier one, because its next transaction or its watermark is later.
 
     db1   3 ── 7 ── 12             watermark 12
     db2   4 ── 9                   watermark 9       taken: 3, 4, 7, 9; held back by db2: 12
 
-A member's times never go back: a transaction with a time before the member's watermark gets the watermark as
-its time. So servers whose clocks disagree delay and lose nothing, and only the order between them suffers.
+A member's times never go backward: a transaction with a time before the member's watermark gets the watermark
+as its time. So if the servers' clocks disagree, nothing is delayed or lost, and only the order between
+servers is affected.
 """
 
 from collections import deque
@@ -30,8 +31,9 @@ class CommitOrder(Generic[EntryT]):
         self._watermarks = dict.fromkeys(self._members, 0)
 
     def offer(self, member: str, time_us: int, entry: EntryT, now_us: int) -> None:
-        """Add the next transaction of a member. A time after `now_us`, of a clock that is ahead, counts as
-        now."""
+        """Add the next transaction of a member. A time after `now_us`, from a clock that is ahead, counts as
+        `now_us`.
+        """
         time_us = max(self._watermarks[member], min(time_us, now_us))
         self._watermarks[member] = time_us
         self._queues[member].append((time_us, entry))
@@ -41,7 +43,7 @@ class CommitOrder(Generic[EntryT]):
         self._watermarks[member] = max(self._watermarks[member], time_us)
 
     def limit(self, now_us: int) -> None:
-        """Reduce every time that is later than `now_us`, because the clock of this host was set back."""
+        """Reduce every time that is later than `now_us`, because this host's clock was set back."""
         self._watermarks = {member: min(time_us, now_us) for member, time_us in self._watermarks.items()}
         for member, queue in self._queues.items():
             self._queues[member] = deque((min(time_us, now_us), entry) for time_us, entry in queue)
@@ -51,13 +53,13 @@ class CommitOrder(Generic[EntryT]):
         return bool(self._queues[member])
 
     def take(self) -> Iterator[tuple[str, EntryT]]:
-        """Yield the transactions that are due, each removed, with its member."""
+        """Remove and yield the transactions that are due, each with its member."""
         while (due := self._next()) is not None and not self._holding_back(*due):
             member = self._members[due[1]]
             yield member, self._queues[member].popleft()[1]
 
     def held_back_by(self) -> list[str]:
-        """Return the members without which the next transaction is not due; [] if none waits."""
+        """Return the members that the next transaction waits for; [] if none waits."""
         due = self._next()
         return [] if due is None else self._holding_back(*due)
 

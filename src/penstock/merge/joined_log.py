@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a merge: the members' transactions, each after an event that says where it came from.
+"""The log of a merge: the members' transactions, each after an event that records its origin.
 
     origin (db1, mysql-bin.000003:1542) │ GTID ... XID │ origin (db2, ...) │ GTID ... XID │
 
 The events are those of the members, with other positions and checksums. The origin is an ignorable event, so
-every reader passes over it. It has the member's position after its transaction: after a crash, the log itself
-says what it has of each member.
+every reader skips it. It has the member's position after its transaction: after a crash, the log itself says
+what it has of each member.
 """
 
 import struct
@@ -33,10 +33,11 @@ from penstock.model import Position
 STEM = "merged-binlog"
 STATE_FILE = "merge.json"
 
-# The type of an event that readers may pass over (MySQL's IGNORABLE_LOG_EVENT), and its flag.
+# The type of an event that readers may skip (MySQL's IGNORABLE_LOG_EVENT), and its flag.
 _ORIGIN_CODE, _IGNORABLE_FLAG = 28, 0x80
 _HEADER = struct.Struct("<IBIIIH")
-# What distinguishes an origin; then the member's epoch and offset, and the lengths of its name and its file.
+# The signature of an origin event, followed by the member's epoch and offset, and the lengths of its name and
+# its file.
 _ORIGIN = struct.Struct("<8sIQBH")
 _MAGIC = b"psmerge1"
 _ORIGIN_BYTES_MAX = 1024
@@ -45,10 +46,10 @@ _GTID_CODES = frozenset((33, 34, 42, 162))
 
 @dataclass
 class MergeState:
-    """What a log has of each member, durably once it reached `log_end`.
+    """The positions of all members in a log, durable once the log reaches `log_end`.
 
-    `sources` says which member logs the transactions of a GTID's source: the server's UUID and tag, or
-    MariaDB's domain.
+    `sources` maps the source of a GTID, which is the server's UUID and tag or MariaDB's domain, to the member
+    that logs its transactions.
     """
 
     log_end: Position | None
@@ -57,7 +58,7 @@ class MergeState:
 
     @classmethod
     def load(cls, log: LogReader) -> "MergeState | None":
-        """Return what is recorded beside a log, and what its end says; None for a new log.
+        """Return the recorded state of a log, updated from the log's end; None for a new log.
 
         Raises LogDamaged.
         """
@@ -87,12 +88,12 @@ class MergeState:
 
 
 def begin_joined_log(log: Log, server_key: str, flavor: str, gtid_set: LoggedSet) -> None:
-    """Begin the one epoch of a new log. Raises DiskFailed, LogFull."""
+    """Begin the only epoch of a new log. Raises DiskFailed, LogFull."""
     begin_generated_log(log, STEM, server_key, flavor, "merge", gtid_set)
 
 
 class JoinedLog(GeneratedLog):
-    """Appends the transactions of members to a log. One thread uses it."""
+    """Appends the transactions of members to a log. Used by one thread."""
 
     def __init__(self, log: Log, receiver: Receiver, flavor: str) -> None:
         """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
@@ -117,7 +118,8 @@ class JoinedLog(GeneratedLog):
         try:
             self._add_events(origin, events, mover, time_us)
         except PenstockError:
-            # What was added before is whole. If part of this transaction is stored, the next run drops it.
+            # Everything added before is complete. If part of this transaction is stored, the next run drops
+            # it.
             del self._pending[before if self._pending is pending else 0 :]
             self._pending_bytes = sum(map(len, self._pending))
             raise
@@ -142,7 +144,9 @@ class JoinedLog(GeneratedLog):
 
 
 def encode_origin(member: str, position: Position) -> bytes:
-    """Return the body of the event that says which member a transaction is of, and where it ends there."""
+    """Return the body of the event with a transaction's member and the transaction's end in the member's
+    log.
+    """
     name, file = member.encode(), position.file.encode()
     head = _ORIGIN.pack(_MAGIC, position.epoch, position.offset, len(name), len(file))
     return head + name + file
@@ -190,10 +194,10 @@ def _origins_after(log: LogReader, position: Position | None) -> Mapping[str, Po
         if code == _ORIGIN_CODE:
             pending = _decode_origin(event)
         elif code in _GTID_CODES:
-            # Without an origin before its GTID, the member that a transaction came from is unknown.
+            # Without an origin before its GTID, the member of a transaction is unknown.
             if pending is None:
                 raise _damaged("a transaction of the log does not name its member")
-            # Its transaction follows. A crash may have left an origin without one.
+            # The transaction follows its origin. A crash may have left an origin without a transaction.
             origins[pending[0]] = pending[1]
             pending = None
     return origins

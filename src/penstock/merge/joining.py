@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a merge over open logs: reading the members, ordering, storing, and recording how far it is."""
+"""One run of a merge over open logs: reading the members, ordering, storing, and recording the progress."""
 
 import time
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from penstock.merge.member import Member, MemberTransaction
 
 
 class Joining:
-    """Appends the members' transactions to a log, in commit order. One thread uses it."""
+    """Appends the members' transactions to a log, in commit order. Used by one thread."""
 
     def __init__(self, log: Log, joined: JoinedLog, members: Sequence[Member], state: MergeState) -> None:
-        """`state` is what the log has of each member, where the members begin."""
+        """`state` has the position of each member, from which reading begins."""
         self._log = log
         self._joined = joined
         self._state = state
@@ -26,9 +26,9 @@ class Joining:
         self._now_us = 0
 
     def step(self) -> bool:
-        """Read the members, and store what is due; return whether something was stored.
+        """Read the members, and store the transactions that are due; return whether any were stored.
 
-        Raises the errors of the logs, and of what cannot be merged.
+        Raises the errors of the logs, and errors for transactions that cannot be merged.
         """
         for name, member in self._members.items():
             if not self._order.has_queued(name):
@@ -39,7 +39,7 @@ class Joining:
         for name in self._order.held_back_by():
             member = self._members[name]
             if is_stored and member.problem is not None:
-                # A server that does not answer takes no time while there is something else to do.
+                # Do not wait for a server that does not answer while there is other work.
                 continue
             watermark_us = member.watermark_us()
             if watermark_us is not None:
@@ -59,7 +59,7 @@ class Joining:
         )
 
     def make_durable(self) -> None:
-        """Make the log durable, and record what it has of each member. Raises LogFull, DiskFailed."""
+        """Make the log durable, and record the position of each member. Raises LogFull, DiskFailed."""
         if self._state.positions == self._saved:
             return
         self._log.sync()
@@ -68,7 +68,9 @@ class Joining:
         self._saved = dict(self._state.positions)
 
     def hold(self, merge: str, seconds: float | None) -> None:
-        """Keep in the members' logs what is not durable here. Raises QuotaReached, LogFull, DiskFailed."""
+        """Hold the data in the members' logs that is not durable here. Raises QuotaReached, LogFull,
+        DiskFailed.
+        """
         if seconds is not None:
             for name, member in self._members.items():
                 member.hold(merge, self._saved[name], seconds)
@@ -81,7 +83,7 @@ class Joining:
     # --- Inside -----------------------------------------------------------------------------
 
     def _read_clock(self) -> int:
-        """Return the time. No time in the order is later, also after the clock was set back."""
+        """Return the time. No time in the order is later, even after the clock was set back."""
         now_us, before_us = time.time_ns() // 1000, self._now_us
         self._now_us = now_us
         if now_us < before_us:
@@ -89,7 +91,7 @@ class Joining:
         return now_us
 
     def _store_due(self) -> bool:
-        """Store up to about a chunk of transactions that are due; return whether there were some."""
+        """Store up to about a chunk of transactions that are due; return whether there were any."""
         added: dict[str, MemberTransaction] = {}
         added_bytes = 0
         try:
@@ -100,7 +102,7 @@ class Joining:
                 if added_bytes >= CAPTURE_CHUNK_BYTES:
                     break
         finally:
-            # What comes before a transaction that cannot be merged is stored.
+            # Transactions before one that cannot be merged are stored.
             self._joined.flush()
             for name, transaction in added.items():
                 self._state.positions[name] = transaction.end_position

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a merge: the transactions of another instance's log, and how far its server is."""
+"""A member of a merge: the transactions of another instance's log, and the progress of its server."""
 
 import time
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ from penstock.serve.own_log import OwnSource
 from penstock.source.source import ByteRange
 from penstock.source.walk import TransactionWalk
 
-# A server that does not answer for so long holds the merge back until the next try.
+# A server that does not answer for this long blocks the merge until the next attempt.
 _ANSWER_SECONDS = 2.0
-# A server is not asked more often than this.
+# The minimum interval between queries to a server.
 _ASK_SECONDS = 0.1
 # Start and end in the file, GTID, and commit time.
 _Row = tuple[int, int, str | None, int]
 
-# A transaction has its commit time before it is in the log. One that is there later than this comes too late
-# for its time, and is merged when it comes.
+# A transaction gets its commit time before it is written to the log. One that is written later than this is
+# too late for its time, and is merged when it arrives.
 _COMMIT_US = 200_000
 
 
@@ -38,8 +38,8 @@ _COMMIT_US = 200_000
 class MemberTransaction:
     """A transaction in [start, end) of a file of a member's log.
 
-    `source` is the server's UUID and tag, or MariaDB's domain, of its GTID; "" without one. `events` are its
-    bytes, None if they are too many to be kept.
+    `source` is the server's UUID and tag, or MariaDB's domain, from its GTID; "" if it has none. `events` are
+    its bytes, None if there are too many to keep in memory.
     """
 
     epoch: int
@@ -57,33 +57,33 @@ class MemberTransaction:
 
 
 class Member:
-    """Reads an instance that this process captures. One thread uses it."""
+    """Reads an instance that this process captures. Used by one thread."""
 
     def __init__(self, capture: Capture, position: Position) -> None:
-        """`position` is a boundary of transactions in the instance's log."""
+        """`position` is a transaction boundary in the instance's log."""
         self.name = capture.name
         # Every transaction before it was returned by `read`.
         self.position = position
-        # Why its server could not be asked how far it is.
+        # Why its server could not be queried for its progress.
         self.problem: str | None = None
         self._capture = capture
         self._source: OwnSource | None = None
         self._mover: tuple[tuple[int, str], EventMover] | None = None
         self._connection: Connection | None = None
         self._asked_at = float("-inf")
-        # An end of the server's log that was not read yet, and when the server was asked for it.
+        # An end of the server's log that was not read yet, and when the server was queried for it.
         self._end: tuple[Position, int] | None = None
 
     def read(self) -> list[MemberTransaction]:
         """Return the next transactions of the log, [] if there are none now.
 
         Raises ServerBusy while the log is being opened, PositionPurged, PositionInvalid and SequenceGap for a
-        log that does not have what follows, and the errors of damaged bytes.
+        log that does not have the next transactions, and the errors of damaged bytes.
         """
         log = self._capture.log()
         visible = log.visible
         if visible is None or visible <= self.position:
-            # A server sends again what its log lost in a power failure.
+            # The server resends data that its log lost in a power failure.
             return []
         source = self._source
         if source is None or source.log is not log:
@@ -95,7 +95,8 @@ class Member:
         stop = min(end, byte_range.start + CAPTURE_CHUNK_BYTES)
         walk = TransactionWalk(source, replace(byte_range, stop=stop))
         rows = [row for batch in walk for row in _rows(batch)]
-        # Where a file ends, an event of no transaction may follow, or a transaction that its server lost.
+        # At the end of a file, there may be an event outside any transaction, or a transaction that its
+        # server lost.
         reached = end if stop == end else walk.end[1]
         self.position = Position(byte_range.epoch, byte_range.file, reached)
         return self._transactions(log, byte_range, rows)
@@ -131,7 +132,7 @@ class Member:
         yield from log.read(transaction.epoch, transaction.file, transaction.start, transaction.end)
 
     def mover(self, transaction: MemberTransaction) -> EventMover:
-        """Return what moves the events of a transaction. Raises EventUnsupported."""
+        """Return the object that moves the events of a transaction. Raises EventUnsupported."""
         file = transaction.epoch, transaction.file
         if self._mover is None or self._mover[0] != file:
             self._mover = file, EventMover(self._capture.log().head_bytes(*file))
@@ -142,9 +143,9 @@ class Member:
     def watermark_us(self) -> int | None:
         """Return a time before which the server has committed nothing that was not read; None if unknown.
 
-        The server is asked for the end of its log, so an idle server moves on. The time is this host's when
-        it was asked, whatever the server's clock says. A busy server passes it once `read` has reached that
-        end.
+        The server is queried for the end of its log, so that an idle server advances too. The watermark is
+        this host's time of the query, regardless of the server's clock. For a busy server, it applies once
+        `read` has reached that end.
         """
         reached = self._reached()
         if self._end is None or self._end[0].epoch != reached.epoch:
@@ -158,13 +159,13 @@ class Member:
         return asked_us - _COMMIT_US
 
     def _reached(self) -> Position:
-        """Return how far the server's log was read: to the start of its session if nothing follows."""
+        """Return how far the server's log was read, which is the start of its session if nothing follows."""
         start = self._capture.session_start
         is_read = self._capture.log().visible in (None, self.position)
         return start if start is not None and is_read and start.epoch > self.position.epoch else self.position
 
     def _ask(self) -> tuple[Position, int] | None:
-        """Return the end of the server's log and the time of the question; None if it is unknown now."""
+        """Return the end of the server's log and the time of the query; None if it is unknown now."""
         clock = time.monotonic()
         if clock - self._asked_at < _ASK_SECONDS:
             return None
@@ -180,7 +181,7 @@ class Member:
         return None if end is None else (end, now_us)
 
     def _server_end(self) -> Position | None:
-        """Return the end of the server's log, None if another server than that of the session answers."""
+        """Return the end of the server's log, None if a server other than that of the session answers."""
         server, start = self._capture.server, self._capture.session_start
         if server is None or start is None:
             return None
@@ -194,7 +195,7 @@ class Member:
         return Position(start.epoch, head.file, head.offset)
 
     def why(self) -> str:
-        """Return what the member does while the merge waits for it."""
+        """Return what the member is doing while the merge waits for it."""
         status = self._capture.snapshot()
         why = self.problem or status.why
         return f"{self.name} is {status.state}" + (f" ({why})" if why else "")
@@ -206,9 +207,9 @@ class Member:
         return False
 
     def hold(self, merge: str, position: Position, seconds: float) -> None:
-        """Keep what follows a position in the log, for `seconds` without another call.
+        """Hold the log after a position, for `seconds` unless called again.
 
-        What is gone by then is noticed by `read`. Raises QuotaReached, LogFull, DiskFailed.
+        If data has left the log by then, `read` notices it. Raises QuotaReached, LogFull, DiskFailed.
         """
         log = self._capture.log()
         earliest = log.earliest()
@@ -243,7 +244,7 @@ def start_of_member(capture: Capture, start: StartAt) -> Position:
     log = capture.log()
     visible = log.visible
     if visible is None:
-        # Its epoch and the head of its first file may be there already.
+        # Its epoch and the head of its first file may already exist.
         raise _nothing_yet(capture)
     if start.earliest:
         return log.earliest() or visible
@@ -270,7 +271,7 @@ def _rows(batch: pyarrow.RecordBatch) -> Iterator[_Row]:
 
 
 def _source_of(gtid: str | None) -> str:
-    """Return what distinguishes the server of a GTID from others: UUID and tag, or MariaDB's domain."""
+    """Return what identifies the server of a GTID: UUID and tag, or MariaDB's domain."""
     if not gtid:
         return ""
     return gtid.rpartition(":")[0] if ":" in gtid else gtid.partition("-")[0]

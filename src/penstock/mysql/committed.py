@@ -62,8 +62,8 @@ def _wait_for_replicas(connection: Connection) -> bool:
     """Wait while transactions wait for a semi-synchronous replica. Return whether any did.
 
     With the wait point AFTER_SYNC, such a transaction is in the log, and readers see it once a replica has
-    confirmed it or the server's timeout has passed (MySQL's manual, Semisynchronous Replication). Where
-    others follow all the time, those that waited at first have ended with the timeout.
+    confirmed it or the server's timeout has passed (MySQL's manual, Semisynchronous Replication). If new
+    transactions keep arriving, those that were waiting at first have ended by the timeout.
     """
     settings = connection.variables(*_WAIT_POINTS, *_TIMEOUTS)
     if not any(settings.get(name, "").upper() == "AFTER_SYNC" for name in _WAIT_POINTS):

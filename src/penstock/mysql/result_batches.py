@@ -27,10 +27,10 @@ def read_batches(result: ResultSet, buffer_bytes: int, receive: Callable[[memory
         if start == filled:
             start = filled = 0
         elif filled == len(buffer):
-            # The beginning of a packet that has not arrived whole.
+            # The start of a packet that has not arrived completely.
             left = bytes(buffer[start:filled])
             if start == 0:
-                # A packet that does not fit. It has at most 16 MiB, so this ends.
+                # A packet that does not fit into the buffer. It has at most 16 MiB, so the growth is limited.
                 buffer = memoryview(bytearray(2 * len(buffer)))
             buffer[: len(left)] = left
             start, filled = 0, len(left)

@@ -89,7 +89,7 @@ _CLASSES: Classes = {
     3159: (TlsFailed, "The server takes encrypted connections only: set ssl_mode=required"),
     # TiDB: PD or TiKV timed out or is busy, a region has no leader.
     **dict.fromkeys((9001, 9002, 9003, 9005), (ServerBusy, None)),
-    # TiDB: the versions of the requested time were collected.
+    # TiDB: the versions of the requested time were garbage-collected.
     8055: (PositionPurged, _HINT_GC),
     9006: (PositionPurged, _HINT_GC),
     NO_BINARY_LOGGING: (ServerUnsupported, _HINT_BINLOG),

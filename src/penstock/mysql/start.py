@@ -3,7 +3,7 @@
 
 A file position is valid on one server only. On a different server the position is found by GTIDs: that
 server's dump shows its first transaction outside a set. Without GTIDs the position is found by time. That is
-not exact, so a note says which transactions may be again.
+not exact, so a note says which transactions may be repeated.
 """
 
 from collections.abc import Iterator

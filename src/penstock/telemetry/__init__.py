@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: their definitions, the counters of events, and the two ways out, Prometheus and OTLP."""
+"""Metrics: their definitions, the counters of events, and the two exports, Prometheus and OTLP."""

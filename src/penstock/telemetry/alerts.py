@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Alerts: conditions that are true now, and the notifications of their begin and end.
 
-Pending states, silences and routing are the business of Prometheus' Alertmanager. Here an alert is reported
-once when it begins and once when it ends, however often its numbers change meanwhile.
+Pending states, silences and routing are left to Prometheus' Alertmanager. Here, an alert is reported once
+when it begins and once when it ends, no matter how often its numbers change.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-# A receiver that refuses one notification, for its text or its addressee, gets it again this much later; the
-# pause doubles with each refusal.
+# A notification that a receiver refuses, because of its text or its addressee, is sent again after this time.
+# The pause doubles with each refusal.
 _REFUSED_US = 10_000_000
 _REFUSED_US_MAX = 600_000_000
 
@@ -44,7 +44,7 @@ class Notification:
 
     @property
     def key(self) -> tuple[str, str, bool]:
-        """What identifies it, whatever its text says by now."""
+        """The key that identifies it, independent of its text."""
         return *self.alert.key, self.resolved
 
     def text(self) -> str:
@@ -74,9 +74,9 @@ class _RefusedPause:
 class Alerts:
     """The alerts of a daemon. For one thread or task.
 
-    A notification stays pending until `delivered` is called for it, so that none is lost while the channel
-    is down. One that was `refused` is due again after a pause, so that it does not hold up the others.
-    An alert that ends before its begin was delivered is not reported at all.
+    A notification stays pending until `delivered` is called for it, so that none is lost while the channel is
+    down. A notification that was `refused` is due again after a pause, so that it does not hold up the
+    others. An alert that ends before its begin was delivered is not reported at all.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Alerts:
         return sorted(self._firing.values(), key=lambda alert: (alert.since_us, alert.key))
 
     def pending(self) -> list[Notification]:
-        """Return what is still to be reported: ends first, then begins."""
+        """Return the notifications to be sent: ends first, then begins."""
         ended = [alert for key, alert in self._reported.items() if key not in self._firing]
         begun = [alert for alert in self.firing() if alert.key not in self._reported]
         return [Notification(alert, True) for alert in ended] + [

@@ -21,8 +21,8 @@ from penstock.telemetry.alerts import Alert, Notification
 _SECONDS_MAX = 10.0
 # How much of a refusing response is shown.
 _SHOWN_MAX = 300
-# These chat services refuse a message with status 200 and a number other than 0 in one of these fields. Other
-# receivers may mean success by any of them.
+# These chat services refuse a message with status 200 and a number other than 0 in one of these fields. For
+# other receivers, any of these may mean success.
 _CODE_FIELDS = {"dingtalk": ("errcode",), "wecom": ("errcode",), "feishu": ("code", "StatusCode")}
 _HINT_MAIL = "Check alerts.mail, then: penstock alerts test --config penstock.yaml"
 _REFUSALS = (
@@ -51,7 +51,7 @@ class Channel:
             self._post(notification)
 
     def send_test(self, sender: str) -> None:
-        """Deliver an alert that says that nothing is wrong, and its end. Raises the errors of `send`."""
+        """Deliver a test alert, and its end. Raises the errors of `send`."""
         now_us = time.time_ns() // 1000
         alert = Alert("test", "test", f"{sender} tests the alerts; nothing is wrong", None, now_us)
         for resolved in (False, True):
@@ -77,7 +77,7 @@ class Channel:
                 redirect=False,
             )
         except HTTPError as problem:
-            # The text of the error may hold the URL, whose path is the credential.
+            # The error's text may contain the URL, whose path is the credential.
             raise ConnectionLost(
                 f"the webhook at {self.address} does not answer: {type(problem).__name__}"
             ) from None
@@ -135,7 +135,7 @@ def _password(mail: MailSettings) -> Secret | None:
     try:
         return one_secret(mail.password, mail.password_file, mail.password_env, "password")
     except ValueError as problem:
-        # The file or variable of the secret existed when the settings were read, but is gone now.
+        # The file or variable of the secret existed when the settings were read, but no longer exists.
         raise OptionInvalid(f"alerts.mail: {problem}", hint=_HINT_MAIL) from problem
 
 
@@ -143,7 +143,7 @@ def _log_in(session: smtplib.SMTP, user: str, password: Secret) -> None:
     try:
         session.login(user, password.reveal())
     except UnicodeEncodeError:
-        # The text of the error holds the password.
+        # The error's text contains the password.
         raise OptionInvalid(
             "alerts.mail: the user or the password has a letter outside ASCII, which cannot be sent",
             hint=_HINT_MAIL,

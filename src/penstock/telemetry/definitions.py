@@ -43,7 +43,7 @@ class Definition:
 
     @property
     def unit(self) -> str:
-        """The base unit, "" for a number of things."""
+        """The base unit, "" for a count."""
         name = self.name.removesuffix("_total")
         return next((unit for unit in ("seconds", "bytes") if name.endswith(f"_{unit}")), "")
 

@@ -15,7 +15,7 @@ def log_to_stderr() -> None:
             structlog.processors.add_log_level,
             RECENT_EVENTS.record,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # The default prints the variables of every frame, and one of them may hold a password.
+            # The default prints the variables of every frame, which may contain a password.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),

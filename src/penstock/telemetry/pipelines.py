@@ -18,7 +18,7 @@ from penstock.telemetry.counters import Counter, Histogram
 from penstock.telemetry.definitions import BATCH_BOUNDS
 from penstock.telemetry.readings import Readings
 
-# The states of a run by what its reports call them.
+# The states of a run, by their names in reports.
 _STATES = {
     "loading": "loading",
     "running": "running",
@@ -32,7 +32,7 @@ _STAGES = ("read", "loaded", "written", "outdated")
 
 @dataclass
 class _SinkMeter:
-    """What the reports about one sink have said."""
+    """The state of one sink, from the reports about it."""
 
     state: str = ""
     reported: float = 0.0
@@ -106,7 +106,7 @@ class PipelineMeter:
 def _count_long_batch(meter: _SinkMeter, begun: float) -> None:
     meter.batch_begun = begun
     if _is_caught_up(meter):
-        # Nothing was to be applied until this batch began.
+        # There was nothing to apply until this batch began.
         meter.caught_up = max(begun, meter.caught_up or 0.0)
 
 
@@ -131,7 +131,7 @@ def _count_batch(meter: _SinkMeter, report: Mapping[str, Any], now: float) -> No
         meter.chunks = {"done": done, "remaining": report["chunks"] - done}
         meter.load_seconds = report.get("load_ends_in_seconds")
     if "positions" in report:
-        # Only sources with changes are in the report of a batch.
+        # A batch report contains only sources with changes.
         meter.positions = {**meter.positions, **_without_gtids(report["positions"])}
         if all(meter.positions.get(source) == head for source, head in report["heads"].items()):
             meter.caught_up = now
@@ -173,8 +173,8 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
 def _lag(meter: _SinkMeter, now: float) -> float | None:
     """Return how far the target is behind: 0 if the last batch ended at the end of the logs.
 
-    Without a new report the lag stays 0: a new change begins a batch, and long batches and failed sources
-    are reported.
+    Without a new report, the lag stays 0, because a new change begins a batch, and long batches and failed
+    sources are reported.
     """
     reached = max(meter.applied or 0.0, meter.caught_up or 0.0)
     if not reached:

@@ -94,7 +94,7 @@ def _pushing(push: OtlpPush, read: Callable[[], Readings], interval: float) -> I
 
     def push_until_stopped() -> None:
         while not stopping.is_set():
-            # The last push has what the end of the run has counted.
+            # The last push includes the counts from the end of the run.
             stopping.wait(interval)
             problem = push.push(read())
             if problem is not None:

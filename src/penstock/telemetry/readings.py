@@ -72,7 +72,7 @@ class Readings:
         ]
 
 
-# Adds what it knows to the readings.
+# Adds metrics to the readings.
 Report = Callable[[Readings], None]
 
 

@@ -12,7 +12,7 @@ _EVENTS_MAX = 500
 _VALUE_CHARS_MAX = 300
 _FIELDS_MAX = 20
 _LEVELS = ("info", "warning", "error", "critical")
-# These have columns of their own, or are no text.
+# These fields have their own columns, or are not text.
 _OWN_FIELDS = frozenset({"event", "level", "timestamp", "exc_info", "stack_info", "exception"})
 
 
@@ -54,5 +54,5 @@ def _shown_fields(line: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(line[name])[:_VALUE_CHARS_MAX] for name in names}
 
 
-# Loggers belong to the process, and so do their newest lines.
+# Loggers belong to the process, and so do its recent events.
 RECENT_EVENTS = RecentEvents()

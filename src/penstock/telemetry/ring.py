@@ -17,7 +17,8 @@ Values = npt.NDArray[numpy.float32]
 class Ring:
     """One value of each series for every ten seconds of the last day: NaN where there is none.
 
-    `clock` is monotonic seconds, so that a clock that is set does not move the past. For one thread.
+    `clock` is in monotonic seconds, so that setting the system clock does not shift past values. For one
+    thread.
     """
 
     def __init__(self, series: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +49,7 @@ class Ring:
         self._advance()
         steps = min(max(seconds // STEP_SECONDS, 1), _SLOTS)
         size = -(-steps // points)
-        # Whole parts, which end with the newest step.
+        # Use whole parts, which end with the newest step.
         steps = min(-(-steps // size) * size, _SLOTS // size * size)
         slots = numpy.arange(self._newest - steps + 1, self._newest + 1) % _SLOTS
         series: dict[str, list[float | None]] = {}

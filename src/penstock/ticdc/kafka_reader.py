@@ -174,9 +174,7 @@ class KafkaReader:
             self._refuse_other_partitions()
 
     def offsets(self) -> dict[Partition, int]:
-        """Return where to resume. || Added partitions are left out until all of their changes are known to be
-        later than the log's end.
-        """
+        """Return where to resume, without added partitions whose changes may precede the log's end."""
         offsets = self._merge.offsets()
         return {partition: offset for partition, offset in offsets.items() if partition not in self._added}
 

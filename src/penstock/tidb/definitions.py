@@ -173,7 +173,7 @@ class Definitions:
         """Return the database of a table after a job."""
         known = self._databases.get(int(info.get("db_id") or 0))
         if known is None and job.action == Action.RENAME_TABLES:
-            # Such a job has one schema id for tables of several databases, so its statement decides.
+            # Such a job has one schema id for tables of several databases, so use the names in its statement.
             known = _rename_targets(job).get(info["name"]["L"])
         return known or self._databases.get(job.schema_id, job.schema_name)
 
@@ -184,7 +184,7 @@ class Definitions:
             yield None if before is None else before.name, new
 
     def _exchanged(self, job: DdlJob) -> list[TableVersion]:
-        """Return the table that gave its rows to a partition: it continues under the partition's old id."""
+        """Return the table whose rows moved to a partition: it continues under the partition's old id."""
         single = self._tables.get(job.table_id)
         if not single or single[-1].info is None:
             return []
@@ -243,7 +243,7 @@ class Definitions:
         for table_id, database, version, info, *commit_ts in values["tables"]:
             table = TableVersion(table_id, database, version, info, *commit_ts)
             definitions._tables.setdefault(table_id, []).append(table)
-        # Definitions written before had neither these nor commit timestamps.
+        # Definitions of earlier versions had neither these nor commit timestamps.
         for job_id, early in values.get("early", {}).items():
             definitions._early[int(job_id)] = EarlyJob(*early)
         return definitions

@@ -3,8 +3,8 @@
 
     registry ─▶ readers of the Pumps ─▶ merge by commit timestamp ─▶ events ─▶ the log
 
-It resumes after the last transaction of its log, and asks every Pump for what follows. What it has stored
-durably is its entry in the registry, which Pumps wait for before they go offline.
+It resumes after the last transaction of its log, and asks every Pump for later transactions. Its entry in the
+registry shows what it has stored durably, and Pumps wait for that before they go offline.
 """
 
 import time
@@ -47,11 +47,12 @@ LATE_FILE = "tidb-late.json"
 
 _TAKE_SECONDS = 0.5
 _DURABLE_SECONDS = 1.0
-# A merge that waits for a Pump this long has the Pump named in the status.
+# A Pump that the merge waits for longer than this is named in the status.
 _STALL_SECONDS = 10.0
-# A merge that is further behind the cluster than this has not caught up. Idle Pumps advance every 3 seconds.
+# A merge that is further behind the cluster than this does not count as caught up. Idle Pumps advance every 3
+# seconds.
 _RECENT_SECONDS = 15.0
-# An idle cluster's position is saved at this interval. What follows it is pulled again.
+# An idle cluster's position is saved at this interval. After a restart, later transactions are pulled again.
 _SAVED_SECONDS = 10.0
 
 
@@ -61,7 +62,7 @@ class TidbCapture(MergedCapture):
     _drainer: "Drainer | None" = None
     _cluster_id: int | None = None
     _stalled_since: float | None = None
-    # A transaction that came too late, until that is recorded in the log's folder.
+    # A transaction that arrived too late, until it is recorded in the log's folder.
     _late: TransactionLate | None = None
 
     @property
@@ -107,7 +108,9 @@ class TidbCapture(MergedCapture):
             cluster.close()
 
     def _is_final(self, problem: PenstockError) -> bool:
-        """Record a failure; return whether there is nothing left to try: a Pump gets nothing purged back."""
+        """Record a failure; return whether it is final. It is if a Pump has purged transactions, because they
+        never return.
+        """
         is_final = super()._is_final(problem)
         return is_final or (isinstance(problem, PositionPurged) and self._stop_with(problem))
 
@@ -151,7 +154,7 @@ class TidbCapture(MergedCapture):
     def _refuse_late(self, log: Log) -> None:
         """Raise the TransactionLate of this run or an earlier one. Also raises LogFull, DiskFailed.
 
-        No Pump sends the transaction again, so only the record keeps a restart from passing over it.
+        No Pump sends the transaction again, so only the record keeps a restart from skipping it.
         """
         if self._late is not None:
             write_late(log, self._late)
@@ -196,7 +199,7 @@ class Drainer:
         self._cluster = cluster
         self._queue = MergeQueue(position, settings.drainer.buffer_bytes, partial(write_late, log))
         self._stored_ts = self._durable_ts = position
-        # A timestamp of the cluster, and when it was drawn.
+        # A timestamp of the cluster, and the time when it was requested.
         self._cluster_ts, self._cluster_ts_at = 0, time.monotonic()
         self._durable_at = self._saved_at = time.monotonic()
         # Whether the last step found nothing.
@@ -250,14 +253,14 @@ class Drainer:
                 self._save()
 
     def stalled_by(self) -> list[str]:
-        """Return what the merge waits for: Pumps that send nothing, and the registry."""
+        """Return what the merge waits for: silent Pumps, or the registry."""
         texts = self.members.stalled_by()
         if self._registration.problem is not None:
             texts.append(f"the registry cannot be used: {self._registration.problem}")
         return texts
 
     def is_caught_up(self) -> bool:
-        """Return whether all Pumps send, and everything up to the present was stored."""
+        """Return whether all Pumps send, and everything up to now was stored."""
         if not self.is_idle or not self.members.are_sending():
             return False
         behind_us = physical_us(self._cluster_ts) - physical_us(self._stored_ts)
@@ -334,21 +337,22 @@ def resume_ts(log: Log) -> int:
 
 
 def write_late(log: Log, late: TransactionLate) -> None:
-    """Record in a log's folder, durably, that a transaction is missing. Raises LogFull, DiskFailed."""
+    """Record durably in a log's folder that a transaction is missing. Raises LogFull, DiskFailed."""
     values = {"message": late.message, "commit_ts": late.position}
     log.disk.write_atomic(log.folder / LATE_FILE, seal_json(values))
 
 
 def check_late(log: Log) -> None:
-    """Raise TransactionLate if one is recorded for a log, until an operator deletes the record.
+    """Raise TransactionLate if a late transaction is recorded for a log, until an operator deletes the
+    record.
 
     Also raises LogFull, DiskFailed, LogDamaged.
     """
     path = log.folder / LATE_FILE
     if log.disk.exists(path):
-        # The tables are compared before the next run, which therefore asks for nothing from before.
+        # The operator compares the tables before the next run, so that run asks for nothing from before.
         KnownPumps(log.disk, log.folder).settle()
-        # A damaged record still says that a transaction is missing.
+        # Even a damaged record shows that a transaction is missing.
         values = unseal_json(log.disk.read(path))
         raise TransactionLate(
             values.get("message", "a Pump sent a transaction after later ones had been merged"),
@@ -365,7 +369,9 @@ def cluster_tls(settings: TidbSettings) -> ClusterTls | None:
 
 
 def job_source(instance: InstanceSettings, cluster: Cluster) -> JobSource:
-    """Return where to read DDL jobs: by SQL if the instance has a server, else its status port, else TiKV."""
+    """Return the source of DDL jobs: SQL if the instance has a server, otherwise its status port, otherwise
+    TiKV.
+    """
     addresses = instance.addresses()
     if addresses:
         return SqlJobs(addresses[0])

@@ -20,7 +20,7 @@ _OK, _WRONG, _NOT_FOUND = 200, 1, 2
 
 
 class ServedDrainer(Protocol):
-    """What the port shows of a drainer, and what it may ask of it."""
+    """A drainer as seen by its port: the values to show, and the requests it accepts."""
 
     @property
     def node_id(self) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit: one thread stores what many writers sent, with one sync for all that waits.
+"""Group commit: one thread stores what many writers sent, with one sync for all waiting writes.
 
-Everything that changes a Pump's state runs in this thread. If the disk fails, or anything unforeseen does,
-everything that waits is refused, and the store is opened again.
+Everything that changes a Pump's state runs in this thread. After a disk error or an unexpected error, all
+waiting writes are refused, and the store is opened again.
 """
 
 import threading
@@ -54,14 +54,14 @@ class GroupCommit:
 
     @property
     def store(self) -> PumpStore:
-        """The store, for reading. Raises ServerBusy while it is opened again."""
+        """The store, for reading. Raises ServerBusy while it is being reopened."""
         store = self._store
         if store is None:
             raise ServerBusy(f"the Pump's log is not open: {self._failure}")
         return store
 
     def submit(self, writes: Sequence[Write]) -> None:
-        """Queue binlogs. `done` gets them later."""
+        """Queue binlogs. `done` receives them later."""
         with self._lock:
             self._writes.extend(writes)
             self._lock.notify()
@@ -84,7 +84,7 @@ class GroupCommit:
         return future
 
     def stop(self) -> None:
-        """Store what waits, then close the store and end the thread. Raises DiskFailed, LogFull."""
+        """Store the waiting writes, then close the store and end the thread. Raises DiskFailed, LogFull."""
         with self._lock:
             self._stopping.set()
             self._lock.notify()
@@ -118,7 +118,7 @@ class GroupCommit:
         for call in calls:
             call(store)
         if writes:
-            # Nobody waits for the others any more, so they were not promised.
+            # Nobody waits for the others any more, and they were not acknowledged.
             store.write([write for write in writes if not write.is_abandoned])
             self._done(writes)
         if store.counts.released != released_before:
@@ -134,7 +134,7 @@ class GroupCommit:
         return batch
 
     def _fail(self, writes: list[Write], problem: PenstockError) -> None:
-        """Refuse a batch whose state on the disk is unknown."""
+        """Refuse a batch whose state on disk is unknown."""
         _log.error(
             "the Pump's log failed and is opened again", error=type(problem).__name__, why=str(problem)
         )
@@ -144,7 +144,7 @@ class GroupCommit:
         self._done(writes)
 
     def _reopen(self) -> bool:
-        """Open the store again, and refuse everything meanwhile. Returns False if the Pump stops."""
+        """Open the store again, and refuse everything until then. Returns False if the Pump stops."""
         store, self._store = self._store, None
         if store is not None:
             store.abandon()
@@ -164,7 +164,7 @@ class GroupCommit:
             except (TransientError, DiskFailed) as problem:
                 retry.wait(problem)
             except PenstockError as problem:
-                # It needs an operator, who may repair it while the Pump refuses everything.
+                # This error needs an operator, who may repair it while the Pump refuses everything.
                 _log.error("the Pump's log cannot be opened", error=type(problem).__name__, why=str(problem))
                 retry.wait(problem)
             else:
@@ -174,7 +174,7 @@ class GroupCommit:
 
 @contextmanager
 def unexpected_reported(doing: str) -> Iterator[None]:
-    """Log a failure that nobody foresaw, and turn it into ServerBusy: what failed is tried again.
+    """Log an unexpected error, and turn it into ServerBusy, so that the failed operation is retried.
 
     In the storing thread, writers are then sent to another Pump, and the store is opened again, because the
     state in memory is unknown.
@@ -189,7 +189,7 @@ def unexpected_reported(doing: str) -> Iterator[None]:
 
 
 def resolved(future: "Future[Any]", seconds: float) -> Any:
-    """Return the result of a call. Raises its error, or ServerBusy if there is none in time."""
+    """Return the result of a call. Raises its error, or ServerBusy if it has no result in time."""
     try:
         return future.result(seconds)
     except TimeoutError as problem:

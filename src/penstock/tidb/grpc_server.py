@@ -31,7 +31,7 @@ class CallRefused(Exception):
 
 
 class GrpcCall:
-    """A call that has arrived whole. It is answered by its peer, or refused."""
+    """A call that has arrived completely. Its peer answers or refuses it."""
 
     __slots__ = (
         "_content",
@@ -78,7 +78,7 @@ class GrpcCall:
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Let a coroutine answer the call. It is cancelled if the client gives up."""
-        # The call has the only reference to its task.
+        # The call holds the only reference to its task.
         self.on_cancel = asyncio.get_running_loop().create_task(self._run(work)).cancel
 
     async def send(self, messages: list[bytes], *, gzip: bool = False) -> None:
@@ -123,7 +123,7 @@ class GrpcPeer:
         self._connection = GrpcConnection(
             calls_max=TIDB_CALLS_PER_CONNECTION_MAX,
             message_bytes_max=TIDB_MESSAGE_BYTES_MAX,
-            # A client of a Unix socket names the server by the socket's path, which is no valid name.
+            # A client of a Unix socket names the server by the socket's path, which is not a valid host name.
             any_authority=transport.get_extra_info("socket").family == socket.AF_UNIX,
         )
         self._calls: dict[int, GrpcCall] = {}
@@ -134,7 +134,7 @@ class GrpcPeer:
 
     @property
     def unfinished_bytes(self) -> int:
-        """The bytes of calls that have not arrived whole."""
+        """The bytes of calls that have not arrived completely."""
         return self._connection.unfinished_bytes
 
     def receive(self, data: bytes) -> None:
@@ -143,7 +143,7 @@ class GrpcPeer:
         self._advance()
 
     def answer(self, streams: Sequence[int], message: bytes) -> None:
-        """Answer calls with the same message, successfully. Calls that were cancelled are passed over."""
+        """Answer calls with the same message, successfully. Cancelled calls are skipped."""
         for stream in streams:
             self._calls.pop(stream, None)
         self._connection.answer(streams, message)
@@ -161,7 +161,7 @@ class GrpcPeer:
         self._advance()
 
     def pause(self) -> None:
-        """Wake no call that sends: the client does not read, however large its window is."""
+        """Do not wake any call that is sending: the client does not read, even if its window is large."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -172,7 +172,7 @@ class GrpcPeer:
             call.wake()
 
     async def drain(self) -> None:
-        """Let the client send its next calls elsewhere, and wait for the end of those that it has sent."""
+        """Make the client send its next calls elsewhere, and wait until its current calls have ended."""
         self._idle = asyncio.get_running_loop().create_future()
         self._connection.end()
         self._advance()

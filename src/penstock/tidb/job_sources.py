@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the DDL jobs of a cluster are read: by SQL, from TiDB's status port, or from TiKV.
+"""The sources of a cluster's DDL jobs:
 
-All three return the same JSON. SQL needs TiDB 6.2 or later, for `mysql.tidb_ddl_history`.
+SQL, TiDB's status port, or TiKV.
 """
 
 import json
@@ -36,7 +36,7 @@ class JobSource(Protocol):
         """Yield all finished jobs."""
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return at most the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no particular order."""
 
     def close(self) -> None:
         """End the session."""
@@ -62,7 +62,7 @@ class SqlJobs:
             last = jobs[-1].job_id
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return at most the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no particular order."""
         return self._read(f"WHERE job_id > %s ORDER BY job_id DESC LIMIT {_PAGE}", -1)
 
     def _read(self, where: str, value: int) -> list[DdlJob]:
@@ -83,7 +83,7 @@ class SqlJobs:
 
 
 class StatusJobs:
-    """Reads jobs from the HTTP status port of a TiDB server, which lists them from the newest on."""
+    """Reads jobs from the HTTP status port of a TiDB server, which lists them starting with the newest."""
 
     def __init__(self, url: str, tls: ClusterTls | None) -> None:
         self._url = url.rstrip("/")
@@ -109,11 +109,11 @@ class StatusJobs:
             ]
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return at most the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no particular order."""
         return self._read(limit=_PAGE)
 
     def _read(self, **query: int) -> list[DdlJob]:
-        """Return jobs in descending order of their ids, from `start_job_id` or from the newest on."""
+        """Return jobs in descending order of their ids, starting with `start_job_id` or the newest."""
         url = f"{self._url}/ddl/history?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS, context=self._context) as response:
@@ -127,7 +127,7 @@ class StatusJobs:
             raise ConnectionLost(f"{self._url}: {problem}") from problem
         except ValueError as problem:
             raise EventMalformed(f"{self._url} answered something else than JSON") from problem
-        # Below the first job, TiDB answers with what is stored next to its history, as a job without a type.
+        # Below the first job, TiDB returns the next value in its storage, as a job without a type.
         return [DdlJob.parse(json.dumps(job)) for job in values or () if job["type"]]
 
     def close(self) -> None:
@@ -154,12 +154,12 @@ class TikvJobs:
             start = pairs[-1][0] + b"\0"
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return at most the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no particular order."""
         pairs = self._cluster.scan(_job_key(0), _job_key((1 << 64) - 1), _PAGE, newest=True)
         return [DdlJob.parse(value) for _, value in pairs]
 
     def close(self) -> None:
-        """Do nothing: the cluster's connections have another owner."""
+        """Do nothing: the cluster's connections belong to another object."""
 
 
 def _job_key(job_id: int) -> bytes:

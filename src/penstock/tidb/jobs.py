@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDL jobs: the records that TiDB keeps of each finished schema change, with the shape of what it changed.
+"""DDL jobs: the records that TiDB keeps of each finished schema change, with the resulting definition.
 
 A job's `binlog` object has the complete TableInfo or DBInfo after the change, so no SQL is parsed to follow
 the schema. The action numbers are those of `model.ActionType` in TiDB.
@@ -17,7 +17,7 @@ _SYNCED, _DONE = 6, 4
 
 
 class Action(IntEnum):
-    """The actions that are handled in their own way. All others replace one table's definition."""
+    """The actions that need special handling. Every other action replaces one table's definition."""
 
     CREATE_SCHEMA = 1
     DROP_SCHEMA = 2
@@ -58,7 +58,7 @@ class Action(IntEnum):
     DROP_RESOURCE_GROUP = 70
 
 
-# Statements about how TiDB stores a table, or that MySQL does not have. They change no row and no column.
+# Statements about how TiDB stores a table, or that MySQL does not have. They change no rows or columns.
 NOT_LOGGED = frozenset(
     {
         Action.LOCK_TABLE,
@@ -87,7 +87,8 @@ NOT_LOGGED = frozenset(
     }
 )
 
-# RECOVER TABLE and FLASHBACK TABLE share an action. Each of these brings rows back without a binlog of them.
+# RECOVER TABLE and FLASHBACK TABLE share an action. Each of them restores rows without writing them to a
+# binlog.
 ROWS_NOT_IN_BINLOGS = frozenset({Action.RECOVER_TABLE, Action.FLASHBACK_CLUSTER, Action.RECOVER_SCHEMA})
 
 
@@ -145,7 +146,7 @@ class DdlJob:
             ) from problem
 
     def to_json(self) -> dict[str, Any]:
-        """Return the job in the form of TiDB's JSON, without what Penstock does not need."""
+        """Return the job in the form of TiDB's JSON, with only the fields that Penstock needs."""
         return {
             "id": self.job_id,
             "type": self.action,

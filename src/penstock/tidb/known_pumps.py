@@ -4,7 +4,7 @@
     <log>/tidb-pumps/pump1%3A8250.json    {"after": 470639218044174336}
 
 A Pump whose entry in the registry is gone or unreadable may still hold transactions. Its file keeps it in the
-merge, also after a restart, until it can be read, or until an operator deletes the file.
+merge, even after a restart, until it can be read, or until an operator deletes the file.
 """
 
 from collections.abc import Collection
@@ -23,10 +23,10 @@ class KnownPumps:
     """The files of a log's Pumps. For one thread at a time. Every method raises DiskFailed, LogFull."""
 
     def __init__(self, disk: Disk, log_folder: Path) -> None:
-        """Read the files. Raises LogDamaged for one that is damaged."""
+        """Read the files. Raises LogDamaged for a damaged file."""
         self._disk = disk
         self._folder = log_folder / _FOLDER
-        # The commit timestamp after which a Pump is to be read; None: the log's position.
+        # The commit timestamp after which to read a Pump; None means the log's position.
         self._after: dict[str, int | None] = {}
         for pump in self._stored():
             path = self.path(pump)
@@ -54,18 +54,18 @@ class KnownPumps:
         return position if after is None else min(after, position)
 
     def is_behind(self, pump: str) -> bool:
-        """Return whether a Pump is to be read from before the log's position."""
+        """Return whether a Pump has to be read from before the log's position."""
         return self._after.get(pump) is not None
 
     def put(self, pump: str, after: int | None) -> None:
-        """Record durably that a Pump is in the merge, and after what it is to be read."""
+        """Record durably that a Pump is in the merge, and the timestamp after which to read it."""
         if pump not in self._after or self._after[pump] != after:
             self._disk.make_folder(self._folder)
             self._disk.write_atomic(self.path(pump), seal_json({"after": after}))
             self._after[pump] = after
 
     def remove(self, pump: str) -> None:
-        """Record that everything of a Pump was read, or is given up."""
+        """Record that everything from a Pump was read, or was given up."""
         if pump in self._after:
             del self._after[pump]
             if self._disk.exists(self.path(pump)):
@@ -79,7 +79,7 @@ class KnownPumps:
         return discarded
 
     def settle(self) -> None:
-        """Read no Pump from before the log's position any more: an operator compares the tables."""
+        """Read no Pump from before the log's position any more, because an operator compares the tables."""
         for pump in self._after:
             self.put(pump, None)
 

@@ -18,7 +18,7 @@ from penstock.errors import BinlogInconsistent
 from penstock.limits import PUMP_OUTCOMES_MAX
 from penstock.tidb.messages import BinlogHead, BinlogKind
 
-# Stands for the start timestamp of a fake; no transaction has it.
+# The start timestamp that is used for a fake binlog. No transaction has it.
 _FAKE = 0
 
 # Where a prewrite is stored.
@@ -26,17 +26,17 @@ Location = TypeVar("Location")
 
 
 class Verdict(StrEnum):
-    """What to do with a binlog that agrees with those before it."""
+    """The decision about a binlog that agrees with the previous ones."""
 
     STORE = "store"
-    # Its writer repeats it, because the acknowledgement was lost.
+    # Its writer sent it again, because the acknowledgement was lost.
     REPEATED = "repeated"
     # A probe, or the rollback of a transaction without a prewrite here.
     EMPTY = "empty"
 
 
 class Reason(StrEnum):
-    """How a binlog contradicts those before it."""
+    """How a binlog contradicts the previous ones."""
 
     NO_PREWRITE = "commit without prewrite"
     TWO_PREWRITES = "two prewrites of one start timestamp"
@@ -56,9 +56,10 @@ class OpenPrewrite(Generic[Location]):
 
 @dataclass(frozen=True)
 class Released(Generic[Location]):
-    """A transaction in commit order. `location` is None for a fake, which only says how far its Pump is.
+    """A transaction in commit order. `location` is None for a fake, which only shows how far its Pump has
+    advanced.
 
-    A replay from `replay_start` arrives at the state after this release; None for the end of the log.
+    A replay from `replay_start` arrives at the state after this release; None means the end of the log.
     """
 
     commit_ts: int
@@ -78,7 +79,7 @@ class _Outcome:
 class Matching(Generic[Location]):
     """The open prewrites of one Pump, and the committed transactions that are not released yet.
 
-    `check` judges a binlog and changes nothing; `add` takes one that was stored. Both are called in the order
+    `check` judges a binlog and changes nothing; `add` adds one that was stored. Both are called in the order
     of the log, and the result depends on that order alone, so replaying the log gives the same releases.
     Transactions up to `released_ts` were released before; `was_released` tells whether one of a commit and a
     start timestamp was among them.
@@ -91,8 +92,9 @@ class Matching(Generic[Location]):
     ) -> None:
         self.released_ts = released_ts
         self._was_released = was_released
-        # Committed transactions at or below `released_ts` when their outcome became known. Another Pump
-        # acknowledged them, since their writer drew the commit timestamp without our acknowledgement.
+        # Committed transactions at or below `released_ts` when their outcome became known. Another Pump must
+        # have acknowledged them, because their writer obtained the commit timestamp without our
+        # acknowledgement.
         self.late = 0
         self._open: dict[int, OpenPrewrite[Location]] = {}
         self._open_heap: list[int] = []
@@ -106,12 +108,12 @@ class Matching(Generic[Location]):
 
     @property
     def open_count(self) -> int:
-        """How many prewrites have no outcome."""
+        """The number of prewrites without an outcome."""
         return len(self._open)
 
     @property
     def waiting_count(self) -> int:
-        """How many transactions have an outcome and wait for open prewrites."""
+        """The number of transactions that have an outcome and wait for open prewrites."""
         return len(self._finished)
 
     def oldest_open(self) -> OpenPrewrite[Location] | None:
@@ -125,7 +127,9 @@ class Matching(Generic[Location]):
         return self._open.get(start_ts)
 
     def outcome(self, start_ts: int) -> int | None:
-        """Return the commit timestamp of a transaction, 0 if it was rolled back, None if not known here."""
+        """Return the commit timestamp of a transaction, 0 if it was rolled back, None if it is unknown
+        here.
+        """
         outcome = self._outcomes.get(start_ts)
         return None if outcome is None else outcome.commit_ts
 
@@ -134,13 +138,15 @@ class Matching(Generic[Location]):
         return list(self._open.values())
 
     def replay_start(self) -> Location | None:
-        """Return the prewrite at which a replay has to start to arrive at this state; None for the end."""
+        """Return the prewrite at which a replay has to start to reach this state; None means the end of the
+        log.
+        """
         return next(iter(self._unreleased.values()), None)
 
     # --- Binlogs ----------------------------------------------------------------------------
 
     def check(self, head: BinlogHead, digest: bytes) -> Verdict:
-        """Judge a binlog of a writer. Raises BinlogInconsistent if it contradicts those before it."""
+        """Judge a binlog from a writer. Raises BinlogInconsistent if it contradicts the previous ones."""
         if head.start_ts == 0 and head.commit_ts == 0:
             return Verdict.EMPTY
         if head.kind is BinlogKind.PREWRITE:
@@ -155,7 +161,7 @@ class Matching(Generic[Location]):
         )
 
     def add(self, head: BinlogHead, digest: bytes, location: Location) -> None:
-        """Take a stored binlog. A binlog that says nothing new is ignored."""
+        """Add a stored binlog. Repeated information is ignored."""
         start_ts = head.start_ts
         if head.kind is BinlogKind.PREWRITE:
             if start_ts not in self._open and start_ts not in self._outcomes:
@@ -175,16 +181,17 @@ class Matching(Generic[Location]):
         self.late += commit_ts > 0 and not self._was_released(commit_ts, start_ts)
 
     def add_fake(self, timestamp: int) -> None:
-        """Take a timestamp of the cluster. It is released like a transaction without content.
+        """Add a timestamp of the cluster. It is released like a transaction without content. It is released
+        like a transaction without content.
 
-        It is ignored while an earlier one waits for open prewrites.
+        It is ignored while an earlier timestamp waits for open prewrites.
         """
         if timestamp > self.released_ts and not self._fake_waits:
             self._fake_waits = True
             heapq.heappush(self._finished, (timestamp, _FAKE))
 
     def release(self) -> list[Released[Location]]:
-        """Return the transactions that nothing can precede any more, in commit order."""
+        """Return, in commit order, the transactions that nothing can precede any more."""
         oldest = self.oldest_open()
         released: list[Released[Location]] = []
         while self._finished and (oldest is None or self._finished[0][0] < oldest.start_ts):
@@ -251,7 +258,7 @@ class Matching(Generic[Location]):
 
     def _remember(self, start_ts: int, outcome: _Outcome) -> None:
         self._outcomes[start_ts] = outcome
-        # A transaction that waits for its release stays known: its prewrite may be repeated.
+        # Keep a transaction until it is released, because its prewrite may be repeated.
         while len(self._outcomes) > PUMP_OUTCOMES_MAX and next(iter(self._outcomes)) not in self._unreleased:
             self._outcomes.popitem(last=False)
 

@@ -2,8 +2,8 @@
 """Which Pumps are in the merge, according to the registry, and this drainer's own entry there.
 
 A Pump is a member from when it is registered until it is offline and everything that it released is durable
-in the log. A paused Pump, one that does not answer, and one whose entry is gone or unreadable stay members:
-they may hold transactions that nobody else has.
+in the log. Pumps that are paused, that do not answer, or whose entries are gone or unreadable stay members:
+they may hold transactions that no other Pump has.
 """
 
 import threading
@@ -48,14 +48,14 @@ class PumpMembers:
         self._lock = threading.Lock()
         self._readers: dict[str, PumpReader] = {}
         self._listing = Listing({}, {})
-        # Pumps that are registered as offline, with the commit timestamp up to which nothing is missing.
+        # Pumps registered as offline, with the commit timestamp up to which nothing of them is missing.
         self._left: dict[str, int] = {}
-        # The merge's position when the registry was listed last.
+        # The merge's position at the time of the last listing.
         self._listed_at: int | None = None
         self._closed = False
 
     def refresh(self) -> None:
-        """List the registry; read new Pumps, and leave those that went offline.
+        """List the registry; read new Pumps, and drop those that went offline.
 
         A Pump calls for this before it accepts its first transaction. Raises ConnectionLost, AccessDenied,
         DiskFailed, LogFull.
@@ -65,11 +65,12 @@ class PumpMembers:
                 return
             position = self._queue.position()
             listing = self._registry.list(NodeKind.PUMP)
-            # A Pump that was not registered at the last listing may have begun right after it.
+            # A Pump that was not registered at the last listing may have started right after it.
             joined_at = position if self._listed_at is None else self._listed_at
             self._report_changes(listing)
             self._leave_discarded(listing)
-            # All join before the first is read: alone, it would take the merge past what the others have.
+            # All new Pumps join before the first is read. A single one would advance the merge past the
+            # transactions of the others.
             members = [node for node in listing.nodes.values() if self._is_member(node, joined_at)]
             for pump in {*self._known.pumps, *listing.unreadable} - listing.nodes.keys():
                 # Without an address it cannot be read, so it holds back the merge.
@@ -84,7 +85,7 @@ class PumpMembers:
             self._queue.forget_before(position)
 
     def _is_member(self, node: Node, joined_at: int) -> bool:
-        """Let a Pump join the merge, or leave it if it is offline. Return whether it is to be read."""
+        """Add a Pump to the merge, or drop it if it is offline. Return whether to read it."""
         pump = node.node_id
         if node.state is NodeState.OFFLINE:
             reached = self._queue.reached(pump)
@@ -100,7 +101,7 @@ class PumpMembers:
         return True
 
     def _read(self, node: Node) -> None:
-        """Read a member at the address that it has now."""
+        """Read a member at its current address."""
         pump = node.node_id
         reader = self._readers.get(pump)
         if reader is not None and reader.address != node.host:
@@ -117,7 +118,7 @@ class PumpMembers:
         if self._queue.reached(pump) is None:
             position = self._queue.position()
             after = self._known.after(pump, position) if pump in self._known.pumps else joined_at
-            # A restart before the Pump has caught up begins there again.
+            # If a restart comes before the Pump has caught up, reading begins there again.
             self._known.put(pump, after if after < position else None)
             self._queue.join(pump, after)
 
@@ -132,7 +133,7 @@ class PumpMembers:
             reader.stop()
 
     def _leave_discarded(self, listing: Listing) -> None:
-        """Go on without Pumps whose files an operator deleted, unless they may still be in the cluster."""
+        """Continue without Pumps whose files an operator deleted, unless they may still be in the cluster."""
         for pump in self._known.take_discarded():
             node = listing.nodes.get(pump)
             if pump in listing.unreadable or (node is not None and node.state is not NodeState.OFFLINE):
@@ -179,7 +180,7 @@ class PumpMembers:
         )
 
     def _why_stalled(self, pump: str) -> str | None:
-        """Return why a Pump sends nothing; None if it sends, or was not connected yet."""
+        """Return why a Pump sends nothing; None if it sends, or has not connected yet."""
         reader, node = self._readers.get(pump), self._listing.nodes.get(pump)
         silent_seconds = None if reader is None else reader.silent_seconds()
         if silent_seconds is not None and silent_seconds < _SILENT_SECONDS_MAX:
@@ -209,7 +210,7 @@ class PumpMembers:
 
 @dataclass(frozen=True)
 class DrainerProgress:
-    """What the registry shows of this drainer: everything up to `commit_ts` is durable in the log."""
+    """The drainer's progress in the registry: everything up to `commit_ts` is durable in the log."""
 
     commit_ts: int
     update_ts: int
@@ -226,7 +227,7 @@ class Registration:
         progress: Callable[[], DrainerProgress],
         fail: Callable[[Exception], None],
     ) -> None:
-        """`fail` ends the merge with an error that nobody foresaw."""
+        """`fail` ends the merge with an unexpected error."""
         self._registry = registry
         self._members = members
         self._node = node
@@ -248,7 +249,7 @@ class Registration:
         self._thread.start()
 
     def end(self, state: NodeState) -> None:
-        """Register a last state, for example paused. A registry that does not answer is left as it is."""
+        """Register a final state, for example paused. If the registry does not answer, nothing is changed."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -273,7 +274,8 @@ class Registration:
                     self._members.refresh()
                 self.problem = None
             except PenstockError as problem:
-                # Pumps are read on. One that joins meanwhile cannot become online without this drainer.
+                # Pumps are still read. A Pump that joins at this time cannot become online without this
+                # drainer.
                 _log.warning("the registry cannot be used", why=problem.message)
                 self.problem = problem.message
             except Exception as defect:

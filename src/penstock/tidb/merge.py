@@ -2,8 +2,9 @@
 """Merging the streams of all Pumps by commit timestamp, without connections or threads.
 
 Each Pump sends its transactions in strictly rising order of commit timestamps. A fake binlog, which an idle
-Pump sends every few seconds, says that the Pump has nothing up to its timestamp. So what a Pump sent last
-bounds what it can still send. A transaction is released once no member can send an earlier one.
+Pump sends every few seconds, says that the Pump has nothing up to its timestamp. So the last timestamp that a
+Pump sent is a lower bound for everything that it can still send. A transaction is released once no member can
+send an earlier one.
 
     pump 1   3 ── 7 ── 12              reached 12
     pump 2   4 ── 9                    reached 9      released: 3, 4, 7, 9; held: 12
@@ -35,8 +36,8 @@ class _Member:
 class Merge:
     """The transactions of all Pumps in commit order. Not thread-safe.
 
-    `position` is a commit timestamp: every transaction up to it was taken, and every later one is still to
-    come. A Pump stays a member, and holds back later transactions, until it leaves.
+    `position` is a commit timestamp: every transaction up to it was taken, and none after it. A Pump stays a
+    member, and holds back later transactions, until it leaves.
     """
 
     def __init__(self, position: int) -> None:
@@ -59,9 +60,10 @@ class Merge:
     def join(self, pump: str, after_ts: int | None = None) -> int:
         """Add a Pump; return the commit timestamp after which it has to send, by default the position.
 
-        A Pump that announces itself joins at the position before it accepts its first transaction. One that
-        is discovered later joins at a position when it was not known to be registered: what it sends from
-        before the present position raises TransactionLate instead of being lost.
+        A Pump that announces itself joins at the position before it accepts its first transaction. A Pump
+        that is discovered later joins at an earlier position, at which it was not yet known to be registered.
+        Transactions that it sends from before the current position raise TransactionLate instead of being
+        lost.
         """
         member = self._members.get(pump)
         if member is None:
@@ -127,9 +129,10 @@ class Merge:
         return self._position
 
     def take(self) -> tuple[PulledTransaction, ...]:
-        """Return the next transactions of one commit timestamp, in order of their start; () if none is due.
+        """Return the next transactions of one commit timestamp, ordered by start timestamp; () if none is
+        due.
 
-        Usually that is one transaction.
+        Usually there is one.
         """
         if not self._queue or self._queue[0][0] > self.frontier:
             return ()
@@ -159,7 +162,7 @@ class Merge:
     def has_room(self, pump: str, bytes_max: int) -> bool:
         """Return whether to read more from a member while `bytes_max` may be buffered.
 
-        A member that holds the others back is read in any case, unless a transaction is due already.
+        A member that holds the others back may always be read, unless a transaction is already due.
         """
         if self.buffered_bytes < bytes_max:
             return True

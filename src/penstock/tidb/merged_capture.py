@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the captures of a TiDB cluster and of TiCDC's output have in common: a log in the order of commits."""
+"""The common part of the captures of a TiDB cluster and of TiCDC's output: a log in commit order."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,11 @@ class MergedCapture(GeneratedCapture):
     """A capture whose log is merged by commit timestamp."""
 
     def _begin_log(self, log: Log, key: str, record_start: Callable[[], None]) -> None:
-        """Begin a new log, after `record_start` recorded where. Raises ServerChanged for another source."""
+        """Begin a new log, after `record_start` has recorded the start. Raises ServerChanged for another
+        source.
+        """
         if log.epoch is None:
-            # First the position: after a crash in between, the log is still new.
+            # Record the position first: after a crash in between, the log is still new.
             record_start()
             begin_merged_log(log, key)
         elif log.epoch.server_key != key:

@@ -2,7 +2,7 @@
 """The merged log: binlog files that Penstock generates, appended to an instance's log like a server's own.
 
 The files are `tidb-binlog.000001`, `tidb-binlog.000002` and so on. Each ends with a rotation at the first
-transaction after 1 GiB. All of it is a function of the transactions and their positions, so a restarted
+transaction after 1 GiB. The content depends only on the transactions and their positions, so a restarted
 drainer continues exactly at the log's end.
 """
 
@@ -36,7 +36,7 @@ _ANONYMOUS_GTID_CODE = 34
 
 
 def _commit_code() -> int:
-    """Return the type of the event of a commit, from a transaction that the kernel writes."""
+    """Return the event type of a commit, as found in a transaction that the kernel writes."""
     transcoder = TidbTranscoder(cluster_id=0, server_id=SERVER_ID)
     payload = encode_binlog(BinlogKind.COMMIT, 1, 1)
     events = b"".join(transcoder.transaction([payload], FIRST_EVENT_OFFSET))
@@ -49,12 +49,12 @@ _COMMIT_CODE = _commit_code()
 
 
 def begin_merged_log(log: Log, server_key: str) -> None:
-    """Begin the one epoch of a new log that Penstock writes itself. Raises DiskFailed, LogFull."""
+    """Begin the only epoch of a new log that Penstock writes itself. Raises DiskFailed, LogFull."""
     begin_generated_log(log, STEM, server_key, FLAVOR, VERSION)
 
 
 def server_key_of(source: int | str) -> str:
-    """Return the key under which epochs record a cluster by its id, or the output of TiCDC by its URL."""
+    """Return the key that identifies a cluster by its id, or TiCDC's output by its URL, in epochs."""
     return f"tidb:{source}"
 
 

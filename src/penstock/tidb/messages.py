@@ -17,7 +17,7 @@ from penstock.protobuf import Message, encode
 
 
 class BinlogKind(IntEnum):
-    """What a binlog says about its transaction."""
+    """What a binlog contains about its transaction."""
 
     PREWRITE = 0
     COMMIT = 1
@@ -28,7 +28,7 @@ class BinlogKind(IntEnum):
 
 @dataclass(frozen=True)
 class BinlogHead:
-    """The fields of a binlog that say which transaction it belongs to."""
+    """The fields of a binlog that identify its transaction."""
 
     kind: BinlogKind
     start_ts: int
@@ -43,7 +43,7 @@ class BinlogHead:
 
     @property
     def is_fake(self) -> bool:
-        """Whether it only says how far its Pump is."""
+        """Whether it only shows how far its Pump has advanced."""
         return self.kind is BinlogKind.ROLLBACK and self.start_ts == self.commit_ts
 
 
@@ -145,7 +145,9 @@ def timestamp_of(response: Message) -> int:
 
 @dataclass(frozen=True)
 class Region:
-    """The region that has a key, and the store of its leader. The epoch and the peer are kept encoded."""
+    """The region that contains a key, and the store of its leader. The epoch and the peer are kept
+    encoded.
+    """
 
     id: int
     epoch: bytes
@@ -160,7 +162,7 @@ class Region:
 
     @classmethod
     def of(cls, response: Message) -> Self | None:
-        """Read a GetRegionResponse; None if PD knows no such region or no leader of it now."""
+        """Read a GetRegionResponse; None if PD currently knows no such region or no leader for it."""
         region, leader = response.message(2), response.message(3)
         if not region.unsigned(1) or not leader.unsigned(2):
             return None
@@ -206,7 +208,9 @@ _MOD_REVISION = 2
 
 
 def etcd_prefix_request(prefix: str) -> bytes:
-    """Return a RangeRequest for all keys below a prefix that ends in a slash."""
+    """Return a ScanRequest for [start, end). In reverse order, the request starts with the end of the
+    range.
+    """
     start = prefix.encode()
     return encode((1, start), (2, start[:-1] + bytes([start[-1] + 1])))
 
@@ -222,7 +226,7 @@ def etcd_key_values(response: bytes) -> list[tuple[str, bytes]]:
 
 
 def etcd_revision(response: bytes) -> int:
-    """Return the revision of the only key of a RangeResponse, 0 without one. Raises EventMalformed."""
+    """Return the revision of the only key of a RangeResponse, 0 if there is no key. Raises EventMalformed."""
     return sum(pair.unsigned(3) for pair in Message(response).messages(2))
 
 
@@ -232,7 +236,9 @@ def etcd_put_request(key: str, value: bytes, *, exists: bool) -> bytes:
 
 
 def etcd_replace_request(key: str, value: bytes, revision: int) -> bytes:
-    """Return a TxnRequest that puts a value if the key is unchanged since a revision; 0: if it is missing."""
+    """Return a TxnRequest that puts a value if the key is unchanged since a revision; 0 means if it is
+    missing.
+    """
     return _put_if(key, value, _EQUAL, revision)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one port of a Pump or Drainer: gRPC for the cluster, and HTTP for binlogctl and operators.
+"""The single port of a Pump or Drainer: gRPC for the cluster, and HTTP for binlogctl and operators.
 
-Both are registered under one address, so a connection's first bytes tell what it is: HTTP/2, and so gRPC,
-begins with a fixed preface. TLS ends here, and so does a client whose certificate has none of the allowed
-common names.
+Both are registered under one address, so the first bytes of a connection decide: HTTP/2, and therefore gRPC,
+begins with a fixed preface. The port terminates TLS, and rejects clients whose certificates have none of the
+allowed common names.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from penstock.tidb.grpc_server import GrpcPeer, GrpcService
 
 _log = structlog.get_logger(__name__)
 
-# What a client sends first over HTTP/2 (RFC 9113, section 3.4).
+# The first bytes that a client sends over HTTP/2 (RFC 9113, section 3.4).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-# TiDB often runs as another user, of the same group.
+# TiDB often runs as another user of the same group.
 _UNIX_MODE = 0o660
 
 # How long clients have to read the last answers, and to end TLS.
@@ -46,13 +46,15 @@ _CLOSE_SECONDS_MAX = 1.0
 # Not every system has this option.
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 
-# Answers an HTTP request, by its method and path: the JSON object; None for an unknown path.
+# Answers an HTTP request, by its method and path, with a JSON object; None for an unknown path.
 HttpHandler = Callable[[str, str], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
 class PortTls:
-    """The certificate of a port, and the common names that its clients may have; none: any name."""
+    """The certificate of a port, and the common names that its clients may have; an empty list allows any
+    name.
+    """
 
     files: ClusterTls
     allowed_names: tuple[str, ...] = ()
@@ -83,8 +85,8 @@ def bind_port(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit these. A client whose machine is gone, or that does not read, is
-        # dropped.
+        # Accepted connections inherit these options. They drop a client whose machine is gone, or that does
+        # not read.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if _USER_TIMEOUT is not None:
             bound.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, int(SEND_SECONDS_MAX * 1000))
@@ -98,7 +100,7 @@ def bind_port(host: str, port: int) -> socket.socket:
 
 
 class NodePort:
-    """Serves a bound socket in a thread of its own, which has an event loop.
+    """Serves a bound socket in a separate thread with its own event loop.
 
     `make_service` is called in the loop, and `end_service` once no more connections are accepted, to end
     the calls that have no end. `unix_path` is a further address, for clients on this host:
@@ -173,7 +175,7 @@ class NodePort:
                     self._connect, self._unix_path, start_serving=False
                 )
                 fronts.append(local)
-                # Whatever the umask is; until it serves, every connection is refused.
+                # Set the mode regardless of the umask. Every connection is refused until the port serves.
                 os.chmod(self._unix_path, _UNIX_MODE)
                 await local.start_serving()
             self._started.set()
@@ -224,8 +226,7 @@ class NodePort:
         self._connections.discard(connection)
 
     def count_unfinished(self, more_bytes: int) -> None:
-        """Count bytes of calls that have not arrived whole. Above the limit, the largest connection is
-        closed."""
+        """Count the bytes of incomplete calls. Above the limit, the largest connection is closed."""
         self._unfinished_bytes += more_bytes
         if more_bytes > 0 and self._unfinished_bytes > TIDB_UNFINISHED_BYTES_MAX:
             max(self._connections, key=lambda connection: connection.unfinished_bytes).refuse_calls()
@@ -240,7 +241,7 @@ class NodePort:
 
 
 class _Connection(asyncio.Protocol):
-    """A client's connection: undecided at first, then gRPC, or a request of HTTP."""
+    """A client's connection: undecided at first, then gRPC or HTTP."""
 
     transport: asyncio.Transport
 
@@ -248,7 +249,7 @@ class _Connection(asyncio.Protocol):
         self._port = port
         self._pending = b""
         self._peer: GrpcPeer | None = None
-        # As the port has counted them.
+        # The bytes of incomplete calls that the port has counted for this connection.
         self.unfinished_bytes = 0
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX)
         self._request = "", ""
@@ -282,7 +283,7 @@ class _Connection(asyncio.Protocol):
             self._deadline.cancel()
         if self._peer is not None:
             self._peer.lost()
-            # With TLS, references to this object go in a circle: what the peer has buffered would stay.
+            # With TLS, references to this object form a cycle, which would keep the peer's buffers alive.
             self._peer = None
 
     def pause_writing(self) -> None:
@@ -306,7 +307,7 @@ class _Connection(asyncio.Protocol):
         self.transport.close()
 
     def _is_allowed(self) -> bool:
-        """Return whether the certificate has an allowed common name; a local client needs none."""
+        """Return whether the certificate has an allowed common name. A local client needs none."""
         if not self._port.allowed_names or self.transport.get_extra_info("ssl_object") is None:
             return True
         certificate = self.transport.get_extra_info("peercert") or {}
@@ -330,7 +331,9 @@ class _Connection(asyncio.Protocol):
         self._port.count_unfinished(unfinished_bytes - before)
 
     def refuse_calls(self) -> None:
-        """Close the connection. Its calls fail as those to a Pump that ends, so their senders repeat them."""
+        """Close the connection. Its calls fail like those to a Pump that is stopping, so their senders repeat
+        them.
+        """
         _log.warning(
             "a connection is closed: calls that have not arrived whole are too large together",
             peer=str(self.transport.get_extra_info("peername")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a TiDB cluster is missing so that its changes can be captured, each with the command that helps."""
+"""What prevents capturing changes from a TiDB cluster, each finding with the command that helps."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,14 +15,16 @@ from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
 
 # A Pump writes its entry every two seconds, a drainer every second.
 _SILENT_SECONDS = 60.0
-# TiDB has no pump client from this version on.
+# From this version on, TiDB has no pump client.
 _BINLOG_REMOVED = (8, 4)
-# Releases for which PingCAP no longer supports it.
+# Releases in which PingCAP no longer supports the pump client.
 _BINLOG_UNSUPPORTED = (7, 5)
 
 
 def precheck_cluster(cluster: Cluster, jobs: JobSource, sql: ServerAddress | None) -> Iterator[Finding]:
-    """Yield the findings about a cluster. An unreachable part is a finding, and ends what depends on it."""
+    """Yield the findings about a cluster. An unreachable part is a finding, and the checks that depend on it
+    are skipped.
+    """
     try:
         now = cluster.timestamp()
     except PenstockError as problem:

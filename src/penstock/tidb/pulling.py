@@ -40,11 +40,11 @@ from penstock.tidb.messages import (
 _log = structlog.get_logger(__name__)
 
 _BACKOFF = Backoff(first=0.1, longest=3.0)
-# A Pump that is away is reported at its first failures, and then about once a minute.
+# An unreachable Pump is reported at its first failures, and then about once a minute.
 _REPORTED_FAILURES = 3
 _REPORTED_EVERY = 40
 
-# What a Pump refuses for good, by the status code of its answer, with what helps.
+# Permanent refusals of a Pump, by the status code of its answer, with hints.
 _REFUSALS: Mapping[grpc.StatusCode, tuple[type[PenstockError], str]] = {
     grpc.StatusCode.OUT_OF_RANGE: (
         PositionPurged,
@@ -73,7 +73,7 @@ class MergeQueue:
         self._record_late = record_late
         self._changed = threading.Condition()
         self._failure: Exception | None = None
-        # The first transaction that came too late, also if another error or a stop ended the merge.
+        # The first transaction that came too late, even if another error or a stop ended the merge.
         self.late: TransactionLate | None = None
         self._closed = False
 
@@ -130,7 +130,7 @@ class MergeQueue:
                 self._merge.offer(pump, transaction)
             except TransactionLate as problem:
                 self.late = self.late or problem
-                # Before anything else happens, because no Pump sends it again.
+                # Record it before anything else, because no Pump sends it again.
                 self._record_late(self.late)
                 raise
             self._changed.notify_all()
@@ -146,7 +146,7 @@ class MergeQueue:
             return True
 
     def fail(self, problem: Exception) -> None:
-        """Raise an error or a defect in the draining thread, after everything that precedes it."""
+        """Raise an error or a defect in the draining thread, after all earlier transactions were taken."""
         with self._changed:
             self._failure = self._failure or problem
             self._changed.notify_all()
@@ -160,7 +160,7 @@ class MergeQueue:
     # --- The draining thread ----------------------------------------------------------------
 
     def take(self, bytes_max: int, seconds: float) -> tuple[list[tuple[PulledTransaction, ...]], int]:
-        """Wait for transactions, and return those that are due, and the position after them.
+        """Wait for transactions; return those that are due, and the position after them.
 
         Each entry has the transactions of one commit timestamp. At most `bytes_max` are returned, but at
         least one entry if one is due within `seconds`. Raises the error of a reader.
@@ -204,7 +204,7 @@ class PumpReader:
         self.address = address
         # Why the Pump cannot be read now.
         self.problem: str | None = None
-        # When the Pump last sent something over the present stream; None if it did not.
+        # When the Pump last sent something over the current stream; None if it has not.
         self._sent_at: float | None = None
         self._queue = queue
         self._cluster_id = cluster_id
@@ -228,7 +228,9 @@ class PumpReader:
                 self._stream.cancel()
 
     def silent_seconds(self) -> float | None:
-        """Return how long ago the Pump sent something; None if it sent nothing over the present stream."""
+        """Return how many seconds ago the Pump sent something; None if it has sent nothing over the current
+        stream.
+        """
         sent_at = self._sent_at
         return None if sent_at is None else time.monotonic() - sent_at
 
@@ -292,7 +294,7 @@ class PumpReader:
             channel.close()
 
     def _take(self, response: bytes) -> bool:
-        """Add one binlog to the merge; return False once the Pump has left. Raises EventMalformed."""
+        """Add a binlog to the merge; return False once the Pump has left. Raises EventMalformed."""
         payload = read_pull_binlogs_response(response)
         head = BinlogHead.decode(payload)
         self._heard()
@@ -311,7 +313,9 @@ class PumpReader:
 
 
 def _translate_refusal(problem: Any, address: str) -> PenstockError:
-    """Return the error of a failed pull: by its code if the Pump refuses for good, otherwise by the call."""
+    """Return the error of a failed pull: by its status code if the Pump refuses permanently, otherwise like
+    any failed call.
+    """
     refusal = _REFUSALS.get(problem.code())
     if refusal is None:
         return translate_rpc_error(problem, address, PULL_BINLOGS)

@@ -53,7 +53,7 @@ _log = structlog.get_logger(__name__)
 
 _TICK_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 2.0
-# A Pump that stores nothing for this long takes a timestamp of the cluster, so that Drainers can go on.
+# A Pump that stores nothing for this long adds a timestamp of the cluster, so that Drainers can advance.
 _FAKE_SECONDS = 3.0
 _HOLD_SECONDS = 10.0
 _NOTIFY_SECONDS = 10.0
@@ -110,7 +110,7 @@ class Pump:
             unix_path=settings.socket,
         )
         self._cluster = Cluster(members, tls)
-        # Questions about transactions may wait for TiKV, and must not delay the heartbeat.
+        # Looking up transactions may wait for TiKV, and must not delay the heartbeat.
         self._resolving_cluster = Cluster(members, tls)
         self._registry = Registry(self._cluster)
         self._decisions = Decisions(LocalDisk(), log_settings.folder)
@@ -119,10 +119,10 @@ class Pump:
         self._commit: GroupCommit | None = None
         self._deciding: Deciding | None = None
         self._state = self._registered_state = NodeState.PAUSED
-        # The state that was asked for over HTTP, in the registry, or by the end of the process.
+        # The state that was requested over HTTP, in the registry, or by the end of the process.
         self._wanted: NodeState | None = None
-        # While closing: what every Drainer has to reach, None while transactions are open, and what it waits
-        # for.
+        # While closing: the timestamp that every Drainer has to reach, None while transactions are open, and
+        # what the Pump waits for.
         self._last_ts: int | None = None
         self._closing: str | None = None
         self._stopping = threading.Event()
@@ -134,12 +134,12 @@ class Pump:
     # --- From outside -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to serve. Whatever the Pump waits for is in its status and in the log."""
+        """Begin to serve. The status and the log show what the Pump waits for."""
         sys.setswitchinterval(min(sys.getswitchinterval(), PUMP_SWITCH_SECONDS_MAX))
         self._thread.start()
 
     def stop(self) -> None:
-        """Pause the Pump and end it. `join` waits for that."""
+        """Pause the Pump and end it. `join` waits for the end."""
         self._stopping.set()
         self._wake.set()
 
@@ -150,7 +150,7 @@ class Pump:
 
     @property
     def state(self) -> NodeState:
-        """The state, as it is registered."""
+        """The state, as registered."""
         return self._state
 
     def run_upkeep(self) -> None:
@@ -249,11 +249,11 @@ class Pump:
         try:
             self._commit.start()
         except LogLocked as problem:
-            # The daemon before this one may still be ending.
+            # The previous daemon may still be ending.
             raise ServerBusy(problem.message, hint=problem.hint) from problem
 
     def _join_cluster(self) -> None:
-        """Register as paused, announce the Pump to every Drainer if they may not know it, and go online."""
+        """Register as paused, announce the Pump to every Drainer that may not know it, and go online."""
         known, _ = self._retry(
             "the registry does not answer", lambda: self._registry.node(NodeKind.PUMP, self.node_id)
         )
@@ -266,9 +266,11 @@ class Pump:
         _log.info("the Pump is online", instance=self.instance, node_id=self.node_id, address=self.address)
 
     def _notify_drainers(self) -> None:
-        """Let every online Drainer look for new Pumps. Raises ConnectionLost, which names silent ones."""
+        """Make every online Drainer look for new Pumps. Raises ConnectionLost, which names Drainers that do
+        not answer.
+        """
         listing = self._registry.list(NodeKind.DRAINER)
-        # An unreadable entry may be that of an online Drainer.
+        # An unreadable entry may belong to an online Drainer.
         silent = [f"{node_id} ({why})" for node_id, why in listing.unreadable.items()]
         for drainer in listing.nodes.values():
             if drainer.state is not NodeState.ONLINE:
@@ -316,13 +318,15 @@ class Pump:
             self._note(problem)
 
     def _beat(self, now: float) -> None:
-        """Write the node, or follow a state that someone wrote, as `binlogctl -cmd update-pump` does."""
+        """Write the node. If someone else has written another state, follow it, as `binlogctl -cmd
+        update-pump` does.
+        """
         stored, before = self._counts.stored, self._stored_before
         self._rate = (stored - before[0]) / max(now - before[1], 1e-3)
         self._stored_before = stored, now
         registered, revision = self._registry.node(NodeKind.PUMP, self.node_id)
         if registered is None or registered.state is self._registered_state:
-            # If it was changed since it was read, the next beat follows.
+            # If the node was changed since it was read, the next beat follows the change.
             self._registry.replace(NodeKind.PUMP, self._node(self._state), revision)
             return
         _log.warning(
@@ -350,18 +354,18 @@ class Pump:
             self._set_state(NodeState.PAUSING)
             self._set_state(NodeState.PAUSED)
         except PenstockError as problem:
-            # The process ends whether or not the registry hears of it.
+            # The process ends even if the registry cannot be reached.
             self._note(problem)
 
     def _close(self) -> None:
-        """Refuse prewrites. Ticks continue until Drainers have everything, or the state is revoked."""
+        """Refuse prewrites. Fake binlogs continue until Drainers have everything, or the state is revoked."""
         self._last_ts = None
         self._refuse_prewrites(str(NodeState.CLOSING))
         self._set_state(NodeState.CLOSING)
 
     def _leave_if_drained(self) -> None:
-        """Leave the cluster once every Drainer has what a closing Pump accepted."""
-        # Drainers pass a timestamp only when a later one follows, from this Pump too.
+        """Leave the cluster once every Drainer has everything that a closing Pump accepted."""
+        # Drainers advance past a timestamp only when a later one follows, including from this Pump.
         self._add_fake(self._cluster.timestamp())
         if self._last_ts is None:
             self._last_ts = self._store_call(_final_ts)
@@ -393,12 +397,12 @@ class Pump:
         self._store_call(lambda store: store.add_fake(timestamp))
 
     def _hold_log(self) -> None:
-        """Keep retention from removing what is not released, or not drained."""
+        """Keep retention from removing data that is not released or not drained."""
         store = self._store
         start: Location = self._store_call(lambda store: store.replay_start)
         drainers = self._registry.list(NodeKind.DRAINER)
         if drainers.unreadable:
-            # What such a Drainer has stored is unknown, so the hold stays where it is.
+            # It is unknown what such a Drainer has stored, so the hold stays where it is.
             return
         drained = [
             each.max_commit_ts for each in drainers.nodes.values() if each.state is not NodeState.OFFLINE
@@ -418,7 +422,9 @@ class Pump:
     # --- The registry -----------------------------------------------------------------------
 
     def _set_state(self, state: NodeState) -> None:
-        """Register a state; being online takes effect after the registry has it, the others before."""
+        """Register a state. Going online takes effect after the registry has the state, other states
+        before.
+        """
         if state is not NodeState.ONLINE:
             self._state = state
         self._register(state)
@@ -438,7 +444,7 @@ class Pump:
             self.node_id,
             self.address,
             state,
-            # No Drainer has to read the fakes that a closing Pump released after its last transaction.
+            # No Drainer needs the fakes that a closing Pump released after its last transaction.
             max_commit_ts=self._last_ts
             if state is NodeState.OFFLINE and self._last_ts
             else store.released_ts,
@@ -538,7 +544,7 @@ class Pump:
         return self._run_retry(Retry(event, stop=self._stopping, report=self._note), attempt)
 
     def _run_retry(self, retry: Retry, attempt: Callable[[], Any]) -> Any:
-        """Return the answer of the first try that succeeds. Raises _Stopped once the Pump is to end."""
+        """Return the answer of the first attempt that succeeds. Raises _Stopped once the Pump has to end."""
         try:
             return retry.run(attempt)
         except TransientError as problem:
@@ -565,14 +571,16 @@ class _Stopped(Exception):
 
 
 def _final_ts(store: PumpStore) -> int | None:
-    """Return after which timestamp a closing Pump releases fakes only; None while transactions are open."""
+    """Return the timestamp after which a closing Pump releases only fakes; None while transactions are
+    open.
+    """
     if store.matching.open_count or store.matching.waiting_count or store.has_unindexed:
         return None
     return store.released_ts
 
 
 def _score(backlog: int, rate: float, free_bytes: int, free_bytes_min: int) -> int:
-    """Return how much a Pump can still take, from 0 to 100: that of its scarcest resource."""
+    """Return the remaining capacity of a Pump, from 0 to 100: that of its scarcest resource."""
     disk = free_bytes / max(free_bytes_min * 10, 1)
     room = min(1.0 - backlog / _FULL_BACKLOG, 1.0 - rate / _FULL_RATE, disk, 1.0)
     return max(0, round(room * 100))

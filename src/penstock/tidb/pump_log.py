@@ -27,11 +27,11 @@ _FLAVOR = "mysql"
 _VERSION = "8.0.36-TiDB"
 _SERVER_ID = 1
 
-# A file ends at the first payload after this size, as a server's own do.
+# A file ends at the first payload after this size, like a server's files.
 _FILE_BYTES_MAX = 1 << 30
 
-# The type and the size in an event's header, and before the part of a payload the payload's size and where
-# in it the part starts.
+# The type and the size in an event's header. Before the part of a payload: the payload's size, and the part's
+# offset in it.
 _HEADER = struct.Struct("<4xB4xI6x")
 _PART = struct.Struct("<QQ")
 _CHECKSUM_BYTES = 4
@@ -41,7 +41,7 @@ _HEAD_BYTES = len(tidb_file_head(server_id=_SERVER_ID, time_s=0))
 
 
 def file_name(number: int) -> str:
-    """Return the name of the log's file of a number."""
+    """Return the name of the log's file with a number."""
     return f"tidb-pump.{number:06d}"
 
 
@@ -117,7 +117,7 @@ class PumpLog:
         return Location(self._number, self._cutter.offset)
 
     def stage(self, payloads: Sequence[Buffer]) -> list[Location]:
-        """Frame payloads as the log's next events and return where they will be. `store` writes them."""
+        """Frame payloads as the log's next events, and return their future locations. `store` writes them."""
         assert self._unstored is None, "everything staged before was stored"
         if self._cutter.offset >= _FILE_BYTES_MAX:
             self._begin_file(self._number + 1)
@@ -167,14 +167,14 @@ class PumpLog:
         return self.end if position is None else Location(position.file_number, position.offset)
 
     def has_all_after(self, start: Location) -> bool:
-        """Return whether nothing of the log after a location was removed."""
+        """Return whether nothing after a location was removed from the log."""
         if start.offset >= _FILE_BYTES_MAX:
             start = Location(start.file_number + 1, 0)
         return self.earliest <= max(start, Location(start.file_number, _HEAD_BYTES))
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the log was removed."""
+        """Whether nothing was removed from the log."""
         return self.has_all_after(Location(1, 0))
 
     def position_of(self, location: Location) -> Position:
@@ -202,10 +202,11 @@ class PumpLog:
     def _replay_extent(self, number: int, start: int, end: int) -> Iterator[tuple[bytes, Location]]:
         """Yield the payloads of a part of a file that begins at an event.
 
-        A payload that lacks its last parts was never acknowledged, and is passed over.
+        A payload that lacks its last parts was never acknowledged, and is skipped.
         """
         pending, offset = bytearray(), start
-        # In `pending`: where the events of the current payload begin, and where the next event does.
+        # Offsets in `pending`: where the events of the current payload begin, and where the next event
+        # begins.
         first = at = 0
         for view in self.log.read(_EPOCH, file_name(number), start, end):
             pending += view

@@ -91,7 +91,7 @@ class PumpService:
             self._commit.submit(writes)
 
     def end(self) -> None:
-        """End the calls of Drainers, which connect again elsewhere or later."""
+        """End the calls of Drainers, which connect again later or elsewhere."""
         self._is_ending = True
         self._wake_drainers()
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -114,11 +114,11 @@ class PumpService:
             peer.answer(streams, _ACCEPTED)
 
     def released(self) -> None:
-        """Wake the Drainers that wait for more."""
+        """Wake the Drainers that wait for more transactions."""
         self._call_soon(self._wake_drainers)
 
     def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        # The loop is closed if a slow disk outlasted the port's end. Nobody waits for an answer then.
+        # The loop is already closed if a slow disk outlasted the port's end. Then nobody waits for an answer.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
@@ -137,12 +137,12 @@ class PumpService:
             raise self._refusal(
                 "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem)
             ) from problem
-        # TiDB's client tries another Pump, as it does with the original.
+        # TiDB's client then tries another Pump, as it does with the original.
         self._check_cluster(cluster_id, grpc.StatusCode.UNKNOWN)
         if self._waiting_bytes and self._waiting_bytes + len(payload) > PUMP_WAITING_BYTES_MAX:
             text = f"{self._waiting_bytes} bytes of binlogs wait for the disk"
             raise self._refusal("overloaded", grpc.StatusCode.UNAVAILABLE, text)
-        # Until it is stored, it needs memory, even if its sender gives up.
+        # The write occupies memory until it is stored, even if its sender gives up.
         self._waiting_bytes += len(payload)
         write = _WaitingWrite(payload)
         write.call, call.on_cancel = call, write.abandon
@@ -150,7 +150,7 @@ class PumpService:
 
     def _check_cluster(self, cluster_id: int, code: grpc.StatusCode) -> None:
         if cluster_id != self._cluster_id:
-            # The original's words, which operators search for.
+            # The original's message, which operators search for.
             text = f"cluster ID are mismatch, {cluster_id} vs {self._cluster_id}"
             raise self._refusal("wrong cluster id", code, text)
 
@@ -191,7 +191,7 @@ class PumpService:
         raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the Pump is ending")
 
     def _read(self, after_ts: int, is_compressed: bool) -> tuple[int, list[bytes]]:
-        """Return the next responses, and the commit timestamp after which the following ones come."""
+        """Return the next responses, and the commit timestamp after which to continue."""
         responses = []
         for commit_ts, payload in self._commit.store.pull(after_ts, PUMP_PULL_COUNT, PUMP_PULL_BYTES):
             response = pull_binlogs_response(commit_ts, payload)
@@ -207,9 +207,9 @@ def _wake(futures: "list[asyncio.Future[None]]") -> None:
 
 
 def _code_of(problem: PenstockError) -> Any:
-    """Return the status code by which a client knows whether to try another Pump.
+    """Return the status code that tells a client whether to try another Pump.
 
-    RESOURCE_EXHAUSTED is never among them: TiDB's client fails the transaction at once.
+    It is never RESOURCE_EXHAUSTED, with which TiDB's client fails the transaction at once.
     """
     if isinstance(problem, PositionPurged):
         return grpc.StatusCode.OUT_OF_RANGE

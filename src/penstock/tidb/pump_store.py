@@ -3,8 +3,8 @@
 
     payloads ─▶ judged ─▶ log (fsync) ─▶ matching ─▶ commit index ─▶ PullBinlogs
 
-The state in memory is that of replaying the log from the last index entry, so a crash between any two steps
-costs nothing that was acknowledged.
+The state in memory is the result of replaying the log from the last index entry, so a crash between any two
+steps loses nothing that was acknowledged.
 """
 
 import time
@@ -33,12 +33,15 @@ _INDEX_FOLDER = "releases"
 
 @dataclass
 class Write:
-    """A binlog to store. `problem` tells after `PumpStore.write` why it was refused; None: it is durable."""
+    """A binlog to store. After `PumpStore.write`, `problem` is why it was refused; None means that it is
+    durable.
+    """
 
     payload: bytes | memoryview
-    # What TiKV says about a transaction is stored whatever was released before.
+    # An outcome from TiKV is stored, whatever was released before.
     is_decision: bool = False
-    # An operator's commit is refused where it would come too late; TiKV's says that another Pump has it.
+    # An operator's commit is refused if it comes too late. A late commit from TiKV means that another Pump
+    # has the transaction.
     by_operator: bool = False
     # Whether its sender gave up before it was stored.
     is_abandoned: bool = False
@@ -59,7 +62,7 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A binlog that is to be stored."""
+    """A binlog that has to be stored."""
 
     write: Write
     head: BinlogHead
@@ -86,9 +89,9 @@ class PumpStore:
         self.counts = counts or StoreCounts()
         # Whether prewrites are accepted; outcomes always are.
         self.refuses_prewrites: str | None = None
-        # Binlogs of a batch that found the disk full: they are stored before anything else.
+        # Binlogs of a batch that met a full disk. They are stored before anything else.
         self._staged: list[tuple[_Judged, Location]] = []
-        # Released, and not in the index yet because the disk was full.
+        # Released transactions that are not in the index yet because the disk was full.
         self._unindexed: list[ReleaseEntry] = []
         self.log = PumpLog(folder, settings, cluster_id, disk=disk, clock=clock)
         try:
@@ -101,7 +104,8 @@ class PumpStore:
     def _replay(self) -> None:
         last = self.index.last
         if last is not None and not self.log.has_all_after(last.replay_start):
-            # Drainers before what can be released now have to hear that something is missing.
+            # Drainers that are behind the transactions that can be released now must learn that some are
+            # missing.
             _log.error(
                 "the index of released transactions lost entries that the trimmed log no longer has",
                 after=last.commit_ts,
@@ -163,7 +167,9 @@ class PumpStore:
         self.counts.bytes += sum(len(each.write.payload) for each in judged)
 
     def add_fake(self, timestamp: int) -> None:
-        """Let the Pump advance to a timestamp of the cluster once no open prewrite may precede it."""
+        """Add a timestamp of the cluster, so that the Pump advances to it once no open prewrite can precede
+        it.
+        """
         self.matching.add_fake(timestamp)
         self._release()
 
@@ -173,7 +179,9 @@ class PumpStore:
         return Write(encode_binlog(kind, start_ts, commit_ts), is_decision=True, by_operator=by_operator)
 
     def _judge(self, writes: Sequence[Write]) -> list[_Judged]:
-        """Return what has to be stored. Repeated binlogs and probes are done, others have a problem."""
+        """Return what has to be stored. Repeated binlogs and probes are finished; the others have a
+        problem.
+        """
         judged: list[_Judged] = []
         # Prewrites and outcomes of this batch, which matching does not know yet.
         seen: set[tuple[BinlogKind, int]] = set()
@@ -221,7 +229,7 @@ class PumpStore:
         return _Judged(write, head, digest)
 
     def _finish_staged(self) -> None:
-        """Write what is staged, make it durable, and match it. Raises LogFull, DiskFailed."""
+        """Write the staged binlogs, make them durable, and match them. Raises LogFull, DiskFailed."""
         if not self._staged:
             return
         self.log.store()
@@ -257,7 +265,7 @@ class PumpStore:
         if not self._unindexed:
             return
         first = self._unindexed[0].commit_ts
-        # An index that was lost cannot tell what a trimmed log had released before.
+        # Without its index, a trimmed log does not show what had been released before.
         floor = 0 if self.log.is_whole else first - 1
         try:
             self.index.append(self._unindexed, floor)
@@ -288,7 +296,7 @@ class PumpStore:
                 return
 
     def prewrite_key(self, prewrite: OpenPrewrite[Location]) -> bytes:
-        """Return the key by which TiKV knows a transaction. Raises the errors of a damaged log."""
+        """Return the key that identifies a transaction in TiKV. Raises the errors of a damaged log."""
         return tidb_prewrite_key(self.log.read(prewrite.location))
 
     # --- The end ----------------------------------------------------------------------------

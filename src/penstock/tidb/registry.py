@@ -105,7 +105,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Listing:
-    """The registered nodes of a kind, by id. `unreadable` has what is wrong with the other entries, by id."""
+    """The registered nodes of a kind, by id. `unreadable` has the problems of the other entries, by id."""
 
     nodes: Mapping[str, Node]
     unreadable: Mapping[str, str]
@@ -156,7 +156,9 @@ class Registry:
         return etcd_txn_succeeded(self._etcd.call_etcd(ETCD_TXN, request))
 
     def put(self, kind: NodeKind, node: Node) -> None:
-        """Register a node, or replace it. Raises VersionConflict if others create and delete it meanwhile."""
+        """Register a node, or replace it. Raises VersionConflict if others create and delete it
+        concurrently.
+        """
         content = json.dumps(node.to_values()).encode()
         key = f"{_ROOT}/{kind}/{node.node_id}"
         for exists in (True, False, True):

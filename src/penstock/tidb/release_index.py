@@ -3,8 +3,8 @@
 
     <folder>/releases-00000001.idx    a header with the timestamp before the file, then entries
 
-PullBinlogs reads nothing else to find its transactions. The index is derived from the Pump's log: a torn tail
-is cut off, and replaying the log from the last entry's `replay_start` appends what is missing.
+PullBinlogs needs only this index to locate its transactions. The index is derived from the Pump's log: a torn
+tail is cut off, and replaying the log from the last entry's `replay_start` appends what is missing.
 """
 
 import re
@@ -25,8 +25,8 @@ from penstock.logstore.disk import AppendFile, Disk, ReadFile
 _FILE_BYTES_MAX = 16 * MIB
 _NAME = re.compile(r"releases-(\d{8})\.idx")
 
-# Commit and start timestamp; offset and bytes of the prewrite's events; offset of the replay's start; the
-# numbers of both files; the kind; the CRC32 of what precedes it.
+# Commit and start timestamp; offset and size of the prewrite's events; offset of the replay's start; the
+# numbers of both files; the kind; the CRC32 of the preceding bytes.
 _ENTRY = struct.Struct("<QQQQQIII8x")
 _CRC = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CRC.size
@@ -98,7 +98,8 @@ class _File:
     floor: int
     count: int
     reader: ReadFile
-    # Threads that read it now, and whether it was removed: the last of them closes it.
+    # The number of threads that are reading the file, and whether it was removed. The last thread closes a
+    # removed file.
     readers: int = 0
     is_removed: bool = False
 
@@ -141,19 +142,19 @@ class ReleaseIndex:
         self._lock = threading.Lock()
         self._files: list[_File] = []
         self._writer: AppendFile | None = None
-        # Of the last entry, None in an empty index.
+        # Values of the last entry, None in an empty index.
         self.last: ReleaseEntry | None = None
         disk.make_folder(folder)
         self._load()
 
     @property
     def floor(self) -> int:
-        """The commit timestamp up to which entries may have been removed; 0 if the index is whole."""
+        """The commit timestamp up to which entries may have been removed; 0 if the index is complete."""
         with self._lock:
             return self._files[0].floor if self._files else 0
 
     def append(self, entries: Sequence[ReleaseEntry], floor: int = 0) -> None:
-        """Append released transactions. `floor` is that of an index without entries."""
+        """Append released transactions. `floor` is the floor of an index without entries."""
         if not entries:
             return
         current = self._files[-1] if self._files else None
@@ -230,7 +231,7 @@ class ReleaseIndex:
 
     @contextmanager
     def _reading(self) -> Iterator[list[_File]]:
-        """Yield the files, which stay open in the meantime, although they may be removed."""
+        """Yield the files, which stay open during the block, even if they are removed."""
         with self._lock:
             files = list(self._files)
             for file in files:
@@ -265,7 +266,7 @@ class ReleaseIndex:
             writer.sync()
             self._disk.sync_folder(self._folder)
         except BaseException:
-            # The next append begins this file again.
+            # The next append recreates this file.
             writer.close()
             raise
         self._writer = writer

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deciding prewrites whose outcome did not arrive: by what TiKV recorded, or by an operator's decision.
 
-Asking changes nothing in the cluster. A lock, or no trace of a transaction, leaves it undecided: it is held,
-and everything after it waits. Only with `decide_after` is such a transaction rolled back in the cluster.
+Looking up an outcome changes nothing in the cluster. If TiKV has a lock or no trace of a transaction, the
+transaction stays undecided, and all later transactions wait for it. Only with `decide_after` is such a
+transaction rolled back in the cluster.
 """
 
 import time
@@ -19,10 +20,10 @@ from penstock.tidb.release_index import Location
 
 _log = structlog.get_logger(__name__)
 
-# A prewrite without an outcome for this long is asked for, and then again with growing pauses.
+# The outcome of a prewrite is looked up after this time, and then again with growing pauses.
 _ASK_AFTER_SECONDS = 1.0
 _ASK_AGAIN = Backoff(first=1.0, longest=30.0)
-# At most this many questions in one pass, oldest first.
+# The maximum number of lookups in one pass, oldest first.
 _ASKED_MAX = 256
 # A transaction that holds others back is reported after this time, and then again at this interval.
 _REPORT_SECONDS = 60.0
@@ -51,9 +52,9 @@ class Decision:
 class Resolver:
     """Looks for the outcomes of open prewrites. Not thread-safe.
 
-    `key_of` returns the key by which TiKV knows a transaction, and `hint_of` what an operator can do about
-    one, by its start timestamp. After `decide_after` seconds an undecided transaction is rolled back in the
-    cluster; None: never.
+    `key_of` returns the key that identifies a transaction in TiKV, and `hint_of` the hint for an operator,
+    both by its start timestamp. After `decide_after` seconds, an undecided transaction is rolled back in the
+    cluster; None means never.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Resolver:
         self._decide_after = decide_after
         self._clock = clock
         self._unknown: dict[int, _Unknown] = {}
-        # Why the last question had no answer; None if it had one.
+        # Why the last lookup failed; None if it succeeded.
         self.problem: str | None = None
 
     def stalled_by(self) -> tuple[int, float] | None:
-        """Return the oldest transaction that holds others back, and its seconds; None if none does."""
+        """Return the oldest transaction that holds others back, and for how many seconds; None if there is
+        none.
+        """
         if not self._unknown:
             return None
         start_ts = min(self._unknown)
@@ -84,7 +87,8 @@ class Resolver:
     def resolve(
         self, open_prewrites: Iterable[OpenPrewrite[Location]], by_operator: Iterable[Decision] = ()
     ) -> list[Decision]:
-        """Return the outcomes that are known by now. `open_prewrites` are all of them.
+        """Return the outcomes that are known now. `open_prewrites` are all open prewrites. `open_prewrites`
+        are all of them.
 
         An operator's decisions about other transactions wait.
         """
@@ -103,7 +107,7 @@ class Resolver:
                 self._note_problem(problem)
                 self._postpone(self._unknown[start_ts], now)
                 if isinstance(problem, TransientError):
-                    # Every other question would wait for the same timeout.
+                    # Every other lookup would wait for the same timeout.
                     break
                 continue
             self.problem = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session of a DDL statement: the SQL mode and the time zone that decide what its text means.
 
-TiDB records both in the jobs that may move rows (`reorg_meta`). Of other statements the text and the
-definitions that it led to must say enough: TiDB keeps the default of a TIMESTAMP column in UTC, so a literal
-of the text reveals the offset of the session.
+TiDB records both in the jobs that may move rows (`reorg_meta`). For other statements, the text and the
+resulting definitions have to be enough: TiDB stores the default of a TIMESTAMP column in UTC, so a literal in
+the text reveals the session's offset.
 """
 
 import re
@@ -18,7 +18,7 @@ from penstock.tidb.jobs import Action, DdlJob, zone_of_offset
 # Bits of MySQL's `sql_mode`.
 _ANSI_QUOTES = 4
 
-# TiDB's number of the type TIMESTAMP. Before this version of a column, its default had the zone of a server.
+# TiDB's number for the type TIMESTAMP. Before this version of a column, its default was in the server's zone.
 _TIMESTAMP_TYPE = 7
 _UTC_DEFAULTS_VERSION = 1
 
@@ -85,7 +85,7 @@ def _zone_of_defaults(job: DdlJob, text: str, defaults: Sequence[datetime]) -> s
     if len(shared) == 1:
         return zone_of_offset(int(shared.pop().total_seconds()))
     if job.action == Action.CREATE_TABLE:
-        # A new table has no rows that the default was given to, and each logged row has its value.
+        # A new table has no existing rows to which the default applied, and each logged row has its value.
         return ""
     raise EventUnsupported(
         f"the time zone of {text[:200]!r} is unknown, and a default of TIMESTAMP depends on it",

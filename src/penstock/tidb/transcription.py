@@ -38,7 +38,7 @@ class TranscriptionParts:
 
 
 class Transcription:
-    """Writes transactions to a merged log, in commit order. One thread uses it."""
+    """Writes transactions to a merged log, in commit order. Used by one thread."""
 
     def __init__(self, merged: MergedLog, parts: TranscriptionParts) -> None:
         self._merged = merged
@@ -50,7 +50,8 @@ class Transcription:
             self._define(self._kept.definitions.versions())
 
     def write(self, commits: Iterable[Sequence[PulledTransaction]]) -> None:
-        """Store the transactions of each commit timestamp as one transaction, also those before an error.
+        """Store the transactions of each commit timestamp as one transaction. Transactions before an error
+        are stored too.
 
         Raises SchemaPending while a job is not finished, EventMalformed, SchemaUnknown, and the errors of the
         log and of the source of jobs.
@@ -77,7 +78,8 @@ class Transcription:
         try:
             pieces = transcoder.transaction(payloads, offset)
         except SchemaMismatch:
-            # Rows lack a column while it is dropped. A job of several changes has no binlog before its end.
+            # While a column is being dropped, rows lack it. A job of several changes has no binlog before its
+            # end.
             self._merged.flush()
             job = self._next_job({table for ids in tables for table in ids})
             if job is None:
@@ -92,17 +94,17 @@ class Transcription:
         if text.lstrip().lower().startswith("select setval("):
             # The next values of a sequence, which have no job.
             return
-        # Definitions are kept only after everything that precedes them, and readers do not wait for the job.
+        # Definitions are stored only after all earlier transactions, and readers do not wait for the job.
         self._merged.flush()
         job = self._finished_job(job_id)
         if not job.schema_version:
-            # It was cancelled or rolled back, so it names no version to read definitions of.
+            # The job was cancelled or rolled back, so it has no version whose definitions could be read.
             return
         definitions = self._kept.definitions or self._seed(job.schema_version - 1)
         statement = definitions.statement_of(job, text)
         commit_ts = transaction.commit_ts
         if state == DELETE_ONLY:
-            # The first binlog of DROP COLUMN: from here on, rows do not have the column.
+            # The first binlog of a DROP COLUMN: from here on, rows do not have the column.
             self._define(self._kept.apply_early(job, commit_ts, is_logged=True))
         else:
             is_logged = definitions.is_logged(job)
@@ -124,7 +126,8 @@ class Transcription:
     # --- Definitions ------------------------------------------------------------------------
 
     def _prepare(self, version: int, commit_ts: int) -> None:
-        """Apply jobs up to a schema version whose binlogs did not come: they were finished before the start.
+        """Apply jobs up to a schema version whose binlogs were not received, because they finished before the
+        start.
 
         Usually there are none: the binlog of each job precedes the transactions that used its result.
         """
@@ -143,7 +146,7 @@ class Transcription:
         jobs = self._parts.jobs.newest()
         oldest = min((job for job in jobs if job.schema_version), key=lambda job: job.job_id, default=None)
         if oldest is None or oldest.schema_version > definitions.version:
-            # The page begins after the last job that was applied: what lies between is in the history only.
+            # The page begins after the last applied job, so the jobs in between are in the history only.
             jobs = list(self._parts.jobs.jobs())
         return [job for job in jobs if job.schema_version > definitions.version]
 
@@ -168,7 +171,7 @@ class Transcription:
                 transcoder = self._parts.transcoder
                 transcoder.define(table.database, info, table.schema_version, table.commit_ts)
             except EventUnsupported as problem:
-                # Only rows of the table would stop the log.
+                # Only rows of this table would stop the log.
                 _log.warning("a table cannot be logged", table=str(table.name), why=problem.message)
 
     def _finished_job(self, job_id: int) -> DdlJob:
@@ -197,7 +200,7 @@ class Transcription:
         return self._wait_for_job(find, f"a DDL job of the tables {sorted(table_ids)}")
 
     def _wait_for_job(self, find: Callable[[], DdlJob | None], what: str) -> DdlJob | None:
-        """Return a finished job once it is found; None after two minutes, or when stopping."""
+        """Return a finished job once it is available; None after two minutes, or when stopping."""
         deadline = time.monotonic() + _JOB_SECONDS_MAX
         try:
             while (job := find()) is None:

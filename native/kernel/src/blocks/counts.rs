@@ -1,7 +1,7 @@
 //! What cutters have processed, for metrics: one set of counters that outlives each of them.
 //!
-//! A single cutter writes at a time, while any thread may read. A reader may see one counter before another of the same
-//! event, which metrics can bear.
+//! A single cutter writes at a time, while any thread may read. A reader may see only some of the counters of an event,
+//! which is acceptable for metrics.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -97,7 +97,7 @@ impl Counts {
         tables.entry(name.into()).or_default().clone()
     }
 
-    /// The number of events of each type that has any. Types that print the same name are listed separately.
+    /// The number of events of each type that occurs. Types that print the same name are listed separately.
     pub fn events(&self) -> Vec<(&'static str, u64)> {
         let counted = EventKind::ALL.iter().map(|kind| (kind.name(), self.events[*kind as usize].get()));
         counted.filter(|(_, number)| *number > 0).collect()

@@ -24,7 +24,7 @@ pub const FLAG_ENDS: u32 = 2;
 pub const FLAG_STATEMENT: u32 = 4;
 /// The block's transactions have consecutive GTIDs, starting with the GTID in the record.
 pub const FLAG_CONSECUTIVE: u32 = 8;
-/// Some rows of the block could not be counted or assigned to a table: all bits of the tables are set.
+/// Some rows of the block could not be counted or assigned to a table, so all table bits are set.
 pub const FLAG_UNCOUNTED: u32 = 16;
 /// If an XA transaction commits in the block, all bits of the tables are set, because its rows are elsewhere.
 /// Records of version 0.1 do not have this flag, and their tables do not cover such transactions.

@@ -2,7 +2,7 @@
 
 use super::sets::Charset;
 
-/// First and last collation id of a run, and the character set of all of them; sorted.
+/// First and last collation id of a run, and their common character set; sorted.
 pub(super) const COLLATIONS: [(u32, u32, Charset); 195] = [
     (1, 1, Charset::Big5),
     (2, 2, Charset::Latin2),

@@ -15,8 +15,8 @@ pub(super) struct MultibytePages {
 #[derive(Clone, Copy)]
 pub(super) enum Longer {
     None,
-    /// They start with 0x8F; this page maps the second byte to the page of the third byte.
+    /// These codes start with 0x8F. This page maps the second byte to the page of the third byte.
     Three(usize),
-    /// They alternate letter and digit bytes, as the four-byte codes of gb18030.
+    /// These codes alternate letter and digit bytes, like the four-byte codes of gb18030.
     Four,
 }

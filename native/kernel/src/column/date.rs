@@ -100,8 +100,8 @@ pub(crate) fn write_text(value: Date, out: &mut Vec<u8>) {
     write_digits(value.day.into(), 2, out);
 }
 
-/// Returns the days since 1970-01-01. None for a date that the calendar lacks: it is null, or 0 if the column is not
-/// nullable.
+/// Returns the days since 1970-01-01. None for a date that is missing from the calendar: it becomes null, or 0 if the
+/// column is not nullable.
 pub(crate) fn debezium(value: Date) -> Option<i64> {
     value.days().map(i64::from)
 }

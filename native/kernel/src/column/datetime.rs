@@ -147,7 +147,7 @@ pub(crate) fn write_text(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
 }
 
 /// Returns milliseconds since 1970-01-01 00:00:00, or microseconds for more than three fractional digits. None for a
-/// date that the calendar lacks: it is null, or 0 if the column is not nullable.
+/// date that is missing from the calendar: it becomes null, or 0 if the column is not nullable.
 pub(crate) fn debezium(value: DateTime, fsp: u8) -> Option<i64> {
     value.micros().map(|micros| if fsp > 3 { micros } else { micros.div_euclid(1_000) })
 }

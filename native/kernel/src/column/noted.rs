@@ -5,7 +5,7 @@ use crate::error::{value_malformed, Result};
 
 use super::{hex, text, Date, DateTime, Kind, Timestamp, Value};
 
-/// A value that its Arrow type cannot represent: a date that the calendar lacks, or invalid text.
+/// A value that its Arrow type cannot represent: a date that is missing from the calendar, or invalid text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Noted {
     /// DATE.

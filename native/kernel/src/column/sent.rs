@@ -1,8 +1,8 @@
 //! Appends values that a server sends in a text result set, with the same result as values of a row image.
 //!
-//! The session must have `character_set_results` NULL and the time zone +00:00: texts are in the column's own
-//! charset, and timestamps are in UTC. A FLOAT must be selected as a DOUBLE (`column * 1e0`), since the server shows
-//! only six digits of a FLOAT. Other columns are selected as they are.
+//! The session must have `character_set_results` NULL and the time zone +00:00: texts are in the column's own charset,
+//! and timestamps are in UTC. A FLOAT must be selected as a DOUBLE (`column * 1e0`), because the server shows only six
+//! digits of a FLOAT. Other columns are selected as they are.
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
@@ -139,7 +139,7 @@ fn signed(sent: &[u8]) -> Result<i64> {
 
 /// Returns the value of a text, for the types whose text is their value.
 ///
-/// Raises `ValueMalformed` for a text that is no value of the kind, and for kinds of other types.
+/// Raises `ValueMalformed` for a text that is not a value of the kind, and for kinds of other types.
 pub(crate) fn value<'a>(kind: &Kind, sent: &'a [u8]) -> Result<Value<'a>> {
     Ok(match kind {
         Kind::Integer { unsigned: false, .. } => Value::Int(signed(sent)?),

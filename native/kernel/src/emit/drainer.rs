@@ -258,8 +258,8 @@ fn bytes_datum(value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Calls a function with the value of a column. A column that the row's image lacks is taken from the second row,
-/// which is the image before an update.
+/// Calls a function with the value of a column. A column that is missing from the row's image is taken from the second
+/// row, which is the before image of an update.
 fn with_value(
     rows: &ArrowRows<'_>,
     at: usize,

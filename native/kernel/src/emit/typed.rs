@@ -373,7 +373,7 @@ impl TableBatch {
         let rows = if all { self.system.rows() } else { self.committed };
         self.committed = 0;
         if self.system.rows() == 0 {
-            // Meanwhile other tables had rows and may need the memory.
+            // Other tables may have received rows since, and need the memory.
             self.builders.iter_mut().for_each(ColumnBuilder::rest);
             self.system.rest();
             self.begun = false;

@@ -51,7 +51,7 @@ pub struct Header {
     pub server_id: u32,
     /// Bytes of the whole event: header, body and checksum.
     pub size: u32,
-    /// Where the next event starts, modulo 2^32; 0 if the server does not say.
+    /// Where the next event starts, modulo 2^32; 0 if the server does not set it.
     pub end_position: u32,
     /// The `FLAG_` bits.
     pub flags: u16,
@@ -191,7 +191,7 @@ event_kinds! {
     TaggedGtid = 42, "Gtid";
     /// Penstock: a payload of TiDB's pump client, as received.
     TidbPayload = 120, "Tidb_payload";
-    /// Penstock: the commit timestamp of the TiDB transaction that it stands in.
+    /// Penstock: the commit timestamp of the TiDB transaction that contains the event.
     TidbCommit = 121, "Tidb_commit";
     /// MariaDB: the text of the statement that changed the rows that follow.
     AnnotateRows = 160, "Annotate_rows";

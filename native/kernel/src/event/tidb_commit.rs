@@ -4,7 +4,7 @@
 //! commit timestamp u64 │ start timestamp u64 │ cluster id u64 │ schema version i64
 //! ```
 //!
-//! It stands inside its transaction, so that a range that begins with the transaction contains it.
+//! The event is inside its transaction, so that a range that begins with the transaction contains it.
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
@@ -13,7 +13,7 @@ use crate::error::{malformed, Result};
 /// 46 bits, a counter in the lower 18.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TidbCommit {
-    /// When the transaction committed; rises in commit order over the whole cluster.
+    /// The commit time. It increases in commit order over the whole cluster.
     pub commit_ts: u64,
     /// When the transaction began.
     pub start_ts: u64,

@@ -7,12 +7,12 @@
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 
-/// A part of a payload; nearly always the whole.
+/// A part of a payload; usually the whole payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PayloadPart<'a> {
     /// Bytes of the whole payload.
     pub total: u64,
-    /// Where the part starts in the payload.
+    /// The offset of the part in the payload.
     pub start: u64,
     /// The part.
     pub bytes: &'a [u8],

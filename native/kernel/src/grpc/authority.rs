@@ -1,7 +1,7 @@
 //! Removes the name of the server from a client's requests.
 //!
-//! Over a Unix socket, gRPC's clients send the path of the socket as the `:authority`, which is no valid one (RFC 3986),
-//! so that `h2` would refuse the request. Nothing needs it: the frames are read and written again without it.
+//! Over a Unix socket, gRPC's clients send the path of the socket as the `:authority`. This is not valid (RFC 3986), so
+//! `h2` would refuse the request. Nothing needs the name, so the frames are rewritten without it.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -16,7 +16,7 @@ use super::memory::Memory;
 /// The preface, which precedes the first frame.
 const PREFACE_BYTES: usize = 24;
 
-/// Follows what a client sends over one connection.
+/// Tracks the frames that a client sends over one connection.
 #[derive(Debug)]
 pub struct AuthorityFilter {
     preface: usize,
@@ -36,7 +36,7 @@ impl AuthorityFilter {
         AuthorityFilter { preface: 0, received, reader, passed_on, writer }
     }
 
-    /// Returns the bytes of the frames that are complete; None after a violation of the protocol.
+    /// Returns the bytes of the complete frames; None after a violation of the protocol.
     pub fn pass_on(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         let (preface, frames) = bytes.split_at(bytes.len().min(PREFACE_BYTES - self.preface));
         self.preface += preface.len();

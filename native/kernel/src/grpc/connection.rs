@@ -1,4 +1,4 @@
-//! One connection: which calls have arrived, and what to send.
+//! One connection: the calls that have arrived, and the bytes to send.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
@@ -15,29 +15,29 @@ use super::memory::Memory;
 use super::status;
 use crate::limits::{GRPC_HEADERS_BYTES_MAX, GRPC_PREFIX_BYTES, GRPC_WINDOW_BYTES};
 
-/// A call that has arrived whole. It is answered under the number of its stream.
+/// A call that has arrived completely. The number of its stream identifies it in answers.
 #[derive(Debug)]
 pub struct Call {
     /// The number of its stream.
     pub stream: u32,
-    /// The path of its method, as in `/binlog.Pump/WriteBinlog`.
+    /// The path of its method, such as `/binlog.Pump/WriteBinlog`.
     pub method: String,
     /// The message as it was sent.
     pub message: Vec<u8>,
     /// Whether the message is compressed with gzip.
     pub is_compressed: bool,
-    /// Whether the client reads messages that are compressed with gzip.
+    /// Whether the client accepts messages that are compressed with gzip.
     pub accepts_gzip: bool,
 }
 
-/// What happened to a connection's calls, in the order of their streams.
+/// Events of a connection's calls, in the order of their streams.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Calls that have arrived.
     pub calls: Vec<Call>,
-    /// Calls that ended before they were answered, because the client or the connection did.
+    /// Calls that ended before they were answered, because the client or the connection ended.
     pub cancelled: Vec<u32>,
-    /// Calls of which all messages so far were passed on to be sent.
+    /// Calls whose messages so far were all passed on for sending.
     pub sent: Vec<u32>,
 }
 
@@ -86,9 +86,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins a connection whose client sends its preface first. It refuses more than `calls_max` calls at once.
+    /// Begins a connection whose client sends its preface first.
     ///
-    /// `any_authority` is for clients of a Unix socket, whose name for the server is no valid one.
+    /// It refuses more than `calls_max` calls at once. `any_authority` is for clients of a Unix socket, which do not
+    /// send a valid name of the server.
     pub fn new(calls_max: u32, message_bytes_max: usize, any_authority: bool) -> Connection {
         let memory = Memory::default();
         let handshake = Builder::new()
@@ -122,21 +123,22 @@ impl Connection {
         self.collect_cancelled();
     }
 
-    /// Answers calls with the same message, successfully. A call that was cancelled is passed over.
+    /// Answers calls with the same message, successfully. Cancelled calls are skipped.
     pub fn answer(&mut self, streams: &[u32], message: &[u8]) {
         let (framed, headers, trailers) = (prefixed(message, false), status::headers(false), trailers(status::OK, ""));
         for stream in streams {
             let Some(mut call) = self.open.remove(stream) else { continue };
             let mut head = Response::new(());
             *head.headers_mut() = headers.clone();
-            // An error says that the client has closed the stream.
+            // An error means that the client has closed the stream.
             let Ok(mut answer) = call.respond.send_response(head, false) else { continue };
             let _ = answer.send_data(framed.clone(), false).and_then(|()| answer.send_trailers(trailers.clone()));
         }
         self.advance();
     }
 
-    /// Adds messages to the answer of a call. `Progress::sent` tells when the client's window took them.
+    /// Adds messages to the answer of a call. `Progress::sent` contains the call once the client's window had room for
+    /// them.
     ///
     /// With `gzip`, all messages of the answer are compressed.
     pub fn send(&mut self, stream: u32, messages: &[&[u8]], gzip: bool) {
@@ -163,7 +165,7 @@ impl Connection {
         self.advance();
     }
 
-    /// Tells the client to send no more calls over this connection. It closes after those that it has sent.
+    /// Tells the client to send no more calls over this connection. It closes after the calls that the client has sent.
     pub fn end(&mut self) {
         if let State::Open(http) = &mut self.state {
             http.graceful_shutdown();
@@ -171,7 +173,7 @@ impl Connection {
         self.advance();
     }
 
-    /// Takes what happened to the calls.
+    /// Takes the events of the calls since the last call.
     pub fn take_progress(&mut self) -> Progress {
         std::mem::take(&mut self.progress)
     }
@@ -181,7 +183,7 @@ impl Connection {
         self.memory.take_output()
     }
 
-    /// The bytes of calls that have not arrived whole.
+    /// The bytes of calls that have not arrived completely.
     pub fn unfinished_bytes(&self) -> usize {
         self.unfinished_bytes
     }
@@ -198,7 +200,7 @@ impl Connection {
 
     // --- Inside -----------------------------------------------------------------------------
 
-    /// Does everything that can be done with the bytes and the windows there are.
+    /// Does everything that is possible with the received bytes and the current windows.
     fn advance(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         if let State::Opening(handshake) = &mut self.state {
@@ -216,7 +218,7 @@ impl Connection {
             match accepted {
                 Poll::Ready(Some(Ok((request, respond)))) => self.begin(request.into_parts(), respond),
                 Poll::Ready(Some(Err(_)) | None) => self.state = State::Closed,
-                // What was read opens windows, and what is queued has to be written: both need another round.
+                // Reading opens windows, and queued data has to be written: both require another round.
                 Poll::Pending if self.read_messages(&mut context) | self.write_messages() => {}
                 Poll::Pending => return,
             }
@@ -227,7 +229,7 @@ impl Connection {
         if !status::is_grpc(&head.headers) {
             let mut response = Response::new(());
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-            // An error says that the client has closed the stream.
+            // An error means that the client has closed the stream.
             let _ = respond.send_response(response, true);
             return;
         }
@@ -340,7 +342,7 @@ enum End {
 }
 
 impl ArrivingCall {
-    /// Reads what has arrived. Returns None if more is to come.
+    /// Reads the bytes that have arrived. Returns None if more are expected.
     fn read(&mut self, message_bytes_max: usize, context: &mut Context<'_>) -> Option<End> {
         loop {
             match self.body.poll_data(context) {
@@ -350,7 +352,7 @@ impl ArrivingCall {
                 Poll::Ready(None) => return Some(End::Invalid(status::INTERNAL, NOT_ONE_MESSAGE)),
                 Poll::Ready(Some(Ok(part))) => {
                     self.add(&part);
-                    // An error says that the stream is closed, which the next part tells.
+                    // An error means that the stream is closed, which is handled further below.
                     let _ = self.body.flow_control().release_capacity(part.len());
                 }
             }
@@ -370,7 +372,7 @@ impl ArrivingCall {
         self.message.extend_from_slice(message);
     }
 
-    /// The length of the message, by its prefix; None before that has arrived.
+    /// The length of the message, from its prefix; None before the prefix has arrived.
     fn length(&self) -> Option<usize> {
         let [_, length @ ..] = self.prefix.first_chunk::<GRPC_PREFIX_BYTES>()?;
         usize::try_from(u32::from_be_bytes(*length)).ok()
@@ -381,7 +383,7 @@ fn refuse(respond: &mut SendResponse<Bytes>, code: u32, text: &str) {
     let mut response = Response::new(());
     *response.headers_mut() = status::headers(false);
     status::add(response.headers_mut(), code, text);
-    // An error says that the client has closed the stream.
+    // An error means that the client has closed the stream.
     let _ = respond.send_response(response, true);
 }
 

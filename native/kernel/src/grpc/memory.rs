@@ -31,7 +31,7 @@ impl Memory {
     }
 
     fn buffers(&self) -> MutexGuard<'_, Buffers> {
-        // A panic between two steps leaves the buffers whole.
+        // A panic between two steps leaves the buffers consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

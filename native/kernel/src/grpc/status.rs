@@ -38,7 +38,7 @@ pub fn add(headers: &mut HeaderMap, code: u32, text: &str) {
     }
 }
 
-/// Returns whether a client's headers name gzip among the encodings that it reads.
+/// Returns whether a client's headers name gzip among the encodings that it accepts.
 pub fn accepts_gzip(headers: &HeaderMap) -> bool {
     let names =
         |value: &HeaderValue| value.to_str().is_ok_and(|text| text.split(',').any(|name| name.trim() == "gzip"));

@@ -1,4 +1,4 @@
-//! Sets of both families, and where a MariaDB log does not tell the place of a position.
+//! Sets of both families, and cases in which a MariaDB log does not determine the position's location.
 
 use super::*;
 
@@ -52,16 +52,16 @@ fn mariadb_set_has_the_last_sequence_of_each_server_and_the_newest_last() {
 #[test]
 fn mariadb_position_contains_what_precedes_it_in_the_log() {
     for (set, gtid, before, expected) in [
-        // An earlier primary wrote these before the position.
+        // An earlier primary wrote these transactions before the position.
         ("0-1-100", "0-2-40", "0-2-39", true),
-        // A lower number of another server behind the position.
+        // Another server has a lower number after the position.
         ("0-1-100", "0-2-50", "0-1-100", false),
         ("0-1-100", "0-2-50", "0-1-101", false),
         ("0-1-100,0-2-50", "0-2-51", "0-1-100,0-2-50", false),
         ("0-1-100,0-2-50", "0-1-99", "0-1-98,0-2-50", true),
         ("0-1-100,0-2-50", "0-3-7", "0-1-99", true),
         ("0-1-100,0-2-50", "0-3-7", "0-2-50", false),
-        // The log of a server that was restored from a backup begins behind the position.
+        // The log of a server that was restored from a backup begins after the position.
         ("0-1-100", "0-2-101", "", false),
         ("0-1-100", "5-2-1", "0-1-3", false),
     ] {
@@ -72,7 +72,7 @@ fn mariadb_position_contains_what_precedes_it_in_the_log() {
 #[test]
 fn mariadb_log_that_does_not_tell_the_place_of_a_position_is_an_error() {
     for (set, gtid, before) in [
-        // A number of one server goes back, or comes again.
+        // A number of one server goes backward, or repeats.
         ("0-1-100", "0-1-50", "0-1-100"),
         ("0-1-100", "0-1-100", "0-1-100"),
         // Another server continued without the position's transaction.

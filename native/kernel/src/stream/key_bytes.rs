@@ -1,13 +1,13 @@
-//! The bytes that every row image with a value of a key column has.
+//! The bytes that are in every row image with a value of a key column.
 
 use crate::charset::Charset;
 use crate::column::Kind;
 
-/// The text is no value of the column.
+/// The text is not a value of the column.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoValue;
 
-/// Returns bytes that are in each image whose column has the value; None if the bytes do not tell.
+/// Returns bytes that are in each image whose column has the value; None if no such bytes exist.
 pub(super) fn key_bytes(kind: &Kind, text: &str, mariadb: bool) -> Result<Option<Vec<u8>>, NoValue> {
     match kind {
         Kind::Integer { bytes, unsigned } => integer_bytes(text, *bytes, *unsigned).map(Some),
@@ -30,7 +30,7 @@ fn integer_bytes(text: &str, width: u8, unsigned: bool) -> Result<Vec<u8>, NoVal
     Ok(bytes)
 }
 
-/// Returns bytes, given as text or in hex, without zeros at the end: the server may cut them off.
+/// Returns bytes, given as text or in hex, without trailing zeros, because the server may cut them off.
 fn binary_bytes(text: &str) -> Option<Vec<u8>> {
     let mut bytes = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => from_hex(digits.as_bytes())?,

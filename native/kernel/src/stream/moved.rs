@@ -1,6 +1,7 @@
-//! Moves the events of a log to another offset of another log, which joins the transactions of several servers.
+//! Moves the events of a log to an offset of another log, which joins the transactions of several servers.
 //!
-//! Only positions and checksums change. What a joined log cannot keep apart is refused: see `EventMover::refuse`.
+//! Only positions and checksums change. Events that would be ambiguous in a joined log are refused: see
+//! `EventMover::refuse`.
 
 use std::collections::HashSet;
 
@@ -19,7 +20,7 @@ use crate::frame::events::{
 };
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES, MAGIC_BYTES, TABLES_OPEN_MAX};
 
-/// Where the body of a format description has the time at which the server started.
+/// The offset of the server's start time in the body of a format description.
 const CREATED_OFFSET: usize = EVENT_HEADER_BYTES + 2 + 50;
 
 /// Moves the events of one file.
@@ -34,7 +35,7 @@ impl EventMover {
     /// Starts with the magic and the format description of the file.
     ///
     /// Raises `EventUnsupported` for a log without checksums or without GTID events, whose transactions could not be
-    /// moved without changing what they say of themselves.
+    /// moved without changing their content.
     pub fn new(head: &[u8]) -> Result<EventMover> {
         let truncated = || Error::new(ErrorKind::FileTruncated, "the format description is not whole");
         check_magic(*head.first_chunk::<MAGIC_BYTES>().ok_or_else(truncated)?)?;
@@ -57,7 +58,7 @@ impl EventMover {
                 .hint("merge servers from MySQL 5.7 and MariaDB 10.0 on"));
         }
         let mut plain = event.to_vec();
-        // A time at which the server started would end the open transaction of the joined log.
+        // A server's start time would end the open transaction of the joined log.
         if let Some(created) = plain.get_mut(CREATED_OFFSET..CREATED_OFFSET + 4) {
             created.fill(0);
         }
@@ -67,7 +68,7 @@ impl EventMover {
         Ok(EventMover { format, head, described: HashSet::new() })
     }
 
-    /// The first bytes of a file for these events: the magic and the format description.
+    /// The first bytes of a file with these events: the magic and the format description.
     pub fn head(&self) -> &[u8] {
         &self.head
     }
@@ -77,8 +78,8 @@ impl EventMover {
         self.format.mariadb
     }
 
-    /// Appends the complete events at the start of `input` to `out`, the first of them for `offset` of a file. Returns
-    /// how many bytes that were.
+    /// Appends the complete events at the start of `input` to `out`, the first one for `offset` of a file. Returns how
+    /// many bytes that were.
     pub fn move_events(&mut self, input: &[u8], offset: u64, out: &mut Vec<u8>) -> Result<usize> {
         let mut consumed = 0;
         while let Some(size) = event_size(input.get(consumed..).unwrap_or_default())? {
@@ -98,8 +99,8 @@ impl EventMover {
 
     /// Fails for events that a joined log cannot hold.
     ///
-    /// Two servers may prepare XA transactions of one id, and readers find the rows of a commit by the id. Two servers
-    /// may have different tables of one name, so a table map must name its columns itself.
+    /// Two servers may prepare XA transactions with the same id, and readers look up the rows of a commit by its id.
+    /// Two servers may have different tables with the same name, so a table map must name its columns itself.
     fn refuse(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8]) -> Result<()> {
         use EventKind::*;
         let Some(kind) = kind else {

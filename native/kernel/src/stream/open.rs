@@ -10,7 +10,7 @@ pub(super) struct Open {
     /// Whether a BEGIN was read, so that a commit must follow. Without BEGIN, a single statement is the whole
     /// transaction.
     pub begun: bool,
-    /// Whether the transaction is out of range, so that its rows are skipped.
+    /// Whether the transaction is outside the range, so that its rows are skipped.
     pub skipped: bool,
     /// How many changes to drop because they were emitted before a reconnect. Counts events if events are emitted.
     pub resume_rows: u32,
@@ -28,6 +28,6 @@ pub(super) struct Open {
     pub(super) savepoints: Vec<(Vec<u8>, u32)>,
     /// The events of an XA transaction, until it is prepared or ends.
     pub held_events: Option<Box<HeldEvents>>,
-    /// The commit timestamp, if the transaction is of a TiDB cluster: its commit version.
+    /// The commit timestamp of a TiDB transaction, which is its commit version.
     pub commit_ts: Option<i64>,
 }

@@ -17,10 +17,10 @@ fn mismatch(message: String) -> Error {
 impl TableRequest {
     /// Checks a definition against everything that the table map logs.
     ///
-    /// That is the number of columns, their types, lengths and nullability; and, as far as the server logs them,
-    /// signs, character sets, names, members, the primary key and visibility. The key is not checked if the definition
-    /// has none, since a schema given by the caller may omit it, and neither is the visibility of a column for which
-    /// `visible` has none. Visibility changes no value, but shows that the definition is another one.
+    /// That is the number of columns, their types, lengths and nullability; and, as far as the server logs them, signs,
+    /// character sets, names, members, the primary key and visibility. The key is not checked if the definition has
+    /// none, because a schema given by the caller may omit it. The visibility of a column is not checked if `visible`
+    /// is unknown. Visibility does not affect values, but it shows that the definition is a different one.
     ///
     /// Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be parsed.
     pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String], visible: &[Option<bool>]) -> Result<()> {

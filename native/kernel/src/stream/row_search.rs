@@ -1,9 +1,9 @@
 //! Locates the transactions that may have changes of one row, without decoding values.
 //!
-//! Every event is verified. Of rows events only those of the table are looked into, for the bytes of the key. What the
-//! bytes cannot rule out is a candidate: statements, XA transactions, keys of other types, and everything after an event
-//! that cannot be read. Of an event that is too long to be buffered only the table is looked at. The decoder then reads
-//! the candidates, and reports their errors.
+//! Every event is verified. Rows events of the table are searched for the bytes of the key. Everything that the bytes
+//! cannot rule out is a candidate: statements, XA transactions, keys of other types, and everything after an event that
+//! cannot be read. For an event that is too long to be buffered, only the table is checked. The decoder then reads the
+//! candidates, and reports their errors.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES, SEARCHED_EVENT_BYTES_MAX};
 /// The start of an event with its header and the id of its table.
 const EVENT_START_BYTES: usize = EVENT_HEADER_BYTES + 6;
 
-/// Above this count the ids of the table are dropped. The server announces the table again before its next rows.
+/// Above this count, the ids of the table are dropped. The server announces the table again before its next rows.
 const TABLE_IDS_MAX: usize = 64;
 
 /// A row: its table, and the text of each value of its key.
@@ -43,7 +43,7 @@ pub struct SearchedRow {
     pub declared: Option<(Vec<DeclaredColumn>, Vec<String>)>,
 }
 
-/// What to look for in the images of a table; None if every change is a candidate.
+/// The bytes to search for in the images of a table; None if every change is a candidate.
 type Needles = Option<Vec<Finder<'static>>>;
 
 /// A search through a range of a log that starts at a transaction boundary; see the description of the module.
@@ -54,14 +54,14 @@ pub struct RowSearch {
     gap_bytes: u64,
     offset: u64,
     partial_event: Vec<u8>,
-    /// The bytes to pass over, of an event that is too long.
+    /// The remaining bytes to skip of an event that is too long.
     left_bytes: usize,
     transaction_start: u64,
-    /// Where the ignorable events start that directly precede this place: they describe the next transaction.
+    /// The start of the ignorable events that directly precede this offset. They describe the next transaction.
     ignorable_start: Option<u64>,
     is_candidate: bool,
     candidates: Vec<(u64, u64)>,
-    /// The ids of the table, each with what to look for.
+    /// The ids of the table, each with the bytes to search for.
     tables: Vec<(u64, Arc<Needles>)>,
     last_map: Option<(Box<[u8]>, Arc<Needles>)>,
     needs_definition: bool,
@@ -76,7 +76,7 @@ impl RowSearch {
         let format = Format::read(event)?;
         Ok(RowSearch {
             row,
-            // Without GTID events, nothing but the statements tells where transactions begin.
+            // Without GTID events, only the statements show where transactions begin.
             is_unreadable: !format.gtid_events,
             format,
             gap_bytes,
@@ -154,14 +154,14 @@ impl RowSearch {
         }
     }
 
-    /// Passes over the rest of an event that is too long.
+    /// Skips the rest of an event that is too long.
     fn pass_over<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (passed, rest) = bytes.split_at(self.left_bytes.min(bytes.len()));
         self.left_bytes -= passed.len();
         rest
     }
 
-    /// Processes the start of an event that is too long to be buffered, and notes how much of it is left.
+    /// Processes the start of an event that is too long to be buffered, and records how much of it is left.
     fn process_start(&mut self, start: &[u8], size: usize) -> Result<()> {
         let header = Header::read(&mut Cursor::new(start))?;
         self.offset = span_at(self.offset, &header, false)?.end;
@@ -217,7 +217,7 @@ impl RowSearch {
             Xid | RowsQuery | AnnotateRows | IntVar | Rand | UserVar | TidbPayload | TidbCommit => {}
             Rotate | Stop | PreviousGtids | MariadbGtidList | BinlogCheckpoint => {}
             TransactionContext | ViewChange | Heartbeat | HeartbeatV2 => {}
-            // Among them is MariaDB's QueryCompressed, whose text is not read.
+            // These include MariaDB's QueryCompressed, whose text is not read.
             _ => self.note_statement(),
         }
         Ok(())
@@ -244,7 +244,7 @@ impl RowSearch {
         Ok(())
     }
 
-    /// Notes an event that may change any row and any definition.
+    /// Records an event that may change any row and any definition.
     fn note_statement(&mut self) {
         self.is_candidate = true;
         self.is_redefined = true;
@@ -285,7 +285,7 @@ impl RowSearch {
             (None, map.primary_key.iter().map(|name| name.to_string()).collect())
         } else {
             self.needs_definition |= self.row.declared.is_none();
-            // After a statement, the definition may be another one.
+            // After a statement, the definition may have changed.
             let (columns, primary_key) = self.row.declared.as_ref().filter(|_| !self.is_redefined)?;
             (Some(columns.as_slice()), primary_key.clone())
         };
@@ -297,7 +297,7 @@ impl RowSearch {
         let mut needles = Vec::new();
         for (name, text) in key.iter().zip(&self.row.values) {
             let column = sources.iter().find(|column| *column.name == **name)?;
-            // A text that is no value of the column is left to the reader, which refuses it.
+            // A text that is not a value of the column is left to the reader, which refuses it.
             if let Some(bytes) = key_bytes(&column.kind, text, self.format.mariadb).ok()? {
                 needles.push(Finder::new(&bytes).into_owned());
             }

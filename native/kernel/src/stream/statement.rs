@@ -15,7 +15,7 @@ pub struct Statement {
     pub text: String,
     /// Whether the statement changes rows whose images are not in the log.
     pub is_change: bool,
-    /// Whether its transaction is out of range.
+    /// Whether its transaction is outside the range.
     pub is_skipped: bool,
     /// The file.
     pub file: Arc<str>,
@@ -33,6 +33,6 @@ pub struct Statement {
     pub server_id: u32,
     /// The GTID of its transaction; may be empty.
     pub gtid: String,
-    /// The commit timestamp, if the statement is of a TiDB cluster.
+    /// The commit timestamp of a statement in a TiDB cluster.
     pub commit_ts: Option<i64>,
 }

@@ -16,7 +16,7 @@ pub enum BinlogKind {
     Prewrite = 0,
     /// The transaction committed.
     Commit = 1,
-    /// The transaction was rolled back. With equal timestamps: nothing was written up to here.
+    /// The transaction was rolled back. Equal timestamps mean that nothing was written up to this timestamp.
     Rollback = 2,
     /// Unused by TiDB since 2.0.
     PreDdl = 3,
@@ -46,7 +46,7 @@ pub struct Binlog<'a> {
     pub start_ts: i64,
     /// The timestamp at which it committed; 0 for a Prewrite.
     pub commit_ts: i64,
-    /// The transaction's primary key in TiKV, by which its outcome can be asked for.
+    /// The transaction's primary key in TiKV, by which its outcome can be looked up.
     pub prewrite_key: &'a [u8],
     /// The rows: a `PrewriteValue`.
     pub prewrite_value: &'a [u8],
@@ -91,7 +91,7 @@ impl<'a> Binlog<'a> {
         Ok(binlog)
     }
 
-    /// Appends the payload as TiDB's client writes it: numbers always, bytes unless they are empty.
+    /// Appends the payload as TiDB's client writes it: numbers always, bytes only if they are not empty.
     pub fn write(&self, out: &mut Vec<u8>) {
         number(1, self.kind as u64, out);
         number(2, unsigned(self.start_ts), out);
@@ -121,7 +121,7 @@ fn timestamp(field: Field<'_>) -> Result<i64> {
     }
 }
 
-/// Returns the cluster of a `WriteBinlogReq`, and where its payload is in it. Raises `EventMalformed`.
+/// Returns the cluster of a `WriteBinlogReq`, and the location of its payload. Raises `EventMalformed`.
 pub fn write_request(request: &[u8]) -> Result<(u64, Range<usize>)> {
     let (mut cluster_id, mut payload) = (0, 0..0);
     let mut cursor = Cursor::new(request);

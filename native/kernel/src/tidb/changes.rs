@@ -1,13 +1,13 @@
 //! The rows of a transaction: `PrewriteValue` and its `TableMutation`s.
 //!
-//! Rows are read in place: a transaction of 2 GiB needs no memory but its own.
+//! Rows are read in place, so a transaction of 2 GiB needs no additional memory.
 
 use super::protobuf::{next, Field};
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
 
-/// Follows one field of a message by positions, so that it can be kept apart from the message.
+/// Iterates over one field of a message by positions, so that it does not borrow the message.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FieldCursor {
     at: usize,
@@ -60,7 +60,7 @@ pub fn schema_version(prewrite_value: &[u8]) -> Result<i64> {
     }
 }
 
-/// Returns the next table's changes of a `PrewriteValue`.
+/// Returns the changes of the next table in a `PrewriteValue`.
 pub fn next_mutation<'a>(prewrite_value: &'a [u8], cursor: &mut FieldCursor) -> Result<Option<&'a [u8]>> {
     cursor.next(prewrite_value, prewrite::MUTATIONS)?.map(Field::bytes).transpose()
 }
@@ -70,11 +70,11 @@ pub fn table_id(message: &[u8]) -> Result<i64> {
     FieldCursor::default().next(message, mutation::TABLE_ID)?.map_or(Ok(0), Field::signed)
 }
 
-/// Follows the rows of one `TableMutation` in the order in which they were changed.
+/// Iterates over the rows of one `TableMutation` in the order of their changes.
 #[derive(Debug, Clone, Default)]
 pub struct RowCursor {
     sequence: FieldCursor,
-    /// What is left of a packed sequence: start and end in the message.
+    /// The remaining part of a packed sequence: start and end in the message.
     packed: (usize, usize),
     inserted: FieldCursor,
     updated: FieldCursor,
@@ -104,7 +104,7 @@ impl RowCursor {
         }
     }
 
-    /// Numbers of a sequence come one a field, or packed.
+    /// The numbers of a sequence are in one field each, or packed.
     fn next_number(&mut self, message: &[u8]) -> Result<Option<u64>> {
         loop {
             let (start, end) = self.packed;
@@ -122,7 +122,7 @@ impl RowCursor {
         }
     }
 
-    /// Fails if rows are left that the sequence does not name.
+    /// Fails if there are rows left that the sequence does not name.
     fn prove_end(&mut self, message: &[u8]) -> Result<()> {
         let left = self.inserted.next(message, mutation::INSERTED_ROWS)?.is_some()
             || self.updated.next(message, mutation::UPDATED_ROWS)?.is_some()

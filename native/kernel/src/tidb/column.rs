@@ -1,4 +1,4 @@
-//! Columns of TiDB: which of MySQL's types they have, and what a row that lacks them means.
+//! Columns of TiDB: their MySQL types, and their values in rows that lack them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::event::table_map::code;
 use crate::write::table::{WrittenColumn, COLLATION_BINARY};
 use crate::write::text::pack_text;
 
-/// Types that table maps do not use, and TiDB does.
+/// Types that TiDB uses and that do not occur in table maps.
 mod tidb_code {
     pub const TIMESTAMP: u8 = 7;
     pub const DURATION: u8 = 11;
@@ -29,15 +29,15 @@ const UNSIGNED_FLAG: u64 = 32;
 /// utf8mb4_bin, the default of TiDB.
 const COLLATION_UTF8MB4_BIN: u16 = 46;
 
-/// Since this version of a column's definition, its default TIMESTAMP is in UTC.
+/// From this version of a column's definition on, its TIMESTAMP default is in UTC.
 const UTC_DEFAULTS_VERSION: i64 = 1;
 
-/// A column as TiDB's rows have it.
+/// A column in the form of TiDB's rows.
 #[derive(Debug)]
 pub struct TidbColumn {
     /// TiDB's number of the column.
     pub id: i64,
-    /// What a row that lacks the column has in it.
+    /// The value of the column in a row that lacks it.
     pub missing: Missing,
 }
 
@@ -46,15 +46,15 @@ pub struct TidbColumn {
 pub enum Missing {
     /// NULL.
     Null,
-    /// The default that the column was added with, as in a row image.
+    /// The column's original default, as in a row image.
     Default(Vec<u8>),
     /// No row lacks the column.
     Never,
-    /// The default cannot be read, so that rows without the column cannot either: why.
+    /// Why the default cannot be read. Rows without the column cannot be read either.
     Unreadable(Error),
 }
 
-/// Reads a column, and how it is written.
+/// Reads a column, and the form in which it is written.
 ///
 /// Raises `EventUnsupported` for a type that MySQL lacks, `SchemaInvalid` for an incomplete definition.
 pub fn read(json: &Json) -> Result<(TidbColumn, WrittenColumn)> {
@@ -162,7 +162,7 @@ impl FieldType<'_> {
         self.charset == "binary"
     }
 
-    /// TiDB keeps text of every character set as UTF-8, so that is what columns are declared as. A VARCHAR of another
+    /// TiDB stores text of every character set as UTF-8, so columns are declared as UTF-8. A VARCHAR of another
     /// character set that would then be too long for a table map is declared as a MEDIUMTEXT.
     fn string(&self, form: fn(u16) -> Form) -> Kind {
         let bytes_each = if self.is_binary() { 1 } else { 4 };
@@ -173,7 +173,7 @@ impl FieldType<'_> {
         }
     }
 
-    /// Text of a character set with shorter characters than UTF-8's may need a longer type.
+    /// Text of a character set with shorter characters may need a longer type in UTF-8.
     fn large(&self, prefix: u8) -> Kind {
         let grows = !matches!(self.charset, "binary" | "utf8" | "utf8mb3" | "utf8mb4" | "ascii");
         self.text(if grows { (prefix + 1).min(4) } else { prefix }, Form::Large)
@@ -186,7 +186,7 @@ impl FieldType<'_> {
         }
     }
 
-    /// Returns MySQL's number of the utf8mb4 collation that compares like the column's.
+    /// Returns MySQL's number of the utf8mb4 collation that compares in the same way as the column's.
     fn collation(&self) -> u16 {
         if self.is_binary() {
             return COLLATION_BINARY;
@@ -201,7 +201,7 @@ impl FieldType<'_> {
     }
 }
 
-/// Reads the default that a column was added with.
+/// Reads the original default of a column.
 fn missing(json: &Json, kind: &Kind, nullable: bool) -> Missing {
     let bits = json.get("origin_default_bit").and_then(Json::as_str);
     let text = match (bits, json.get("origin_default")) {
@@ -226,7 +226,7 @@ fn missing(json: &Json, kind: &Kind, nullable: bool) -> Missing {
     }
 }
 
-/// Returns the number that the bytes of a BIT are.
+/// Returns the number that the bytes of a BIT represent.
 fn bits_text(base64: &str) -> Result<String> {
     let bytes = from_base64(base64).ok_or_else(|| invalid("has a default of BIT that is no base64"))?;
     Ok(bytes.iter().fold(0u64, |value, byte| value << 8 | u64::from(*byte)).to_string())
@@ -260,7 +260,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// A column of a type, given as the fields of TiDB's `FieldType`, with other fields of the column.
+    /// A column of a type, given by the fields of TiDB's `FieldType`, with other fields of the column.
     fn column(kind: &str, others: &str) -> Result<(TidbColumn, WrittenColumn)> {
         let json = format!(r#"{{"id": 3, "name": {{"O": "C", "L": "c"}}, "version": 2, "type": {{{kind}}} {others}}}"#);
         read(&serde_json::from_str(&json).unwrap())

@@ -1,4 +1,4 @@
-//! Datums: TiDB's self-describing values, of which the rows of a payload consist.
+//! Datums: TiDB's self-describing values, which make up the rows of a payload.
 //!
 //! Source: TiDB's `util/codec`. A datum is a kind byte and a body. Rows of a payload always have this form, whatever
 //! the format of the rows in TiKV.
@@ -29,7 +29,7 @@ pub enum Datum<'a> {
     Json(&'a [u8]),
 }
 
-/// Kind bytes. The others are of keys, never of rows.
+/// Kind bytes. The others occur in keys, never in rows.
 mod kind {
     pub const NULL: u8 = 0;
     pub const COMPACT_BYTES: u8 = 2;
@@ -78,7 +78,7 @@ impl<'a> Datum<'a> {
         })
     }
 
-    /// Returns what the datum is, for messages.
+    /// Returns the name of the datum's kind, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Datum::Null => "NULL",

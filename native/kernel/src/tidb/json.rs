@@ -1,7 +1,7 @@
 //! TiDB's binary documents as MySQL's.
 //!
 //! Source: the comment at the top of TiDB's `types/json_binary.go`. Containers have MySQL's large form, but members are
-//! sorted by the bytes of their keys, and dates and times have types of their own.
+//! sorted by the bytes of their keys, and there are separate types for dates and times.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Payloads inside events: how a Pump's log keeps them as received.
+//! Payloads inside events: the form in which a Pump's log stores them unchanged.
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
@@ -8,7 +8,7 @@ use crate::frame::events::{checksum_holds, event_size, mismatch};
 use crate::limits::{CHECKSUM_BYTES, EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 use crate::write::events::EventWriter;
 
-/// The part of a payload that one event holds. TiDB's client sends payloads of up to 2 GiB.
+/// The maximum part of a payload in one event. TiDB's client sends payloads of up to 2 GiB.
 pub const PART_BYTES_MAX: usize = 512 << 20;
 
 const _: () = assert!(PART_BYTES_MAX + 1024 < EVENT_BYTES_MAX, "a part and its event's header fit an event");
@@ -45,7 +45,7 @@ fn events_of_parts(
 /// not belong together.
 pub fn payloads(events: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut payloads: Vec<Vec<u8>> = Vec::new();
-    // The bytes that the last payload will have, if it is not complete.
+    // The size of the last payload, if it is not complete.
     let mut awaited = None;
     let mut rest = events;
     while !rest.is_empty() {

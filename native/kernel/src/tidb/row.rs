@@ -1,8 +1,8 @@
 //! Rows of a payload as row images.
 //!
 //! An inserted row is its handle and pairs of a column's number and its value, in which the columns of the handle may
-//! be missing. An updated row is the pairs of the old row, then those of the new. A deleted row is its pairs, for a
-//! table without a primary key with one more, of number -1, for the row id.
+//! be missing. An updated row is the pairs of the old row, then those of the new. A deleted row is its pairs. For a
+//! table without a primary key, there is one more pair, with the number -1, for the row id.
 
 use super::column::Missing;
 use super::datum::Datum;
@@ -15,10 +15,10 @@ use crate::write::transaction::image;
 /// The values of a row by column; None for a column that the row lacks.
 type Cells<'a> = Vec<Option<Datum<'a>>>;
 
-/// What a column that a row lacks means.
+/// The meaning of a column that a row lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lacks {
-    /// An inserted row: TiDB leaves out NULLs and defaults.
+    /// An inserted row: TiDB omits NULLs and defaults.
     Default,
     /// An updated or deleted row, which has every column up to this number: only later ones have their defaults.
     DefaultAfter(i64),
@@ -45,7 +45,7 @@ pub fn write_inserted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Resul
     let mut pairs = Pairs { cursor, next: 0 };
     while let Some((column, datum)) = pairs.next(table)? {
         if let Some(column) = column {
-            // The row has the whole value where the handle has a prefix or a collation's sort key.
+            // The row has the whole value if the handle has only a prefix or a collation's sort key.
             set(&mut cells, column, datum);
         }
     }
@@ -66,7 +66,7 @@ pub fn write_deleted(table: &TidbTable, complete_to: i64, row: &[u8], out: &mut 
 
 /// Appends both images of an updated row. Both rows have every public column up to the number `complete_to`.
 ///
-/// Both rows have the same columns in the same order: the first number that comes again begins the new row.
+/// Both rows have the same columns in the same order, so the first repeated number begins the new row.
 pub fn write_updated(table: &TidbTable, complete_to: i64, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let mut before: Cells<'_> = vec![None; table.columns.len()];
     let mut after = before.clone();
@@ -124,7 +124,7 @@ impl<'a> Pairs<'a> {
         }
         let number = Datum::read(&mut self.cursor)?;
         if number == Datum::Null && self.cursor.is_empty() {
-            // A row without a pair is written as one NULL.
+            // A row without pairs is written as a single NULL.
             return Ok(None);
         }
         self.value(table, column_id(number)?).map(Some)
@@ -209,7 +209,7 @@ mod tests {
         TidbTable::read("shop", &serde_json::from_str(json).unwrap()).unwrap()
     }
 
-    /// The values of the images that a row becomes.
+    /// The values of the images that result from a row.
     fn shown(write: fn(&TidbTable, &[u8], &mut Vec<u8>) -> Result<()>, row: &[u8]) -> Result<Vec<String>> {
         shown_with(&table(), write, row)
     }

@@ -1,4 +1,4 @@
-//! Table definitions: TiDB's `TableInfo`, as DDL jobs and the status port give it in JSON.
+//! Table definitions: TiDB's `TableInfo`, as JSON from DDL jobs and the status port.
 //!
 //! Source: TiDB's `parser/model` and `parser/types`. Numbers of column types and flags are MySQL's.
 
@@ -9,7 +9,7 @@ use super::table_info::{flag, invalid, items, name, numbers};
 use crate::error::Result;
 use crate::write::table::{KeyPart, WrittenColumn, WrittenTable};
 
-/// Schema state of a column or an index that readers see.
+/// The schema state of a column or an index that is visible to readers.
 const PUBLIC: i64 = 5;
 /// The number of the hidden row id.
 const ROW_ID: i64 = -1;
@@ -19,7 +19,7 @@ const PRIMARY_KEY_FLAG: u64 = 2;
 /// What the first datums of an inserted row identify it by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handle {
-    /// A hidden row id, which is no column.
+    /// A hidden row id, which is not a column.
     RowId,
     /// The integer primary key: the index of its column.
     Integer(usize),
@@ -34,16 +34,16 @@ pub struct TidbTable {
     pub id: i64,
     /// Numbers of the partitions; empty if there are none.
     pub partitions: Vec<i64>,
-    /// The table as it is written.
+    /// The table in its written form.
     pub written: WrittenTable,
-    /// What its columns are in TiDB, in the same order.
+    /// Its columns in TiDB's form, in the same order.
     pub columns: Vec<TidbColumn>,
     /// How an inserted row begins.
     pub handle: Handle,
     /// The largest number that a column of the table ever had.
     pub last_number: i64,
-    /// Numbers whose values rows may have although they are not written: columns that are not public, virtual ones, and
-    /// those of earlier definitions, which were dropped.
+    /// Numbers of values that rows may have although they are not written: columns that are not public, virtual
+    /// columns, and columns of earlier definitions that were dropped.
     pub unwritten: Vec<i64>,
 }
 
@@ -91,18 +91,18 @@ impl TidbTable {
         self.unwritten.extend(dropped);
     }
 
-    /// Whether a row may have a value of this number, which is of no written column.
+    /// Whether a row may have a value with this number, which belongs to no written column.
     ///
-    /// The row id has the number -1. A number over the last one is of a column that was added later, and was not public
-    /// when the row was written: the definitions of all earlier schema versions have been read.
+    /// The row id has the number -1. A number above the last one belongs to a column that was added later, and was not
+    /// public when the row was written: the definitions of all earlier schema versions have been read.
     pub fn skips(&self, id: i64) -> bool {
         id == ROW_ID || id > self.last_number || self.unwritten.contains(&id)
     }
 
-    /// Returns the index of a column by TiDB's number; None for one that is not written.
+    /// Returns the index of a column by TiDB's number; None for a column that is not written.
     #[inline]
     pub fn column_of(&self, id: i64, expected: usize) -> Option<usize> {
-        // Rows nearly always have the columns in the table's order.
+        // Rows nearly always have their columns in table order.
         if self.columns.get(expected).is_some_and(|column| column.id == id) {
             return Some(expected);
         }

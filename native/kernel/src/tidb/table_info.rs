@@ -4,14 +4,14 @@ use serde_json::Value as Json;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Returns the error for a definition that lacks something.
+/// Returns the error for an incomplete definition.
 #[cold]
 pub(super) fn invalid(what: &str) -> Error {
     Error::new(ErrorKind::SchemaInvalid, format!("a TiDB table definition {what}"))
         .hint("definitions come from mysql.tidb_ddl_history, or from /ddl/history of TiDB's status port")
 }
 
-/// Returns the original spelling of a name, of which TiDB also has one in lower case.
+/// Returns the original spelling of a name. TiDB also stores it in lower case.
 pub(super) fn name(value: &Json) -> Result<&str> {
     value.get("O").and_then(Json::as_str).ok_or_else(|| invalid("has no name"))
 }
@@ -26,7 +26,7 @@ pub(super) fn flag(value: &Json, field: &str) -> bool {
     value.get(field).and_then(Json::as_bool).unwrap_or(false)
 }
 
-/// Returns a number that every definition has.
+/// Returns a number that every definition contains.
 pub(super) fn number(value: &Json, field: &str) -> Result<i64> {
     value.get(field).and_then(Json::as_i64).ok_or_else(|| invalid(&format!("has no number `{field}`")))
 }

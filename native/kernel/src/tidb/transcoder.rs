@@ -1,6 +1,6 @@
 //! Transcodes the transactions of a TiDB cluster to those of a MySQL binlog.
 //!
-//! The result depends on the payloads, the definitions and the position in the file alone, so a transaction that is
+//! The result depends only on the payloads, the definitions and the position in the file, so a transaction that is
 //! transcoded again after a crash has the same bytes.
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +19,8 @@ use crate::write::transaction::{Opening, TransactionWriter, WrittenSession};
 /// A transaction of up to this many bytes is returned in one piece; a larger one in pieces of about a rows event.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
 
-/// Definitions that are kept of a table: that in force, and earlier ones for rows that were written under them.
+/// The number of definitions that are kept per table: the current one, and earlier ones for rows that were written
+/// under them.
 const VERSIONS_MAX: usize = 8;
 
 /// A definition: the table, or why its rows cannot be written.
@@ -30,21 +31,21 @@ struct Definition {
     table: Result<Arc<TidbTable>>,
 }
 
-/// Tables by number, each with its definitions by the schema version from which they are in force.
+/// Tables by number, each with its definitions by the schema version from which they apply.
 type Tables = HashMap<i64, BTreeMap<i64, Definition>>;
 
-/// How the statement of a DDL is written.
+/// How to write the statement of a DDL.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DdlStatement<'a> {
     /// The default database.
     pub database: &'a str,
-    /// The text, if not the payload's.
+    /// The text, if it differs from the payload's.
     pub text: Option<&'a str>,
     /// The session that executed it.
     pub session: WrittenSession<'a>,
 }
 
-/// The definitions of a cluster's tables, and what its transactions are written with.
+/// The definitions of a cluster's tables, and the settings for writing its transactions.
 #[derive(Debug, Clone)]
 pub struct Transcoder {
     cluster_id: u64,
@@ -59,11 +60,11 @@ impl Transcoder {
     }
 
     /// Sets the definition of a table from a schema version on, and for rows that commit from a timestamp on, whatever
-    /// their version: those of a server that has not loaded the version follow the statement that they are after.
-    /// Returns the table's number.
+    /// their version: rows of a server that has not loaded the version yet still come after the statement. Returns the
+    /// table's number.
     ///
-    /// Rows of its partitions are rows of the table. A table whose columns MySQL lacks is refused when its rows come.
-    /// Raises `SchemaInvalid` as [`TidbTable::read`].
+    /// Rows of its partitions are rows of the table. A table with a column type that MySQL lacks is refused when its
+    /// rows arrive. Raises `SchemaInvalid` like [`TidbTable::read`].
     pub fn define(&mut self, database: &str, definition: &[u8], schema_version: i64, commit_ts: i64) -> Result<i64> {
         let json = table_info::parse(definition)?;
         let (id, partitions) = table_info::numbers(&json)?;
@@ -115,7 +116,7 @@ impl Transcoder {
 
     /// Returns the bytes of a DDL at `offset` of a file.
     ///
-    /// Raises `EventMalformed` for a payload that is no DDL.
+    /// Raises `EventMalformed` for a payload that is not a DDL.
     pub fn ddl(&self, payload: &[u8], offset: u64, statement: &DdlStatement<'_>) -> Result<Vec<u8>> {
         let binlog = Binlog::read(payload)?;
         if binlog.kind != BinlogKind::Commit || binlog.ddl_job_id <= 0 {
@@ -132,8 +133,8 @@ impl Transcoder {
 
     /// Begins to transcode the payloads of one commit timestamp to the transaction at `offset` of a file.
     ///
-    /// All of it is checked before the first piece. Raises `EventMalformed` for payloads that are no committed changes
-    /// of one commit timestamp, or contradict themselves; `SchemaUnknown` for rows of a table without a definition for
+    /// All of it is checked before the first piece. Raises `EventMalformed` for payloads that are not committed changes
+    /// of one commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table without a definition for
     /// their schema version; `SchemaMismatch` and `ValueMalformed` for rows that do not fit it.
     pub fn transaction(&self, payloads: &[&[u8]], offset: u64) -> Result<Pieces> {
         let mut heads = Vec::with_capacity(payloads.len());
@@ -201,9 +202,9 @@ pub struct Pieces {
 #[derive(Debug)]
 struct OpenMutation {
     table: Arc<TidbTable>,
-    /// The largest number of a column when the rows were written.
+    /// The largest column number at the time when the rows were written.
     complete_to: i64,
-    /// Where its message starts and ends in the payload's `PrewriteValue`.
+    /// The location of its message in the payload's `PrewriteValue`.
     start: usize,
     end: usize,
     cursor: RowCursor,
@@ -231,7 +232,7 @@ impl Pieces {
         }
     }
 
-    /// Transcodes until more than `bytes_max` bytes of whole events are there, or to the end.
+    /// Transcodes until more than `bytes_max` bytes of whole events are available, or to the end.
     fn step(&mut self, payloads: &[&[u8]], bytes_max: usize) -> Result<Option<Vec<u8>>> {
         if self.ended {
             return Ok(None);
@@ -252,7 +253,7 @@ impl Pieces {
         Ok(Some(self.writer.take()))
     }
 
-    /// Transcodes rows of one payload until enough bytes are there, or to its end.
+    /// Transcodes rows of one payload until enough bytes are available, or to its end.
     fn payload_rows(&mut self, value: &[u8], bytes_max: usize) -> Result<()> {
         while self.writer.complete_bytes() <= bytes_max {
             let Some(open) = &mut self.rows else {
@@ -377,7 +378,7 @@ mod tests {
         Ok(out)
     }
 
-    /// Codes of the events, each of which must have its checksum and its position.
+    /// Type codes of the events, each of which must have a valid checksum and position.
     fn codes(bytes: &[u8]) -> Vec<u8> {
         let mut codes = Vec::new();
         let mut rest = bytes;

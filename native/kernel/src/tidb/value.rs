@@ -6,9 +6,10 @@ use crate::column::{Date, DateTime, Kind, Time, Timestamp, Value};
 use crate::error::{malformed, value_malformed, Error, Result};
 use crate::write::value::pack;
 
-/// Appends a datum as a row image holds it. Returns whether it is NULL, for which nothing is appended.
+/// Appends a datum in the form of a row image.
 ///
-/// Raises `ValueMalformed` for a datum that the column cannot hold.
+/// Returns whether it is NULL; then nothing is appended. Raises `ValueMalformed` for a datum that the column cannot
+/// hold.
 #[inline]
 pub fn write(kind: &Kind, datum: Datum<'_>, out: &mut Vec<u8>) -> Result<bool> {
     let value = match (kind, datum) {
@@ -177,7 +178,7 @@ mod tests {
             ("timestamp", b"\x09\x01"),
             ("time", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
             ("enum('x')", b"\x09\x02"),
-            // Each has more digits than the column: .123456, .123456, .123 and a nanosecond, and a clock.
+            // Each value has more digits than the column: .123456, .123456, .123 and a nanosecond, and a clock.
             ("datetime", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
             ("timestamp(3)", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
             ("timestamp(2)", b"\x09\xf8\xc0\x87\x80\xbc\x96\xdb\xdd\x19"),

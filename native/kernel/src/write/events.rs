@@ -9,7 +9,7 @@ use crate::limits::{CHECKSUM_BYTES, EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 #[derive(Debug, Clone)]
 pub struct EventWriter {
     bytes: Vec<u8>,
-    /// Where `bytes` starts in the file.
+    /// The offset of `bytes` in the file.
     offset: u64,
     server_id: u32,
     time_s: u32,

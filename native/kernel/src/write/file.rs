@@ -32,14 +32,14 @@ const _: () = assert!(TYPES < 128, "MySQL refuses higher codes");
 
 /// Returns the first bytes of a file: the magic, FORMAT_DESCRIPTION and an empty PREVIOUS_GTIDS.
 ///
-/// Logs that Penstock writes itself begin with them, whatever their events hold.
+/// Logs that Penstock writes itself begin with these bytes, whatever events follow.
 pub fn head(server_id: u32, time_s: u32) -> Result<Vec<u8>> {
     let mut events = EventWriter::new(MAGIC_BYTES as u64, server_id, time_s);
     events.event(EventKind::FormatDescription, 0, |out| {
         out.extend_from_slice(&4u16.to_le_bytes());
         let version = SERVER_VERSION.bytes().chain(std::iter::repeat(0));
         out.extend(version.take(VERSION_BYTES));
-        // The time at which the server started; 0, because no open transaction ends here.
+        // The server's start time. It is 0, because no open transaction ends here.
         out.extend_from_slice(&0u32.to_le_bytes());
         out.push(EVENT_HEADER_BYTES as u8);
         let lengths = POST_HEADER_BYTES.into_iter().chain(std::iter::repeat(0)).take(TYPES);

@@ -35,7 +35,7 @@ pub enum Element<'a> {
     Null,
     /// A truth value.
     Bool(bool),
-    /// Any other value that is no container: its type byte, and its bytes as MySQL stores them.
+    /// Any other value that is not a container: its type byte, and its bytes in MySQL's format.
     Scalar(u8, Cow<'a, [u8]>),
     /// An array.
     Array(Vec<Element<'a>>),

@@ -1,7 +1,7 @@
 //! Writes events as a MySQL 8.0 server does, for sources that have no binlog of their own.
 //!
 //! Every reader of MySQL's binlog reads the result: events have checksums, transactions begin with a GTID event, and
-//! table maps have the metadata of `binlog_row_metadata=FULL`. What is written depends on the arguments alone.
+//! table maps have the metadata of `binlog_row_metadata=FULL`. The output depends only on the arguments.
 
 pub mod events;
 pub mod file;

@@ -8,7 +8,7 @@ use crate::error::{malformed, value_malformed, Error, ErrorKind, Result};
 use crate::event::tidb_commit::TidbCommit;
 use crate::event::Change;
 
-/// utf8mb4_bin, the collation that compares like no particular one.
+/// utf8mb4_bin, the collation without language rules.
 const COLLATION_UTF8MB4_BIN: u16 = 46;
 
 /// A row: the text of each column's value in the table's order, None for NULL.
@@ -70,7 +70,7 @@ impl RowEventWriter {
         Ok(index)
     }
 
-    /// Begins the transaction of a commit timestamp at `offset` of a file. An open one is dropped.
+    /// Begins the transaction of a commit timestamp at `offset` of a file. An open transaction is dropped.
     pub fn begin(&mut self, commit_ts: u64, offset: u64) -> Result<()> {
         let (mut writer, commit) = self.opened(commit_ts, commit_ts, offset, true)?;
         writer.statement("", "BEGIN", &WrittenSession::default())?;
@@ -95,7 +95,7 @@ impl RowEventWriter {
     /// Adds a change of a table: `images` are the new row of an insert, the old row of a delete, or both of an update,
     /// the old row first. `numbered` means that ENUM and SET are given as numbers.
     ///
-    /// Raises `ValueMalformed` for a row of other columns, or a text that is no value of its column.
+    /// Raises `ValueMalformed` for a row with other columns, or a text that is not a value of its column.
     pub fn row(&mut self, table: usize, change: Change, images: &[&Cells<'_>], numbered: bool) -> Result<()> {
         let open = self.open.as_mut().ok_or_else(|| malformed("a row outside a transaction"))?;
         let written = self.tables.get(table).ok_or_else(|| malformed(format!("no table has index {table}")))?;
@@ -134,7 +134,7 @@ impl RowEventWriter {
         Ok(open.writer.take())
     }
 
-    /// Returns the bytes of a statement with its timestamps, of commit and start, at `offset` of a file.
+    /// Returns the bytes of a statement at `offset` of a file, with its commit and start timestamps.
     pub fn statement(
         &self,
         (commit_ts, start_ts): (u64, u64),

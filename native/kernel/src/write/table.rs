@@ -13,7 +13,7 @@ pub const COLLATION_BINARY: u16 = 63;
 pub struct WrittenColumn {
     /// The name in UTF-8.
     pub name: String,
-    /// The type. Text is written as it is given, in the character set of the type.
+    /// The type. Text is written unchanged, in the character set of the type.
     pub kind: Kind,
     /// Whether the column may be null.
     pub nullable: bool,

@@ -1,4 +1,4 @@
-//! Appends values given as text, as row images hold them.
+//! Appends values given as text, in the form of row images.
 
 use std::borrow::Cow;
 
@@ -10,9 +10,9 @@ use crate::column::{decimal, value_of_text, Kind, Value};
 use crate::error::{value_malformed, Error, Result};
 
 /// Appends the value of a text: numbers, dates and times as MySQL shows them, TIMESTAMP in UTC, BIT as a number, an
-/// ENUM as a member, a SET as members with commas between them, a document as JSON, other types as they are.
+/// ENUM as a member, a SET as members with commas between them, a document as JSON, other types unchanged.
 ///
-/// Raises `ValueMalformed` for a text that is no value of the column, or that it cannot hold.
+/// Raises `ValueMalformed` for a text that is not a value of the column, or that the column cannot hold.
 pub fn pack_text(kind: &Kind, text: &[u8], out: &mut Vec<u8>) -> Result<()> {
     match kind {
         Kind::Decimal { precision, scale } => decimal::pack_text(utf8(text)?, *precision, *scale, out),
@@ -44,9 +44,9 @@ pub fn pack_text(kind: &Kind, text: &[u8], out: &mut Vec<u8>) -> Result<()> {
     }
 }
 
-/// Appends the value of an ENUM or a SET given as its number, of another type as `pack_text` does.
+/// Appends the value of an ENUM or a SET given as its number, and other values like `pack_text`.
 ///
-/// Raises `ValueMalformed` for a text that is no value of the column, or that it cannot hold.
+/// Raises `ValueMalformed` for a text that is not a value of the column, or that the column cannot hold.
 pub fn pack_number_or_text(kind: &Kind, text: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let number = || utf8(text)?.parse::<u64>().map_err(|_| no_member(kind, text));
     match kind {

@@ -15,11 +15,11 @@ pub const ROWS_BYTES: usize = 1 << 20;
 /// Flag of the last rows event of a statement.
 const STATEMENT_ENDS: u16 = 1;
 
-/// Where the transaction's length is in its GTID event: after flags, UUID, number, clock and commit time, and the
-/// byte that says that eight bytes follow.
+/// The offset of the transaction's length in its GTID event: after flags, UUID, number, clock and commit time, and the
+/// byte that announces eight bytes.
 const LENGTH_START: usize = EVENT_HEADER_BYTES + 1 + 16 + 8 + 17 + 7 + 1;
 
-/// What a GTID event says about its transaction.
+/// The contents of a GTID event about its transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct Opening {
     /// Where the transaction starts in its file.
@@ -28,7 +28,7 @@ pub struct Opening {
     pub server_id: u32,
     /// The commit time, in microseconds since 1970.
     pub commit_us: u64,
-    /// Whether rows follow, not a statement.
+    /// Whether rows follow, instead of a statement.
     pub rows: bool,
     /// Bytes of the whole transaction; 0 if `TransactionWriter::set_length` sets it.
     pub length: u64,
@@ -67,7 +67,7 @@ impl TransactionWriter {
         Ok(TransactionWriter { events, rows: None })
     }
 
-    /// Appends the commit of the TiDB transaction that this one is.
+    /// Appends the timestamps of the TiDB transaction that this transaction represents.
     pub fn tidb_commit(&mut self, commit: &TidbCommit) -> Result<()> {
         self.events.event(EventKind::TidbCommit, FLAG_IGNORABLE, |out| commit.write(out))
     }
@@ -114,7 +114,7 @@ impl TransactionWriter {
         write(self.events.body())
     }
 
-    /// Ends the statement that changed the table: the next rows have a table map of their own.
+    /// Ends the statement that changed the table. The next rows get their own table map.
     pub fn end_table(&mut self) -> Result<()> {
         self.close_rows(STATEMENT_ENDS)
     }
@@ -138,7 +138,7 @@ impl TransactionWriter {
         self.events.take(count)
     }
 
-    /// Sets the length of a transaction all of whose bytes are here.
+    /// Sets the length of a transaction, all of whose bytes are available.
     pub fn set_length(&mut self) {
         let bytes = self.events.body();
         let length = bytes.len() as u64;
@@ -156,7 +156,7 @@ impl TransactionWriter {
         let start = self.events.open();
         let out = self.events.body();
         out.extend_from_slice(table.id.to_le_bytes().get(..6).unwrap_or_default());
-        // The flags, which `close_rows` sets, and the length of an extra header that has nothing else.
+        // The flags, which `close_rows` sets, and the length of an extra header with no content.
         out.extend_from_slice(&[0, 0, 2, 0]);
         let width = table.columns.len();
         super::events::length_encoded(width as u64, out);
@@ -180,7 +180,7 @@ impl TransactionWriter {
     }
 }
 
-/// The session of a statement, as far as it decides what the statement means.
+/// The session of a statement, as far as it affects the statement's meaning.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WrittenSession<'a> {
     /// The SQL mode, in MySQL's bits.

@@ -1,4 +1,4 @@
-//! Appends values as row images hold them: the inverse of [`Kind::read`].
+//! Appends values in the form of row images: the inverse of [`Kind::read`].
 
 use crate::column::{Date, DateTime, Form, Kind, Layout, Time, Timestamp, Value};
 use crate::error::{value_malformed, Error, Result};
@@ -135,7 +135,7 @@ fn datetime(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
     fraction(value.micros, fsp, out);
 }
 
-/// Fails for a fraction with more digits than the column has: stored, it would be cut.
+/// Fails for a fraction with more digits than the column has, because it would be truncated.
 #[inline]
 fn check_fraction(kind: &Kind, micros: u32, fsp: u8) -> Result<()> {
     if micros % 10u32.pow(6 - u32::from(fsp.min(6))) == 0 {
@@ -181,7 +181,7 @@ mod tests {
         Kind::declared(type_text, Some(Charset::Utf8mb4), false).unwrap()
     }
 
-    /// What a reader gets from the packed value.
+    /// The value that a reader gets from the packed value.
     fn shown(type_text: &str, value: &Value<'_>) -> String {
         let kind = kind(type_text);
         let mut image = Vec::new();

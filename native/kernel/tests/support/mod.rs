@@ -1,4 +1,4 @@
-//! What the tests of damage share: random numbers by seed, the memory of this process, and settings.
+//! The common part of the tests of damage: random numbers by seed, the memory of this process, and settings.
 
 #![allow(dead_code, reason = "each test file is a crate of its own, and uses some of these")]
 

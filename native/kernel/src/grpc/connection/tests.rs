@@ -1,4 +1,4 @@
-//! A client of `h2` against the connection, over memory.
+//! Runs a client of `h2` against the connection, over memory.
 
 use h2::client::{self, ResponseFuture, SendRequest};
 use h2::Reason;

@@ -1,4 +1,4 @@
-//! Columns of Canal's rows. Whatever is the same in every row is precomputed.
+//! Columns of Canal's rows. Everything that is the same in every row is precomputed.
 
 use super::values;
 use crate::column::{quoted, Form, Kind, Value};

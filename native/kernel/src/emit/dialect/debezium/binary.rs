@@ -24,7 +24,7 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 /// The first byte of a message whose schema is in a registry.
 const MAGIC: u8 = 0;
 
-/// Which type of a protobuf schema a message has: the first one.
+/// The type of a protobuf schema that messages have: the first one.
 const FIRST_TYPE: u8 = 0;
 
 /// The digits of the largest BIGINT UNSIGNED.

@@ -1,4 +1,4 @@
-//! What the binary encodings of Debezium's records have in common.
+//! The common interface of the binary encodings of Debezium's records.
 
 /// How the fields of a record are encoded, one after the other.
 pub(crate) trait Encoding {

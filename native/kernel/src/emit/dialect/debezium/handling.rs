@@ -121,7 +121,7 @@ impl FlatField {
     }
 }
 
-/// What flat rows have besides their columns.
+/// What flat rows contain in addition to their columns.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Flat {
     /// The names in the message, `__op` and `__source_ts_ms`, and the fields.

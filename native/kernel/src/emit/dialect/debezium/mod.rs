@@ -116,7 +116,7 @@ impl Dialect for Debezium {
             return Ok(());
         }
         for (definition, text) in table_statements(statement.text, statement.database, statement.backslash) {
-            // The log does not say which columns an emptied table has, so with schemas it is a definition.
+            // The log does not contain the columns of an emptied table, so with schemas the message is a definition.
             if definition.kind == DefinitionKind::Truncate && !self.with_schema {
                 Self::write_truncate(at, &definition, out)?;
             } else {
@@ -133,7 +133,7 @@ impl Dialect for Debezium {
 
 impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
-        // The scratch buffer has what all rows of the event share: the source up to the row number.
+        // The scratch buffer has the part that all rows of the event share: the source up to the row number.
         let mut shared = std::mem::take(&mut out.scratch);
         shared.clear();
         match self.registered {
@@ -299,7 +299,7 @@ fn kind_of(row: &Row<'_, '_>) -> MessageKind {
     }
 }
 
-/// Writes the id of a change's transaction, and the change's place in it; null if messages have no transaction.
+/// Writes the id of a change's transaction, and the number of the change in it; null if messages have no transaction.
 fn write_transaction(at: &At<'_>, change: &ChangeView<'_, '_>, out: &mut Vec<u8>) {
     let Some(counts) = change.counts else {
         out.extend_from_slice(b"null");

@@ -67,7 +67,7 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
     Ok(())
 }
 
-/// Writes a number; None is null, or 0 in a column that is not nullable.
+/// Writes a number. None becomes null, or 0 in a column that is not nullable.
 fn write_number(value: Option<i64>, traits: ColumnTraits, out: &mut Vec<u8>) {
     match value {
         None if traits.nullable => out.extend_from_slice(b"null"),

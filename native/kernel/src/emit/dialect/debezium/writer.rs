@@ -1,4 +1,4 @@
-//! What writes the rows of a table in all forms of the messages: JSON, Avro and protobuf.
+//! The data for writing the rows of a table in all forms of the messages: JSON, Avro and protobuf.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub struct Writer {
     pub(super) keys: Vec<usize>,
     /// The text before the payload; empty if messages have no schema.
     pub(super) head: Vec<u8>,
-    /// What flat rows have besides their columns; None for messages with an envelope.
+    /// What flat rows contain in addition to their columns; None for messages with an envelope.
     pub(super) flat: Option<FlatKeys>,
     /// The schemas of messages in a binary format; None for JSON.
     pub(super) registered: Option<RegisteredSchemas>,
@@ -64,8 +64,8 @@ pub(super) struct ChangeView<'r, 'a> {
 /// The file, without its number, of the log that is written for a TiDB cluster.
 const TIDB_LOG: &str = "tidb-binlog.";
 
-/// Returns the id of a transaction: its GTID, or else what its commit version says. The version has the start of the
-/// transaction in units of 16 bytes, except for TiDB, where it is the commit timestamp.
+/// Returns the id of a transaction: its GTID, otherwise derived from its commit version. The version contains the start
+/// of the transaction in units of 16 bytes, except for TiDB, where it is the commit timestamp.
 pub(super) fn transaction_id(at: &At<'_>) -> String {
     let (file, version) = (&at.transaction.file, at.transaction.commit_version);
     if !at.gtid.is_empty() {
