@@ -9,7 +9,7 @@ from tools.document.markdown import document, table
 _COLUMNS = ("metric", "type", "labels", "meaning")
 _ORIGINS: dict[Origin, str] = {
     "daemon": "From a daemon.",
-    "pipeline": "From `penstock run --metrics`, for each sink of the pipeline.",
+    "pipeline": "From `penstock run --metrics` and `penstock worker --metrics`, for each sink of a pipeline.",
     "subscriber": "From a program that publishes the metrics of its subscriber.",
     "any": "From every process.",
 }

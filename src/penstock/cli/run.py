@@ -2,6 +2,7 @@
 """`penstock run`: run a pipeline on Spark or in this process."""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from penstock.cli.shared.child import child_command
 from penstock.cli.shared.rendering import counted
 from penstock.cli.shared.signals import stopped_by_signals
 from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
+from penstock.telemetry.job_address import ADDRESS_FILE_VARIABLE, ANY_ADDRESS
 
 if TYPE_CHECKING:
     from penstock.engine.driver import Driver
@@ -116,7 +118,9 @@ def run(
 @contextmanager
 def _metered(address: str | None, otlp: str | None, report_line: Report) -> Iterator[Report]:
     """Publish the metrics of a run inside the block. Yield what the run reports to."""
-    if address is None and otlp is None:
+    # Set by a worker that serves the metrics of its jobs. The processes of shards must not have it too.
+    address_file = os.environ.pop(ADDRESS_FILE_VARIABLE, None)
+    if address is None and otlp is None and address_file is None:
         yield report_line
         return
     from penstock.telemetry.pipelines import PipelineMeter
@@ -128,7 +132,11 @@ def _metered(address: str | None, otlp: str | None, report_line: Report) -> Iter
         meter.observe(progress)
         report_line(progress)
 
-    with publish_metrics(meter.read, address=address, otlp=otlp, is_ready=meter.is_ready):
+    if address_file is not None:
+        address = address or ANY_ADDRESS
+    with publish_metrics(meter.read, address=address, otlp=otlp, is_ready=meter.is_ready) as bound:
+        if address_file is not None:
+            Path(address_file).write_text(str(bound), encoding="utf-8")
         yield report
 
 

@@ -31,6 +31,10 @@ def run(
     folder: Annotated[Path, typer.Option(help="Where the files and the output of jobs are.")] = Path(
         "penstock-jobs"
     ),
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve /metrics of this worker and of its jobs here."),
+    ] = None,
     session: Annotated[
         float, typer.Option(min=1.0, help="Seconds that it may be silent before others run its jobs.")
     ] = 10.0,
@@ -42,22 +46,29 @@ def run(
     """
     from penstock.coordinate.store import open_store
     from penstock.fleet.group import JOB_WORKERS
-    from penstock.fleet.job_tenure import JobTenure
+    from penstock.fleet.job_tenure import ADDRESS_FILE, JobTenure
     from penstock.fleet.member import FleetMember, Membership
+    from penstock.telemetry.job_address import ADDRESS_FILE_VARIABLE
+    from penstock.telemetry.jobs import read_jobs
+    from penstock.telemetry.publish import publish_metrics
 
     url = store_url_of(config, coordination)
     membership = Membership(
         name or socket.gethostname(), "", penstock.__version__, zone, weight, session, works=None
     )
+    address_variable = None if metrics is None else ADDRESS_FILE_VARIABLE
     worker = FleetMember(
         partial(open_store, url),
         JOB_WORKERS,
         membership,
-        lambda store, job, lease: JobTenure(store, job, lease, folder.absolute(), child_command()),
+        lambda store, job, lease: JobTenure(
+            store, job, lease, folder.absolute(), child_command(), address_variable
+        ),
         end_seconds=_JOBS_STOP_SECONDS_MAX,
     )
     stopping = threading.Event()
-    with stopped_by_signals(stopping.set):
+    read = partial(read_jobs, folder=folder.absolute(), file_name=ADDRESS_FILE)
+    with publish_metrics(read, address=metrics), stopped_by_signals(stopping.set):
         worker.start(failed=stopping.set)
         _log.info("working", worker=worker.name, folder=str(folder))
         stopping.wait()

@@ -51,6 +51,9 @@ _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
 _WHY_LINES = 5
 
+# The address of a job's metrics, in the job's folder.
+ADDRESS_FILE = "metrics.address"
+
 _log = structlog.get_logger(__name__)
 
 
@@ -58,11 +61,18 @@ class JobTenure:
     """A job that this worker runs; see `penstock.fleet.group.Tenure`.
 
     `command` is the program; the job's verb, file and options are appended. The job's file and output are in
-    a separate folder below `folder`.
+    a separate folder below `folder`. With `address_variable`, this environment variable of the process names
+    the file there to which it writes the address of its metrics.
     """
 
     def __init__(
-        self, store: CoordinationStore, name: str, lease: Lease, folder: Path, command: Sequence[str]
+        self,
+        store: CoordinationStore,
+        name: str,
+        lease: Lease,
+        folder: Path,
+        command: Sequence[str],
+        address_variable: str | None = None,
     ) -> None:
         """Start running the job. Raises CoordinationLost, SchemaInvalid, OptionInvalid."""
         check_job_name(name)
@@ -71,6 +81,7 @@ class JobTenure:
         self._lease = lease
         self._folder = folder / name
         self._command = tuple(command)
+        self._address_variable = address_variable
         self._news = threading.Event()
         self._stopping = threading.Event()
         self._left = threading.Event()
@@ -202,13 +213,21 @@ class JobTenure:
         file.write_text(job.text, encoding="utf-8")
         return subprocess.Popen(
             [*self._command, job.verb, str(file), *job.options],
-            env={**os.environ, **job.values},
+            env={**os.environ, **job.values, **self._variables()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # An interrupt at the terminal stops the worker, which stops its jobs.
             start_new_session=True,
         )
+
+    def _variables(self) -> dict[str, str]:
+        if self._address_variable is None:
+            return {}
+        file = self._folder / ADDRESS_FILE
+        # The port of the previous process may belong to another program by now.
+        file.unlink(missing_ok=True)
+        return {self._address_variable: str(file)}
 
     def _read_output(self, process: "subprocess.Popen[bytes]") -> None:
         """Store the output of the process, in bounded files and the newest lines in memory.

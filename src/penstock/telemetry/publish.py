@@ -8,6 +8,7 @@
 pipelines, sinks, sources and subscriptions; no table and no value.
 """
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ _log = structlog.get_logger(__name__)
 
 # A scraper that does not send its request or read the response for this long is dropped.
 _IDLE_SECONDS = 10.0
+READINGS_PATH = "/readings"
 _CONNECTIONS_MAX = 16
 _POLL_SECONDS = 0.1
 
@@ -153,6 +155,10 @@ class _Scrape(BaseHTTPRequestHandler):
         if path == "/metrics":
             body, media_type = exposition(self.server.read(), self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, body, media_type)
+        elif path == READINGS_PATH:
+            # For the worker that runs this process as a job.
+            body = json.dumps(self.server.read().to_json()).encode()
+            self._answer(HTTPStatus.OK, body, "application/json")
         elif path == "/livez":
             self._answer(HTTPStatus.OK, b"alive: ok\n")
         elif path in ("/readyz", "/startupz"):

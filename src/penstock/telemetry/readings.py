@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values of the metrics at one moment, as gathered for a scrape or a push."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.telemetry.counters import Counter, Histogram
 from penstock.telemetry.definitions import DEFINITIONS, Definition
@@ -54,6 +55,35 @@ class Readings:
             self._values.setdefault(name, {}).update(values)
         for name, buckets in other._buckets.items():
             self._buckets.setdefault(name, {}).update(buckets)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "values": [
+                [name, dict(labels), value]
+                for name, values in self._values.items()
+                for labels, value in values.items()
+            ],
+            "buckets": [
+                [name, dict(labels), list(buckets.counts), buckets.sum]
+                for name, known in self._buckets.items()
+                for labels, buckets in known.items()
+            ],
+        }
+
+    def add_json(self, value: Mapping[str, Any], names: Collection[str]) -> None:
+        """Add the metrics with these names from what `to_json` returned in another process.
+
+        Raises ValueError, LookupError or TypeError for other values.
+        """
+        for name, labels, number in value["values"]:
+            if name in names:
+                self.add(name, float(number), **labels)
+        for name, labels, counts, total in value["buckets"]:
+            if name in names:
+                definition = DEFINITIONS[name]
+                buckets = Buckets(definition.bounds, tuple(map(int, counts)), float(total))
+                self._buckets.setdefault(name, {})[_labels_of(definition, labels)] = buckets
 
     def values(self, name: str) -> Mapping[Labels, float]:
         """Return the values of a metric that is not a histogram."""
