@@ -84,6 +84,16 @@ def test_both_images_of_changes_get_the_columns_of_the_row_they_refer_to(make_st
     assert stepped.rows.column("rate").to_pylist()[:4] == pytest.approx([0.1, 0.1, 0, 2e-9], rel=1e-6)
 
 
+def test_keys_may_be_bytes(make_step: MakeStep, mysql_server: Server, database: str) -> None:
+    mysql_server.sql(f"CREATE TABLE {database}.devices (id BINARY(4) PRIMARY KEY, name VARCHAR(20))")
+    mysql_server.sql(f"INSERT INTO {database}.devices VALUES (x'00ff275c', 'door'), (x'80818283', 'lamp')")
+    readings = target_of({"id": "int", "device": "binary(4)"})
+    keys = (b"\x00\xff'\\", b"\x80\x81\x82\x83", b"\xff\xff\xff\xff")
+    changes = changes_of(readings, *(insert(n, id=n, device=key) for n, key in enumerate(keys, 1)))
+    step = make_step(table=f"{database}.devices", on={"device": "id"})
+    assert run(step, changes).rows.column("name").to_pylist() == ["door", "lamp", None]
+
+
 def test_row_that_was_looked_up_is_kept_and_a_new_row_is_always_found(
     make_step: MakeStep, mysql_server: Server, database: str
 ) -> None:

@@ -223,14 +223,15 @@ class Connection(Closing):
             {name.lower().replace("slave", "replica"): value for name, value in row.items()} for row in rows
         ]
 
-    def send_query(self, sql: str) -> socket.socket:
+    def send_query(self, sql: str | bytes) -> socket.socket:
         """Send a query and return the socket, which delivers the response as raw packets.
 
         A caller that reads the whole response can keep using the session. Otherwise it must close it.
         """
         assert self._session is not None, "the connection is closed"
         try:
-            self._session._execute_command(pymysql.constants.COMMAND.COM_QUERY, sql.encode())
+            text = sql.encode() if isinstance(sql, str) else sql
+            self._session._execute_command(pymysql.constants.COMMAND.COM_QUERY, text)
         except pymysql.err.Error as problem:
             raise translate_error(problem, str(self.address)) from problem
         assert self._session._sock is not None, "the connection is lost"

@@ -29,6 +29,7 @@ from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import DiskFailed, OptionInvalid, SchemaInvalid, SourceMissing
 from penstock.model import TableName, quote_name
+from penstock.pipeline.condition_text import condition_text
 from penstock.pipeline.settings import PipelineSettings, StepSettings
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.step import Rejected, Step, run_steps
@@ -250,7 +251,7 @@ def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Cha
             state.request_resnapshot(
                 letter.instance,
                 letter.table,
-                condition.decode(),
+                condition_text(condition),
                 number=f"{letter.name.removesuffix(_SUFFIX)}-{number}",
             )
     return len(changes)

@@ -70,7 +70,7 @@ class LoadSession(Closing):
         """Run a statement with few result rows. Text must be ASCII or UTF-8."""
         return self.connection.query(sql, args or None)
 
-    def batches(self, sql: str, result: ResultSet) -> Iterator[Any]:
+    def batches(self, sql: str | bytes, result: ResultSet) -> Iterator[Any]:
         """Run a query and yield the batches of its rows. Memory is bounded by one batch and one row.
 
         A caller that stops early has to close the session. Raises ConnectionLost, ServerBusy, SchemaChanged

@@ -311,8 +311,8 @@ class LookupStep(Step):
                 commit_version=0,
                 timestamp_us=0,
             )
-            sql = f"SELECT {selected} FROM {self.settings.name.sql} WHERE {condition.decode()}"
-            for batch in self._session.batches(sql, result):
+            sql = f"SELECT {selected} FROM {self.settings.name.sql} WHERE ".encode()
+            for batch in self._session.batches(sql + condition, result):
                 yield pyarrow.record_batch(batch).select(schema.names)
 
     def close_session(self) -> None:

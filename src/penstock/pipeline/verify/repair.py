@@ -18,6 +18,7 @@ from penstock.changes import Changes
 from penstock.commit_versions import are_positional
 from penstock.errors import LeaseLost, OptionInvalid
 from penstock.model import Position, quote_name
+from penstock.pipeline.condition_text import condition_text
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.differences import Difference, Kind, hashes_of
@@ -89,7 +90,7 @@ def rows_condition(result: TableResult) -> str | None:
     ((_, text),) = _native.sql_values(
         changes.rows.select([*key, "_metadata"]), list(key), before=before, between=" OR "
     )
-    return text.decode()
+    return condition_text(text)
 
 
 def _repair_table(result: TableResult, checkpoint: Checkpoint, pipeline: str) -> int:
