@@ -19,7 +19,7 @@ from tools.elasticsearch import JVM, Elasticsearch, install
 from tools.maven import program
 
 VERSION = "2.19.6"
-# The newest version of which Maven's central repository has the security plugin.
+# The newest version whose security plugin is in Maven's central repository.
 SECURED_VERSION = "2.19.4"
 
 _ARTIFACT = "org.opensearch.distribution.integ-test-zip:opensearch:{}:zip"

@@ -78,7 +78,7 @@ class RabbitMQ(Companion):
         if not programs.exists():
             self._mapper_port, self._node_port = free_port(), free_port()
             programs.mkdir()
-            # The program names the folder in which it would be installed.
+            # The program contains the name of its usual installation folder.
             text = (root / _ERLANG_HOME[1:] / "bin" / "erl").read_text()
             (programs / "erl").write_text(text.replace(_ERLANG_HOME, f"{root}{_ERLANG_HOME}"))
             (programs / "erl").chmod(0o755)
@@ -94,7 +94,7 @@ class RabbitMQ(Companion):
         variables = {
             "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
             "HOME": folder,
-            # Without a process between this one and the broker, which would outlive it.
+            # Start the broker without an intermediate process, which would outlive it.
             "RUNNING_UNDER_SYSTEMD": 1,
             "ERL_EPMD_PORT": self._mapper_port,
             "ERL_EPMD_ADDRESS": "127.0.0.1",

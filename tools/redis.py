@@ -66,7 +66,7 @@ class Redis(Companion):
             return False
 
     def command(self, *words: str | int) -> Any:
-        """Run a command, and return its answer as the protocol has it."""
+        """Run a command, and return its answer in the form of the protocol."""
         with redis.Redis("127.0.0.1", self.port, protocol=2, decode_responses=True) as client:
             connection = client.connection_pool.get_connection()
             connection.send_command(*words)

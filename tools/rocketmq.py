@@ -72,7 +72,7 @@ class _Java(Companion):
         return [*environment, program("java"), *options, *words]
 
     def close(self) -> None:
-        """Stop it and remove its data, for which a shutdown in order would take a while."""
+        """Stop it and remove its data; an orderly shutdown would take a while."""
         self.kill()
         super().close()
 
@@ -96,7 +96,7 @@ class NameServer(_Java):
 
 
 class RocketMQ(_Java):
-    """The broker, with a name server of its own. `options` are properties of the broker."""
+    """The broker with a separate name server. `options` are properties of the broker."""
 
     NAME = "RocketMQ"
     MAIN = "org.apache.rocketmq.broker.BrokerStartup"

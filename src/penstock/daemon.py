@@ -226,7 +226,6 @@ class Daemon:
 
     def change(self, settings: Settings) -> InstanceChange:
         """Add, change and remove instances according to new settings. Other instances are not disturbed.
-        Others are not disturbed.
 
         Returns once the captures that had to end have ended. Raises OptionInvalid or DependencyMissing, and
         changes nothing, if anything else differs, or if the settings have problems.

@@ -129,8 +129,8 @@ class LostGtids:
 
 
 class OutsideSet:
-    """Determines which transactions of a log are outside a GTID set. Call it with each transaction in log
-    order. Call it with each transaction in log order.
+    """Determines which transactions of a log are outside a GTID set. Call it with each transaction in
+    log order.
 
     `before` has the transactions before the first one. Raises PositionInvalid if the log does not show it.
     """

@@ -11,8 +11,7 @@ _NAMES_COMPARED_MAX = 5000
 
 
 class NarrowedPatterns(TablePatterns):
-    """The tables that two selections share. `include` and `exclude` belong to the first. `include` and
-    `exclude` are those of the first.
+    """The tables that two selections share. `include` and `exclude` belong to the first.
 
     Hashable and picklable, like its base class.
     """

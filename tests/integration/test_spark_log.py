@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark on a kept log: a folder and daemons, in batches and streams, with any daemon answering."""
+"""Spark reads a kept log from a folder and from daemons, in batches and streams; any daemon may answer."""
 
 import subprocess
 from collections.abc import Iterator

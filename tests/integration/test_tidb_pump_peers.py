@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pumps under TiDB's own programs: its pump client with every strategy, its servers, killed under load."""
+"""Pumps under TiDB's own programs: its pump client with every strategy and its servers, killed under load."""
 
 import contextlib
 import re
@@ -59,7 +59,7 @@ class PumpDaemon:
         wait_until(lambda: self.process.said().rpartition(" serving ")[2].count("the Pump is online"))
 
     def pull_until(self, commit_ts: int) -> list[bytes]:
-        """Return all transactions up to a timestamp, by which the Pump has released everything."""
+        """Return all transactions up to a timestamp that the Pump has released completely."""
         payloads = []
         with PumpClient(self.address) as client:
             pulling = client.pull()
@@ -161,7 +161,7 @@ def test_pump_client_survives_pumps_that_are_killed_and_paused(
     writing = cluster.start_writing("-writers", "4", "-transactions", "100")
     pumps[0].process.kill()
     pumps[0].start()
-    # SIGTERM pauses it: the client takes the other one for new transactions.
+    # SIGTERM pauses the Pump, so the client sends new transactions to the other Pump.
     assert pumps[1].process.terminate() == 0
     pumps[1].start()
     output, errors = writing.communicate(timeout=WAIT_SECONDS_MAX)
@@ -180,7 +180,7 @@ def test_pump_client_survives_pumps_that_are_killed_and_paused(
 
 
 class Bank:
-    """Connections that insert and update rows, each transaction with a token of its own."""
+    """Connections that insert and update rows; each transaction has a unique token."""
 
     def __init__(self, server: TidbServer, number: int) -> None:
         self._server = server
@@ -234,7 +234,7 @@ def test_servers_and_pumps_killed_under_load_lose_and_repeat_nothing(
         bank.done.set()
         bank.thread.join()
     with second.connect() as connection, connection.cursor() as cursor:
-        # Reading decides the transactions of the killed server: it resolves their locks.
+        # Reading resolves the locks of the killed server, which decides its transactions.
         cursor.execute("SELECT token FROM bank.entries")
         tokens = sorted(row[0] for row in cursor.fetchall())
         connection.commit()
@@ -242,7 +242,7 @@ def test_servers_and_pumps_killed_under_load_lose_and_repeat_nothing(
         cursor.execute("SELECT @@tidb_current_ts")
         ((last_ts,),) = cursor.fetchall()
     payloads = [payload for pump in pumps for payload in pump.pull_until(int(last_ts))]
-    # A prewrite that a killed Pump had stored and not acknowledged is in another Pump too.
+    # A prewrite that a killed Pump stored but did not acknowledge is also in another Pump.
     transactions = {BinlogHead.decode(payload).start_ts: payload for payload in payloads}
     pulled = sorted(token.decode() for payload in transactions.values() for token in _TOKEN.findall(payload))
     assert pulled == tokens

@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import SchemaUnknown
 from tests.support.binlog.type_corpus import CASES, OF_MARIADB, Case, CorpusOf, TypeTable, on_each
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# The flavors differ below this layer, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 DIFFERENCES_SHOWN_MAX = 8
@@ -55,7 +55,7 @@ def shown(value: Any, arrow_type: pyarrow.DataType, type_text: str) -> str:
 
 
 def is_same(value: Any, text: str | None, arrow_type: pyarrow.DataType, type_text: str) -> bool:
-    """Tell whether an Arrow value equals the client's output; floats are compared exactly as numbers."""
+    """Return whether an Arrow value equals the client's output; floats are compared exactly as numbers."""
     if value is None or text is None:
         return value is None and text is None
     if isinstance(value, float):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs the events of two systems, and finds every field that differs."""
+"""Pair the events of two systems, and find every field that differs."""
 
 import json
 import re
@@ -17,7 +17,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Event:
-    """One event: what tells it from others, its table, and its fields as plain JSON."""
+    """An event: the values that identify it, its table, and its fields as plain JSON."""
 
     identity: tuple[str, ...]
     table: str
@@ -26,7 +26,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that two systems have otherwise. Values are JSON, or `ABSENT`."""
+    """A field with different values in two systems. Values are JSON, or `ABSENT`."""
 
     table: str
     event: str
@@ -55,7 +55,7 @@ class Rule:
     unseen: str = ""
 
     def covers(self, difference: Difference) -> bool:
-        """Tell whether it names a difference."""
+        """Return whether the rule describes a difference."""
         return not self.unseen and all(
             re.fullmatch(getattr(self, name), getattr(difference, name), re.DOTALL)
             for name in ("path", "table", "event", "original", "ours")
@@ -69,12 +69,12 @@ def rules_of(system: str) -> list[Rule]:
 
 
 def unlisted(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Difference]:
-    """Return the differences that no rule names."""
+    """Return the differences that no rule describes."""
     return [difference for difference in differing if not any(rule.covers(difference) for rule in rules)]
 
 
 def not_seen(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Rule]:
-    """Return the rules that name none of the differences, though the statements should show one."""
+    """Return the rules that describe none of the differences, although the statements should produce one."""
     return [
         rule
         for rule in rules
@@ -83,7 +83,7 @@ def not_seen(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Rul
 
 
 def differences(original: Sequence[Event], ours: Sequence[Event]) -> Iterator[Difference]:
-    """Yield what differs: events that only one has, and fields of those that both have."""
+    """Yield the differences: events of only one system, and fields that differ in events of both."""
     pairing = SequenceMatcher(
         None, [event.identity for event in original], [event.identity for event in ours], autojunk=False
     )
@@ -104,7 +104,7 @@ def _unequal(path: str, original: Any, other: Any) -> Iterator[tuple[str, str, s
         for name in [*original, *(name for name in other if name not in original)]:
             within = f"{path}.{name}" if path else name
             if name not in original or name not in other:
-                # A field of null and none at all are two things.
+                # A null field differs from a missing field.
                 yield (
                     within,
                     _text(original[name]) if name in original else ABSENT,

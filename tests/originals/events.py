@@ -43,7 +43,7 @@ def _debezium_event(message: Any) -> Event:
 
 
 def _with_documents(image: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an image with what each JSON text says beside it: spelling and value are two things."""
+    """Return an image with the parsed value of each JSON text beside the text, because both are compared."""
     return {
         name: {"text": value, "document": json.loads(value)}
         if value is not None and fields[name].get("name") == "io.debezium.data.Json"
@@ -100,12 +100,12 @@ def _by_name(schema: Any) -> Any:
 
 
 def entry_events(contents: Sequence[bytes]) -> list[Event]:
-    """Return Canal's entries. Fields that an entry leaves out have the value that getters give."""
+    """Return Canal's entries. Fields that an entry omits have the default values of its getters."""
     return list(_entries(contents))
 
 
 def _entries(contents: Sequence[bytes]) -> Iterator[Event]:
-    # The entries of a transaction that is open.
+    # The entries of the open transaction.
     held: list[Event] | None = None
     marked = False
     for content in contents:
@@ -136,7 +136,7 @@ def _entries(contents: Sequence[bytes]) -> Iterator[Event]:
 
 
 def _of_its_tables(transaction: Sequence[Event]) -> Iterator[Event]:
-    """Yield the entries of a transaction, its begin and end as of the tables that it changes."""
+    """Yield the entries of a transaction; its begin and end appear once for each table that it changes."""
     tables = " ".join(sorted({event.table for event in transaction[1:-1]}))
     for event in transaction:
         yield event if event.identity[0] == "ROWS" else replace(event, table=tables)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the statements on one server while Debezium, Canal and a daemon of Penstock follow it."""
+"""Run the statements on one server while Debezium, Canal and a daemon of Penstock follow it."""
 
 import base64
 import hashlib
@@ -28,12 +28,13 @@ from tools.maven import cached, copy_dependencies, program, run
 from tools.servers import Server
 
 HERE = Path(__file__).parent
-# Of all statements; what one of them stops at is in a database that it is not given.
+# The databases that each system follows. A statement that would stop a system is in a database that it does
+# not follow.
 OF_DEBEZIUM = ("shop", "vectors")
 OF_CANAL = ("shop", "beyond")
-# A table of its own database tells how far the others have read.
+# A table in a separate database shows how far the other systems have read.
 MARKS = "marks"
-# These change or drop tables that somebody may still have to read.
+# These statements change or drop tables that a system may still have to read.
 _DEFINES = ("alter", "drop", "rename", "truncate")
 _OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Duser.timezone=UTC")
 
@@ -57,7 +58,7 @@ class Written:
 
 
 def statements(file: str) -> list[str]:
-    """Return the statements of a file, each as it is sent."""
+    """Return the statements of a file in the form in which they are sent."""
     complete: list[str] = []
     lines: list[str] = []
     for line in (HERE / file).read_text().splitlines():
@@ -72,7 +73,7 @@ def statements(file: str) -> list[str]:
 
 
 class Original:
-    """A Java program over an original system, which writes events to a file of `folder` as they come."""
+    """A Java program that runs an original system and writes each event to a file of `folder`."""
 
     def __init__(self, name: str, main: str, folder: Path, file: str, *words: str) -> None:
         self.name, self.folder, self._file = name, folder, file
@@ -94,7 +95,7 @@ class Original:
         self._said.close()
 
     def wait_for(self, text: str) -> None:
-        """Wait until the events have a text. Fails where the program has ended or stopped."""
+        """Wait until the events contain a text. Fails if the program has ended or stopped."""
         wait_until(lambda: self._has(text.encode()))
 
     def _has(self, text: bytes) -> bool:
@@ -106,17 +107,17 @@ class Original:
         if not path.exists():
             return False
         with path.open("rb") as content:
-            # A mark is among the last events that were written.
+            # A mark is among the most recent events.
             content.seek(max(0, path.stat().st_size - (1 << 17)))
             return text in content.read()
 
     def lines(self, file: str) -> list[str]:
-        """Return the lines of a file that it wrote."""
+        """Return the lines of a file that the program wrote."""
         return (self.folder / file).read_text().split("\n")[:-1]
 
 
 def _built(name: str, main: str) -> Path:
-    """Return the folder of a program, built where it is missing. Raises PartMissing."""
+    """Return the folder of a program, which is built if it is missing. Raises PartMissing."""
     project = HERE / name
     content = b"\0".join(path.read_bytes() for path in sorted(project.iterdir()))
 
@@ -133,7 +134,7 @@ def _built(name: str, main: str) -> Path:
 
 
 def write_all(server: Server, folder: Path) -> Written:
-    """Run the statements, and return what was written of them. Raises PartMissing."""
+    """Run the statements, and return what each system wrote. Raises PartMissing."""
     server.sql("CREATE USER original@'%' IDENTIFIED BY 'original'; GRANT ALL ON *.* TO original@'%'")
     start = _new_file(server)
     server.sql(f"CREATE DATABASE {MARKS}; CREATE TABLE {MARKS}.marks (mark varchar(40) PRIMARY KEY)")
@@ -193,7 +194,9 @@ def _daemon(server: Server, folder: Path, start: str) -> Iterator[DaemonProcess]
 
 
 def _run_statements(server: Server, file: str, *originals: Original) -> None:
-    """Run each statement. The systems ask the server for definitions, so none changes before they have."""
+    """Run each statement. The systems query the server for definitions, so a definition changes only after
+    they have read everything before.
+    """
     marks = 0
 
     def wait_for_originals() -> None:
@@ -213,7 +216,7 @@ def _run_statements(server: Server, file: str, *originals: Original) -> None:
 
 
 def _changes(daemon: DaemonProcess, form: str, databases: Sequence[str]) -> list[Any]:
-    """Return what a daemon's HTTP call gives of some databases in a dialect."""
+    """Return the response of a daemon's HTTP API for some databases in a dialect."""
     tables = [f"{database}.*" for database in databases]
     asked = {
         "start": "earliest",
@@ -250,7 +253,7 @@ def _keyed(server: Server, start: Position) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _entries(daemon: DaemonProcess, pattern: str) -> list[bytes]:
-    """Return what a daemon's Canal port gives."""
+    """Return the entries that a daemon sends on its Canal port."""
     received: list[bytes] = []
     with CanalClient(daemon.ports["canal"]) as client:
         client.log_in().subscribe(pattern)

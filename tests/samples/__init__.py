@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each version of Penstock wrote to disk, kept so that later versions prove that they can read it."""
+"""Files that each version of Penstock wrote, kept to prove that later versions can read them."""

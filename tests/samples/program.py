@@ -20,7 +20,7 @@ SESSION_SECONDS = 60.0
 
 def main() -> None:
     """Run one of the programs."""
-    # A sample says nothing of the machine it was written on.
+    # A sample contains nothing about the machine on which it was written.
     socket.gethostname = lambda: HOST
     program, *words = sys.argv[1:]
     {"penstock": run_penstock, "follow": follow, "stream": stream}[program](words)
@@ -53,7 +53,7 @@ def follow(words: list[str]) -> None:
 
 
 def stream(words: list[str]) -> None:
-    """Run a stream with its checkpoint in FOLDER/checkpoint; its rows go nowhere."""
+    """Run a stream with its checkpoint in FOLDER/checkpoint, and discard its rows."""
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.support.spark.session import session_settings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of one version's samples, and rows in the form in which the servers' account holds them."""
+"""A copy of one version's samples, and rows in the form of the server's own record."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ VERSIONS = sorted(
 )
 COLUMNS = ["id", "code", "total"]
 _SYSTEM_COLUMNS = ["_change_type", "_commit_version", "_metadata"]
-# The phases of the account, by number.
+# The phases of the server's record, by number.
 LOADED, STREAMED, CAPTURED = range(3)
 
 Change = tuple[str, dict[str, Any]]
@@ -28,14 +28,14 @@ Change = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Sample:
-    """A copy of one version's samples, and what the servers say of them."""
+    """A copy of one version's samples, and the server's own record of them."""
 
     folder: Path
     account: dict[str, Any]
 
     @classmethod
     def copy(cls, version: str, folder: Path) -> Self:
-        """Copy the samples of a version into a folder, which must not be there yet."""
+        """Copy the samples of a version into a folder, which must not exist yet."""
         shutil.copytree(SAMPLES / version, folder)
         return cls(folder, json.loads((folder / ACCOUNT).read_text(encoding="utf-8")))
 
@@ -51,16 +51,16 @@ class Sample:
 
     @property
     def shop(self) -> dict[str, Any]:
-        """The account of the first server."""
+        """The record of the first server."""
         found: dict[str, Any] = self.account["shop"]
         return found
 
     def position(self, phase: int) -> Position:
-        """Return where the log ended when a phase did."""
+        """Return the position of the end of the log at the end of a phase."""
         return Position.parse(self.shop["phases"][phase]["position"])
 
     def changes(self, table: str, after: int | None = None, upto: int = CAPTURED) -> list[Change]:
-        """Return the changes of a table's rows after one phase and up to another; never none."""
+        """Return the changes of a table's rows after one phase and up to another. Fails if there are none."""
         phases = self.shop["phases"]
         first = 0 if after is None else phases[after]["changes"][table]
         wanted = self.shop["changes"][table][first : phases[upto]["changes"][table]]
@@ -75,7 +75,7 @@ class Sample:
     def coordination(self, name: str) -> Path:
         """Return the file of a coordination store: `running` or `resized`."""
         path = self.folder / f"coordination/{name}.db"
-        # A store that is opened where there is none is made.
+        # Opening a store that does not exist creates it.
         assert path.exists(), path
         return path
 
@@ -91,7 +91,7 @@ class Sample:
 
 
 def row_changes(rows: list[dict[str, Any]], columns: list[str] | None = None) -> list[Change]:
-    """Return decoded rows as an account has them; without the system's columns."""
+    """Return decoded rows in the form of the record, without the system columns."""
     names = [columns or [name for name in row if not name.startswith("_")] for row in rows]
     return [
         (row["_change_type"], {name: plain(row[name]) for name in chosen})
@@ -100,7 +100,7 @@ def row_changes(rows: list[dict[str, Any]], columns: list[str] | None = None) ->
 
 
 def only(changes: list[Change], columns: list[str] = COLUMNS) -> list[Change]:
-    """Return changes with some of their columns."""
+    """Return changes with only some of their columns."""
     return [(change, {name: row[name] for name in columns}) for change, row in changes]
 
 

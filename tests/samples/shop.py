@@ -14,7 +14,7 @@ from tests.support.logstore.kept_log import transactions
 from tools.servers import Server
 
 ORDERS, NOTES = "shop.orders", "shop.notes"
-# Not a number, which a step of the sample pipeline asks for.
+# Not a number, although a step of the sample pipeline requires a number.
 BAD_CODE = "A-7"
 _ROWS_PER_PHASE = 24
 
@@ -45,14 +45,14 @@ class Shop:
         )
 
     def alter(self) -> None:
-        """Rename a column and add one, which a log without column names tells by its statements alone."""
+        """Rename a column and add one. A log without column names records this only in its statements."""
         self.server.sql(
             f"ALTER TABLE {ORDERS} RENAME COLUMN note TO remark, ADD COLUMN state ENUM('new', 'paid')"
         )
         self.remark = "remark"
 
     def insert(self, first: int, count: int = _ROWS_PER_PHASE) -> None:
-        """Insert orders, a transaction each; a few have a code that is no number."""
+        """Insert orders, each in its own transaction; a few have a code that is not a number."""
         for number in range(first, first + count):
             row = {
                 "id": number,
@@ -85,7 +85,7 @@ class Shop:
         self.changes[ORDERS].append(("delete", before))
 
     def end_phase(self, name: str) -> dict[str, Any]:
-        """Write down where the server stands: position, GTID set, time, the tables' rows, changes so far."""
+        """Record the server's state: position, GTID set, time, the tables' rows, and the changes so far."""
         head = head_of(self.server)
         gtids, time_us = self.server.sql(
             "SELECT @@GLOBAL.gtid_executed, CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
@@ -117,7 +117,7 @@ class Shop:
         ]
 
     def account(self) -> dict[str, Any]:
-        """Return what the server says of its log: identity, files, transactions, changes and phases."""
+        """Return the server's record of its log: identity, files, transactions, changes and phases."""
         files = [path.name for path in self.server.binlog_files()]
         logged = transactions(self.server, files)
         return {
@@ -147,7 +147,7 @@ def server_key(server: Server) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON holds it here: numbers and null as they are, times to the millisecond."""
+    """Return a value as JSON: numbers and null unchanged, times to the millisecond."""
     if value is None or isinstance(value, int | str):
         return value
     if hasattr(value, "isoformat"):

@@ -48,13 +48,13 @@ from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 SAMPLES = Path(__file__).parent
 ROOT = SAMPLES.parents[1]
 ACCOUNT = "account.json"
-# What a running process leaves beside what it keeps.
+# Files of a running process that are not kept.
 _NOT_KEPT = shutil.ignore_patterns("lock", "*.tmp", "*-wal", "*-shm", "_staged_aside")
 _FOREVER_SECONDS = 100 * 365 * 86_400
 
 
 def main() -> None:
-    """Write every sample of the version that is named."""
+    """Write every sample of the given version."""
     (version,) = sys.argv[1:]
     target = SAMPLES / version
     written = [name for name in ("log", "spark", "coordination") if (target / name).exists()]
@@ -72,11 +72,11 @@ def main() -> None:
     (target / ACCOUNT).write_text(text + "\n", encoding="utf-8")
 
 
-# --- One server, and everything that follows it ---------------------------------------------
+# --- One server and its readers -----------------------------------------------------------
 
 
 def write_shop(work: Path) -> dict[str, Any]:
-    """Write the log of a server without column names, and what its readers keep; return the account."""
+    """Write the log of a server without column names and the state of its readers; return the record."""
     with Server("mysql", {"binlog_row_metadata": "MINIMAL"}) as server:
         rotate(server)
         shop, start = Shop(server), head_of(server).file + ":4"
@@ -161,7 +161,7 @@ def _run_words(work: Path, pipeline: str) -> tuple[object, ...]:
 
 
 def begin_batch(shop: Shop, work: Path) -> None:
-    """Have the feed's pipeline begin a batch that fails, because its folder for staged files is a file."""
+    """Let the feed's pipeline begin a batch that fails, because its folder for staged files is a file."""
     staged = work / "pipelines/feed/shop/orders/_staged"
     staged.rename(staged.with_name("_staged_aside"))
     staged.write_text("")
@@ -169,7 +169,7 @@ def begin_batch(shop: Shop, work: Path) -> None:
     assert done.returncode != 0, "the batch was written"
     staged.unlink()
     staged.with_name("_staged_aside").rename(staged)
-    # Folders without files are not kept, so the file says that there is one.
+    # Git does not store empty folders, so this file records that the folder exists.
     (staged / ".keep").write_text("")
 
 
@@ -188,7 +188,7 @@ def _penstock(shop: Shop, work: Path, *words: object) -> "subprocess.CompletedPr
 
 
 def stream(folder: Path, **options: str) -> None:
-    """Run a Spark stream of some options until it has read what there is."""
+    """Run a Spark stream with these options until it has read all available changes."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([*_program("stream"), str(folder), json.dumps(options)], cwd=ROOT, check=True)
 
@@ -198,7 +198,7 @@ def _program(name: str) -> list[str]:
 
 
 def _offsets(server: Server, work: Path, shop: Shop) -> dict[str, Any]:
-    """Return an offset of each kind of source, as Spark would keep it."""
+    """Return an offset of each kind of source, as Spark stores it."""
     kept, gtid_set = {"path": str(work / "log/shop"), "tables": ORDERS}, shop.phases[0]["gtid_set"]
     files = json.dumps([str(path) for path in server.binlog_files()])
     logs = {
@@ -218,7 +218,7 @@ def _offsets(server: Server, work: Path, shop: Shop) -> dict[str, Any]:
 
 @contextmanager
 def following(work: Path, daemon: DaemonProcess) -> Iterator[None]:
-    """Have a subscriber follow inside the block; it is killed at its end, while it holds its leases."""
+    """Run a subscriber inside the block; kill it at the end of the block, while it holds its leases."""
     store = work / "coordination/running.db"
     store.parent.mkdir()
     url = f"penstock://127.0.0.1:{daemon.port}/shop"
@@ -252,7 +252,9 @@ def _wait_until_consumed(work: Path, shop: Shop) -> None:
 
 
 def reshape_subscription(shop: Shop, work: Path) -> None:
-    """Give a subscription whose shards are at different places another number of them, which makes floors."""
+    """Change the number of shards of a subscription whose shards have different positions, which creates
+    floors.
+    """
     url = f"sqlite://{work}/coordination/resized.db"
     store = open_store(url, WAIT_SECONDS_MAX)
     subscriptions = Subscriptions(store)
@@ -269,7 +271,7 @@ def reshape_subscription(shop: Shop, work: Path) -> None:
 
 
 def compress_first(folder: Path) -> None:
-    """Put the cold form of a log's first segment in its place."""
+    """Replace a log's first segment by its cold form."""
     disk, layout = LocalDisk(), Layout(folder)
     held = disk.lock(layout.lock)
     catalog = FolderCatalog.load(disk, layout)
@@ -278,7 +280,7 @@ def compress_first(folder: Path) -> None:
 
 
 def write_moved(work: Path) -> dict[str, Any]:
-    """Write a log of MariaDB whose server was replaced by its replica; return both servers' accounts."""
+    """Write a log of MariaDB whose server was replaced by its replica; return the records of both servers."""
     options = {"log_slave_updates": True, "relay_log": "relay"}
     with Server("mariadb") as primary, Server("mariadb", options) as replica:
         replica.sql(

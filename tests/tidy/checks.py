@@ -41,12 +41,12 @@ def functions_of_tests() -> Iterator[tuple[Path, Function]]:
 
 
 def checks_something(path: Path, function: Function) -> bool:
-    """Tell whether a test checks anything, itself or in what it calls."""
+    """Return whether a test checks anything, directly or in functions that it calls."""
     return _checks(path, function, frozenset())
 
 
 def checks_only_in_loops(path: Path, function: Function) -> bool:
-    """Tell whether every check of a test is inside a loop over a computed collection.
+    """Return whether every check of a test is inside a loop over a computed collection.
 
     Such a test passes without a check if the collection is empty. A loop over `each(...)` fails in that case,
     so it counts as reached, as do loops over literals and parameters.
@@ -56,7 +56,7 @@ def checks_only_in_loops(path: Path, function: Function) -> bool:
 
 
 def always_holds(condition: ast.expr) -> bool:
-    """Tell whether a condition always holds, for any behaviour of the program."""
+    """Return whether a condition always holds, for any behaviour of the program."""
     match condition:
         case ast.Constant(value=value):
             return bool(value)
@@ -73,7 +73,7 @@ def always_holds(condition: ast.expr) -> bool:
 
 
 def swallows_assertions(node: ast.AST) -> bool:
-    """Tell whether a handler or a `suppress` drops a failed assertion instead of propagating it."""
+    """Return whether a handler or a `suppress` drops a failed assertion instead of propagating it."""
     match node:
         case ast.ExceptHandler(type=kind, name=name, body=body):
             inside = [inner for statement in body for inner in ast.walk(statement)]
@@ -129,7 +129,7 @@ def _checks_unknown(path: Path, function: Function, seen: frozenset[tuple[Path, 
 
 @functools.cache
 def _is_checker(path: Path, function: Function) -> bool:
-    """Tell whether a function returns nothing and checks more than the end of a wait."""
+    """Return whether a function returns nothing and checks more than the end of a wait."""
     returns = function.returns
     returns_nothing = isinstance(returns, ast.Constant) and returns.value is None
     if not returns_nothing or function.name.startswith(_WAITING_PREFIXES):
@@ -216,7 +216,7 @@ class _Walk:
         return name in _RAISING or name.startswith(_CHECKING_PREFIXES)
 
     def _is_vacuous(self, condition: ast.expr) -> bool:
-        """Tell whether a condition holds for an empty computed collection."""
+        """Return whether a condition holds for an empty computed collection."""
         match condition:
             case ast.Call(func=ast.Name(id="all"), args=[comprehension]):
                 return self._may_be_empty(comprehension)
@@ -234,7 +234,7 @@ class _Walk:
     # --- Collections ------------------------------------------------------------------------
 
     def is_never_empty(self, collection: ast.expr) -> bool:
-        """Tell whether a collection is a literal in the test, or guarded."""
+        """Return whether a collection is a literal in the test, or guarded."""
         match collection:
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
                 return any(

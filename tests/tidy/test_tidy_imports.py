@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kafka_library": {"errors"},
     "model": {"errors", "limits", "commit_versions", "_native"},
     "narrowed_patterns": {"model"},
-    # The data that moves through a pipeline.
+    # The data in a pipeline.
     "changes": {"errors", "model", "_native"},
     "coordinate": LEAVES,
     # The daemon's settings, and the basis of every settings file.
@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "migrate": LEAVES | {"settings", "mysql", "serve", "source", "binlog", "coordinate", "sinks", "pipeline"},
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
-    # The local driver runs what reads a target through the session of this process.
+    # The local driver runs readers of a target in the session of this process.
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine", "local"},
     # A client of the daemons' control API, and of the pipelines' state stores.
     "console": LEAVES

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's modules lie in layers, its files in no circle, and matches over types are exhaustive."""
+"""The kernel's modules form layers, its files import each other without circles, and matches over types are
+exhaustive.
+"""
 
 import re
 from collections.abc import Iterator
@@ -55,7 +57,7 @@ def test_dialects_import_nothing_of_each_other() -> None:
 
 
 def test_matches_over_column_types_have_no_catch_all_arm() -> None:
-    # Pairs of a type and an Arrow column, where what is left over is an error.
+    # Pairs of a type and an Arrow column, where the remaining pairs are an error.
     pairs = KERNEL / "column/sent.rs"
     wrong = [
         f"{name_of(path)}: {arm}"
@@ -113,7 +115,7 @@ def upward_imports(graph: Graph) -> list[str]:
 
 
 def circle(graph: Graph) -> list[str]:
-    """Return the files of one circle of imports; empty where there is none."""
+    """Return the files of one circle of imports, or nothing if there is no circle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -122,7 +124,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def modules_below(folder: Path) -> dict[Module, Path]:
-    """Return the file of each module of a crate but its tests; the crate itself has no name."""
+    """Return the file of each module of a crate except its tests; the path of the crate itself is empty."""
     modules = {}
     for path in sorted(folder.rglob("*.rs")):
         names = path.relative_to(folder).with_suffix("").parts
@@ -132,13 +134,13 @@ def modules_below(folder: Path) -> dict[Module, Path]:
 
 
 def imports_below(folder: Path) -> Graph:
-    """Return the imports between files of a crate; a name that is handed on counts where it is defined."""
+    """Return the imports between files of a crate; a re-exported name counts where it is defined."""
     crate = Crate(modules_below(folder))
     return {module: set(crate.imports(module)) for module in crate.modules if module}
 
 
 class Crate:
-    """The modules of a crate, and what they hand on."""
+    """The modules of a crate, and the names that they re-export."""
 
     def __init__(self, modules: dict[Module, Path]) -> None:
         self.modules = modules
@@ -170,7 +172,7 @@ class Crate:
                 yield name, place
 
     def _absolute(self, path: str, module: Module) -> Module | None:
-        """Return a path from the crate's root; None where it leaves the crate."""
+        """Return a path from the crate's root, or None if it is outside the crate."""
         names = path.split("::")
         if names[0] == "crate":
             return tuple(names[1:])
@@ -182,7 +184,7 @@ class Crate:
         return (*module, *names) if (*module, names[0]) in self.modules else None
 
     def _resolved(self, path: str, module: Module) -> Module | None:
-        """Return where a path leads, through the modules that hand it on."""
+        """Return the target of a path, through the modules that re-export it."""
         place = self._absolute(path, module)
         for _ in range(8):
             if place is None:
@@ -195,7 +197,7 @@ class Crate:
 
 
 def uses(code: str) -> Iterator[tuple[str, str]]:
-    """Yield each path that `use` names, and the name it gets."""
+    """Yield each path that `use` names, and its local name."""
     for tree in re.findall(r"\buse\s+([^;]+);", code):
         for path in _paths_of(re.sub(r"\s+", " ", tree).strip()):
             path, _, alias = path.partition(" as ")
@@ -220,7 +222,7 @@ def _paths_of(tree: str) -> Iterator[str]:
 
 
 def without_tests(path: Path) -> str:
-    """Return a file's code without the module of its tests, which stands last."""
+    """Return a file's code without its test module, which is last."""
     return re.split(r"#\[cfg\(test\)\]\s*mod\s+\w+\s*\{", rust_code(path))[0]
 
 
@@ -239,7 +241,7 @@ _CATCH_ALL = re.compile(r"(?:[a-z_]\w*|\((?:\s*(?:[a-z_]\w*)\s*,?)+\))$")
 
 
 def catch_all_arms(code: str) -> Iterator[str]:
-    """Yield the patterns that take every type, of matches that name types of columns."""
+    """Yield the patterns that match every type, in matches that name types of columns."""
     for match in re.finditer(r"\bmatch\b[^{};]*\{", code):
         patterns = list(_patterns(code, match.end()))
         if any(_TYPE.search(pattern) for pattern in patterns):

@@ -86,7 +86,7 @@ def test_redis_connection_has_its_socket() -> None:
     assert redis.connection.Connection()._sock is None
 
 
-def test_deltalake_file_system_has_a_handler(tmp_path: Path) -> None:
+def test_deltalake_file_system_opens_output_streams(tmp_path: Path) -> None:
     assert callable(DeltaStorageHandler(tmp_path.as_uri())._handler.open_output_stream)
 
 

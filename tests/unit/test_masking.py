@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked columns of an account: no response has their values, and no request can ask about them."""
+"""Masked columns of an account: no response contains their values, and no request can query them."""
 
 import json
 import random
@@ -25,7 +25,7 @@ from tests.support.logstore.folders import open_log
 from tests.support.suite.nonempty import each
 
 WIDE = "fuzzed.wide"
-# Shorter texts are in every response by chance.
+# Shorter texts occur in every response by chance.
 _TEXT_CHARS_MIN = 6
 
 
@@ -51,14 +51,14 @@ def batches_of(daemon: ServedLog, table: str) -> list[Batch]:
 
 
 def texts_of(value: Any) -> set[bytes]:
-    """Return the value as it may stand in a response: as JSON, as text and as bytes."""
+    """Return the forms of a value in a response: JSON, text and bytes."""
     texts = {json.dumps(plain_value(value)).strip('"').encode(), str(plain_value(value)).encode()}
     texts |= {value.encode()} if isinstance(value, str) else {value} if isinstance(value, bytes) else set()
     return {text for text in texts if len(text) >= _TEXT_CHARS_MIN}
 
 
 def responses(daemon: ServedLog, token: str, columns: list[str]) -> list[Answered]:
-    """Return everything that the account can ask about the rows of the table."""
+    """Return every response about the rows of the table that the account can request."""
 
     def ask(method: str, path: str, body: Any = None) -> Answered:
         return daemon.ask(method, f"/v1/instances/{INSTANCE}/{path}", body, token=token)
@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_nothing_can_be_asked_about_a_masked_value(whole: ServedLog) -> None:
     for case, (call, body) in each(REFUSED.items()):
         answer = whole.ask("POST", f"/v1/instances/{INSTANCE}/{call}", body, token="support-token")
-        # Where the key of the table decides, the response has begun.
+        # If the key of the table decides, the response has already begun.
         assert answer.status == 403 or b'"AccessDenied"' in answer.body, (case, answer.body[:300])
         assert b'"kind":"change"' not in answer.body
         assert b'"kind":"batch"' not in answer.body

@@ -95,7 +95,7 @@ class Merge:
         self.joining = Joining(self.log, JoinedLog(self.log, receiver, "mysql"), self.members, state)
 
     def run(self) -> None:
-        """Join what the members have now."""
+        """Join the changes that the members have now."""
         while self.joining.step():
             pass
 
@@ -182,7 +182,7 @@ def test_long_transactions_and_full_files_are_joined_in_pieces(monkeypatch: pyte
     disk = SimulatedDisk()
     merge = Merge(servers, disk)
     while merge.joining.step():
-        # Each step ends in another process, some of them where a file has ended.
+        # Each step runs in another process; some end at the end of a file.
         merge = Merge(servers, disk.after_kill())
     assert rows_of(merge.log) == expected
     assert len({extent.file for extent in merge.log.extents()}) > 3
@@ -258,7 +258,7 @@ def test_member_that_is_away_holds_the_others_back() -> None:
     second.commit(TIME_US - 1, 2)
     second.commit(TIME_US + 1, 3)
     merge.run()
-    # What the first server may still commit precedes the third row.
+    # The third row is after the earliest commit that the first server may still make.
     assert rows_of(merge.log) == [("db2.notes", 2), ("db1.notes", 1), ("db2.notes", 3)]
 
 
@@ -272,7 +272,7 @@ def test_busy_server_whose_clock_is_behind_holds_nothing_back(monkeypatch: pytes
     first.commit(TIME_US, 1)
     connection.head()
     for _ in range(4):
-        # Its log is never read to the end at the moment when it is asked.
+        # New transactions arrive during each query, so the end of its log is never reached.
         merge.joining.step()
     assert ("db1.notes", 1) in rows_of(merge.log)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of merged transactions: by commit time up to the lowest watermark, whatever arrives when."""
+"""The order of merged transactions: by commit time up to the lowest watermark, in any order of arrival."""
 
 from dataclasses import dataclass
 from random import Random
@@ -8,7 +8,7 @@ from penstock.merge.commit_order import CommitOrder
 
 MEMBERS = ("db1", "db2", "db3")
 RUNS = 200
-# No commit time of a test is later.
+# An upper bound of the commit times in these tests.
 LATEST_US = 1_000
 
 
@@ -82,7 +82,8 @@ def test_clocks_that_disagree_lose_nothing_and_keep_each_members_order() -> None
         taken: list[Commit] = []
         for number in range(30):
             member = random.choice(MEMBERS)
-            # A clock that jumps to and fro, and a watermark that is later than what follows.
+            # A clock that jumps forward and back, and a watermark that is later than the following
+            # transactions.
             order.offer(member, random.randint(0, 10 * LATEST_US), Commit(member, 0, number), 10 * number)
             order.advance(random.choice(MEMBERS), 10 * number)
             taken += [commit for _, commit in order.take()]
@@ -109,7 +110,8 @@ def test_members_that_hold_back_the_next_transaction_are_named() -> None:
     assert order.held_back_by() == ["db1", "db3"]
     order.advance("db3", 5)
     assert order.held_back_by() == ["db1"]
-    # Of two transactions of one time, that of the first member comes first, so db1 may still have one.
+    # Of two transactions with the same time, that of the first member comes first, so db1 may still have an
+    # earlier one.
     order.advance("db1", 5)
     assert order.held_back_by() == ["db1"]
     order.offer("db1", 5, "first", LATEST_US)

@@ -20,7 +20,7 @@ REFERENCE = ROOT / "docs/reference/metrics.md"
 GUIDE = ROOT / "docs/guides/operating.md"
 
 _METRIC = re.compile(r"\b(?:penstock|process|python)_[a-z_]+[a-z]\b")
-# Words of the same form: labels, and names of settings and files.
+# Words of the same form that are not metrics: labels, and names of settings and files.
 _NO_METRICS = {"penstock_instance", "process_name"}
 _SUFFIXES = ("_bucket", "_count", "_sum")
 
@@ -67,7 +67,7 @@ def test_dashboards_show_nearly_every_metric() -> None:
         for name in names(expression)
     }
     unshown = {name for name in DEFINITIONS.keys() - shown if name.startswith("penstock_")}
-    # Shown by the state, or of use in a query by hand only.
+    # Metrics that the state shows, or that are useful only in a manual query.
     assert unshown == {
         "penstock_build_info",
         "penstock_capture_checksum_failures_total",

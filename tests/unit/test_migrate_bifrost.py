@@ -46,7 +46,7 @@ def test_target_of_mysql_becomes_a_mirror(tmp_path: Path) -> None:
     assert server is not None
     assert (server.host, server.port, server.user, server.server_id) == ("db1", 3307, "repl", 4713)
     assert server.password.reveal() == "s3cret"
-    # The table with everything in its target does not hold the start back, the queued one does.
+    # A table whose target is complete does not delay the start; a queued table does.
     assert str(source.start) == "mysql-bin.000008:1200"
     selected = [
         table for table in ("orders", "log_1", "log_old", "lines") if source.tables.matches("shop", table)
@@ -69,7 +69,7 @@ def test_target_of_mysql_becomes_a_mirror(tmp_path: Path) -> None:
 def test_target_of_kafka_becomes_topics(tmp_path: Path) -> None:
     migrated(tmp_path / "new")
     settings = pipeline(tmp_path / "new", "queue")
-    # Everything queued is in the target, so the data source's own position counts.
+    # Everything queued is in the target, so the position of the data source counts.
     assert str(settings.sources[0].start) == "mysql-bin.000009:4000"
     sink: Any = settings.sink.settings
     assert (sink.servers, sink.topic, sink.format, sink.key) == (

@@ -143,7 +143,7 @@ def test_producer_for_kafka_becomes_a_pipeline(tmp_path: Path) -> None:
     conf = copy_of_canal(tmp_path, server="canal.serverMode=kafka")
     settings = pipeline_of(conf, tmp_path / "new")
     [source] = settings.sources
-    # The producer's own client, and not the one that is furthest behind.
+    # The producer's own client, not the client with the earliest position.
     assert str(source.start) == "mysql-bin.000010:1542"
     assert source.name == "shop"
     assert source.tables.matches("shop", "orders")

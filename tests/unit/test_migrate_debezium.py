@@ -340,7 +340,7 @@ def test_event_router_becomes_an_outbox(tmp_path: Path) -> None:
     assert sink.topic == "events.{kind}.v1"
     assert (sink.outbox.id, sink.outbox.key, sink.outbox.payload) == ("id", "customer_id", "payload")
     assert (sink.outbox.headers, sink.outbox.updates) == ({"eventType": "type"}, "skip")
-    # A field of the envelope has no place in the message.
+    # An envelope field that no message field corresponds to.
     assert [entry.name for entry in migration.report.attention] == [
         "transforms.outbox.table.fields.additional.placement"
     ]

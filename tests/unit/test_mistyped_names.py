@@ -40,7 +40,7 @@ ACCOUNTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Log]:
-    """A log whose table `t` had a column `body`, which is `text` where its rows are."""
+    """A log whose table `t` had a column `body`; the rows of the log have the column `text`."""
     with captured_log() as log:
         schemas = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
         start = log.earliest()
@@ -137,7 +137,7 @@ def test_rule_must_name_as_many_columns_as_elsewhere() -> None:
 
 
 class ToldTables:
-    """A session on a server with these tables."""
+    """A session on a simulated server with these tables."""
 
     def identity(self) -> ServerIdentity:
         return ServerIdentity(MYSQL, (8, 0, 41), "8.0.41", 1, "uuid", None, "ON")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sink, a step, a coordination store and a verb are each one file or folder, named in no other place."""
+"""A sink, a step, a coordination store and a verb are each one file or folder, and no other file names
+them.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make package`: a wheel without a part, or for fewer systems than it should run on, is refused."""
+"""`make package` refuses a wheel that lacks a part or that supports too few systems."""
 
 import platform
 import struct
@@ -99,7 +99,7 @@ def mac_wheel(folder: Path, processor: int, commands: list[bytes]) -> Path:
 
 
 def loads(library: str) -> bytes:
-    """Return the load command of a library that another one needs."""
+    """Return the load command for a library that another library needs."""
     name = library.encode() + bytes(8 - len(library) % 8)
     return struct.pack("<6I", 0x0C, 24 + len(name), 24, 0, 0, 0) + name
 

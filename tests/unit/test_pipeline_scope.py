@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select the target rows to delete on a reload: none of another pipeline, and none that must stay."""
+"""Select the target rows that a reload deletes: no rows of another pipeline, and no rows that must stay."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

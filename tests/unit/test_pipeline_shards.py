@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines with shards over a binlog file: who owns a table, and how another number of shards takes over."""
+"""Pipelines with shards over a binlog file: the owner of each table, and a change of the number of shards."""
 
 import errno
 import json
@@ -258,7 +258,7 @@ def test_only_the_process_of_a_shard_ends_at_the_barrier(tmp_path: Path, log: Gr
     settings = load_pipeline(file)
     begin = run_here(settings)
     with closing(PipelineState.of(settings)) as state:
-        # As a change of the number of shards that was interrupted leaves it behind.
+        # The state that an interrupted change of the number of shards leaves.
         state.shards.set_barrier(begin.offsets)
     log.grow(20)
     of_shard = ("--local", "--shard", "0-of-1", "--until", "barrier")

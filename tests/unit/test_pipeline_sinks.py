@@ -51,7 +51,7 @@ def state_of(settings: PipelineSettings, sink: str = "") -> PipelineState:
 
 
 def block_file(folder: Path, name: str) -> Path:
-    """Put a file where a feed's folder has to be."""
+    """Put a file at the path of a feed's folder."""
     file = folder / name
     file.write_text("")
     return file
@@ -72,7 +72,7 @@ def test_sink_receives_the_rows_of_its_tables_alone(tmp_path: Path) -> None:
     settings = notes_pipeline(tmp_path, sinks=sinks)
     progress = run_sinks_here(settings)
     assert (ids_in(tmp_path, "lake"), ids_in(tmp_path, "audit")) == (list(NOTE_IDS), [])
-    # A sink without rows advances with the log, so it does not keep the source from purging it.
+    # A sink without rows advances with the log, so it does not prevent the source from purging files.
     assert progress["lake"].offsets == progress["audit"].offsets
 
 
@@ -268,7 +268,7 @@ def write_file(folder: Path, **values: Any) -> Path:
 
 
 def invoke(*words: object) -> str:
-    """Run a command and return what it prints, also if it is refused."""
+    """Run a command and return its output, even if the command fails."""
     outcome = CliRunner().invoke(make_app(), [str(word) for word in words])
     assert outcome.exception is None or isinstance(outcome.exception, SystemExit), outcome.exception
     return outcome.output

@@ -33,7 +33,7 @@ def write_pipeline(state: PipelineState) -> None:
 
 
 class CountedStore:
-    """A store that counts what it is asked."""
+    """A store that counts its requests."""
 
     def __init__(self, store: CoordinationStore) -> None:
         self._store = store

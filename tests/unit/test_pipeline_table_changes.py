@@ -47,7 +47,7 @@ def statement(text: str) -> LoggedStatement:
         ("ALTER TABLE t MODIFY name TEXT", False),
         ("ALTER TABLE t CHANGE name title VARCHAR(20)", True),
         ("ALTER TABLE t RENAME COLUMN name TO title", True),
-        # A column that is dropped and added again has none of its earlier values.
+        # A column that is dropped and added again has no earlier values.
         ("ALTER TABLE t DROP COLUMN name, ADD COLUMN name VARCHAR(20)", True),
         ("ALTER TABLE t ADD COLUMN Name INT, DROP COLUMN name", True),
         ("ALTER TABLE t ADD COLUMN OLD INT", True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch of a pipeline with many tables costs the run: nothing is done for every pair of tables."""
+"""The cost of planning a batch of a pipeline with many tables: no work for every pair of tables."""
 
 import json
 import zlib
@@ -176,7 +176,7 @@ def test_record_of_tables_is_written_only_if_a_part_was_replaced(tmp_path: Path)
         record.save(tables, targets, set())
         second.was_gone = True
         assert is_written(), "a table is gone once its batch is done"
-        # A column that is only shown or hidden is equal, but not the same.
+        # A column that became visible or invisible is equal, but not identical.
         second.logged = (replace(second.current.columns[0], visible=True),)
         assert is_written()
         second.logged = (replace(second.current.columns[0], visible=False),)

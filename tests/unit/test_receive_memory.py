@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receiving into a log in memory: how much of it readers still find, however fast the bytes arrive."""
+"""Receive into a log in memory: readers still find the recent part, however fast the bytes arrive."""
 
 from threading import Event
 from typing import Any, cast

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run goes on where `penstock relay` of version 0.1 stopped."""
+"""A run continues where `penstock relay` of version 0.1 stopped."""
 
 import shutil
 from contextlib import closing

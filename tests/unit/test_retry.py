@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries on a clock that only pauses move."""
+"""Retries on a clock that advances only during pauses."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ AWAY = ConnectionLost("the server is away")
 
 
 class Clock:
-    """Seconds that pass while something pauses; the pauses in order."""
+    """A simulated clock; records the pauses in order."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -13,7 +13,7 @@ FILE = "tidb-binlog.000001"
 HEAD = tidb_file_head(server_id=1, time_s=0)
 COMMIT_TS = 470_639_217_768_660_992
 
-# A type with its character set, the text of a value, and what a reader of the binlog gets.
+# A type with its character set, the text of a value, and the value that a reader of the binlog gets.
 VALUES: list[tuple[str, str | None, bytes | None, Any]] = [
     ("int", None, b"-7", -7),
     ("bigint unsigned", None, b"18446744073709551615", 18446744073709551615),
@@ -34,7 +34,7 @@ ROW = [text for _, _, text, _ in VALUES]
 
 
 def written(writer: RowEventWriter) -> Decoded:
-    """Return what a reader gets of the open transaction, once it is committed."""
+    """Return the rows that a reader gets from the open transaction after its commit."""
     return decode(HEAD + writer.commit(), file=FILE)
 
 

@@ -241,16 +241,16 @@ def block_records(*blocks: tuple[int, int, int, int, int]) -> Any:
     ("records", "expected"),
     [
         (block_records((4, 100, 4, 100, 0), (100, 200, 100, 200, 4)), [[100, 200]]),
-        # The transaction begins in an earlier block, and its rows go on in the next two.
+        # The transaction begins in an earlier block, and its rows continue in the next two.
         (
             block_records(
                 (4, 100, 4, 60, 0), (100, 200, 60, 0, 4), (200, 300, 60, 250, 0), (300, 400, 250, 400, 0)
             ),
             [[60, 250]],
         ),
-        # The last transaction has no record of its end yet.
+        # The end of the last transaction is not recorded yet.
         (block_records((4, 100, 4, 60, 4)), [[4, 500]]),
-        # What follows the last record is searched in any case.
+        # The part of the log after the last record is always searched.
         (block_records((4, 100, 4, 100, 0)), [[100, 500]]),
         (block_records((4, 500, 4, 500, 0)), []),
     ],
@@ -306,7 +306,7 @@ def test_requests_that_arrive_together_do_not_exceed_the_bound_of_histories(
     async def run_together(pool: Executor, work: Callable[..., Any], *arguments: Any) -> Any:
         is_arrival = work is history.visible_holds
         waiting.append("arrival" if is_arrival else "search")
-        # No request is refused if all of them search.
+        # No request is refused if every request needs a search.
         for kind, event in (("arrival", arrived), ("search", released)):
             if waiting.count(kind) >= requests:
                 event.set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for the bytes of a key leaves out no transaction with the row."""
+"""The search for the bytes of a key omits no transaction with the row."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ def log() -> Iterator[Log]:
 
 
 def transactions(parts: Sequence[Sequence[Event]]) -> tuple[bytes, list[int]]:
-    """Return a file of transactions, and where each of them starts, with the end at last."""
+    """Return a file of transactions, and the start of each transaction followed by the end of the last."""
     content, starts = log_head(), []
     for part in parts:
         starts.append(len(content))
@@ -58,7 +58,7 @@ def transactions(parts: Sequence[Sequence[Event]]) -> tuple[bytes, list[int]]:
 
 
 def spy_on_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the number of bytes of each range that a history decodes."""
+    """Return a list to which the number of bytes of each decoded range of a history is appended."""
     decoded: list[int] = []
 
     def counting(source: Any, byte_range: Any, *rest: Any) -> Any:
@@ -96,7 +96,7 @@ def search(
 
 
 def accounts(*numbers: int) -> tuple[bytes, list[int]]:
-    """Return a log of notes and accounts in turns."""
+    """Return a log that alternates between notes and accounts."""
     parts = []
     for gno, number in enumerate(numbers, 1):
         parts += [insert(2 * gno, NOTES, 4711, b"note"), insert(2 * gno + 1, ACCOUNTS, number, b"account")]
@@ -139,9 +139,9 @@ def test_events_that_are_too_long_to_buffer_are_candidates_by_their_table() -> N
         insert(4, ACCOUNTS, 9, b""),
     ]
     content, starts = transactions(parts)
-    # Whole, an event is searched at any length.
+    # A complete event is searched at any length.
     assert search(content, "4711") == [(starts[1], starts[2])]
-    # The start of an event of the table may be cut, too.
+    # The start of an event of the table may also be missing.
     row = content.index(bytes(100), starts[2]) - starts[0]
     for first in (range(row - 80, row, 7), [row + 99]):
         pieces = [*first, *range(row + 100, len(content) - starts[0], 4 << 20)]
@@ -173,7 +173,7 @@ def test_columns_that_the_log_does_not_name_come_from_the_definition() -> None:
     pairs = list(zip(starts, [*starts[1:], len(content)], strict=True))
     assert search(content, "4711", definition=DEFINITION) == [pairs[3]]
     assert search(content, "9", definition=DEFINITION) == []
-    # Without a definition, and with one that is not in force, each change of the table is a candidate.
+    # Without a valid definition, each change of the table is a candidate.
     wrong = ([("id", "varchar(9)", "utf8mb4", False), ACCOUNT_COLUMNS[1]], ["id"])
     for definition in (None, (ACCOUNT_COLUMNS[:1], ["id"]), wrong):
         assert search(content, "9", definition=definition) == [pairs[1], pairs[3]]
@@ -196,7 +196,7 @@ def test_history_of_a_log_without_names_of_columns_decodes_only_transactions_wit
     parts = list(RowHistory(LogReader.open(tmp_path), lambda: LogSource(location), key).parts())
     assert [part.after for part in parts if isinstance(part, RowChange)] == [{"id": 4705, "note": b"account"}]
     assert not [part for part in parts if isinstance(part, Unreadable)]
-    # The statement and the transaction are decoded, each for the key and then for all columns.
+    # The statement and the transaction are decoded twice: for the key, then for all columns.
     assert len(decoded) <= 4
 
 

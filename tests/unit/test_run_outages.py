@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a pipeline's run survives what comes and goes: its store, its lease, its servers."""
+"""A pipeline's run survives temporary failures of its store, its lease and its servers."""
 
 import itertools
 import random
@@ -57,11 +57,11 @@ class NoTasks:
     is_in_process = False
 
     def run(self, plan: TaskPlan) -> list[pyarrow.RecordBatch]:
-        """Refuse a plan: nobody makes one here."""
+        """Fail: this test makes no plans."""
         raise AssertionError(plan)
 
     def cancelling(self, stop: threading.Event, seconds: float) -> AbstractContextManager[None]:
-        """Nothing runs that could be cancelled."""
+        """Do nothing: there are no tasks to cancel."""
         return nullcontext()
 
 
@@ -92,10 +92,10 @@ def state(settings: PipelineSettings) -> Iterator[PipelineState]:
 def run_of(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, *loops: Loop, standby: bool = False
 ) -> tuple[PipelineRun, list[dict[str, Any]]]:
-    """Return a run whose loop is each of these in turn, and what it tells."""
+    """Return a run whose loop performs each of these actions in turn, and the messages that it logs."""
     turns = iter(loops)
     told: list[dict[str, Any]] = []
-    # The server of these settings does not exist, so nobody asks it for foreign keys.
+    # The server of these settings does not exist, so it cannot be queried for foreign keys.
     monkeypatch.setattr(CascadeWatch, "look", lambda self: None)
     monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, checkpoint: next(turns)(state, checkpoint))
     return PipelineRun(
@@ -135,7 +135,7 @@ def test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once(
         ("retrying", "ConnectionLost"),
         ("retrying", "CoordinationLost"),
     ]
-    # Nothing is written into a store that does not answer.
+    # Nothing is written into a store that does not respond.
     assert [(one["state"], one["what"]) for one in shown] == [("retrying", "the server is away")]
 
 
@@ -203,7 +203,7 @@ def test_keyless_table_is_not_waited_for_beyond_the_configured_time(
         raise ConnectionLost("the server is away")
 
     monkeypatch.setattr(batches_module, "task_plan", lose)
-    # The target has nothing of the batch.
+    # The target contains nothing of the batch.
     monkeypatch.setattr(batches_module, "committed_floors", lambda *_: None)
     run, told = run_of(settings, monkeypatch, *[complete] * 100)
     no_tables: Any = SimpleNamespace()
@@ -321,7 +321,7 @@ def test_feed_with_missing_state_is_not_written_twice(
     with pytest.raises(OptionInvalid, match="its state knows of none") as caught:
         refuse_lost_state(settings, sink, fresh)
     assert "penstock pipelines reset" in str(caught.value.hint)
-    # Whoever resets the pipeline has accepted it.
+    # Resetting the pipeline means accepting the loss.
     state.take()
     state.close()
     with closing(PipelineState.open(settings.state, settings.name)) as after:
@@ -336,7 +336,7 @@ def test_feed_with_missing_state_is_not_written_twice(
 
 
 def test_mirror_with_missing_state_is_left_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows may be those of another pipeline of the same name."""
+    """Its rows may belong to another pipeline of the same name."""
     table = target_of({"id": "int"}, name="shop.orders")
     monkeypatch.setattr(beginning, "targets_of", lambda *_: [table])
     values = {
@@ -422,7 +422,7 @@ def test_run_whose_log_was_purged_names_what_helps_this_pipeline(
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceServers, dict[int, str]]:
-    """The servers of a source, and the identity of each that answers, by its port."""
+    """The servers of a source, and the identity of each server that responds, by port."""
     answering = {1: "mysql:a", 2: "mysql:b"}
     monkeypatch.setattr(servers, "key_of_server", lambda address: answering.get(address.port))
     monkeypatch.setattr(servers, "_FAIL_OVER_SECONDS", 0.0)
@@ -530,7 +530,7 @@ def test_unresponsive_server_is_reported_while_its_tasks_retry(
 
 
 class LogAtAnotherServer:
-    """A source's log that another server answers for, or one that has purged what comes next."""
+    """A source's log that another server provides, or whose next part is purged."""
 
     def __init__(self, here: Offset | None) -> None:
         self.here = here
@@ -557,7 +557,7 @@ def test_run_uses_the_epoch_of_the_answering_server() -> None:
 
 
 class LogOfTwoServers:
-    """A source's log at the server that is named last; it records where each batch may end."""
+    """A source's log at the last server in the list; records the permitted ends of each batch."""
 
     def __init__(self) -> None:
         self.ends: list[Offset | None] = []

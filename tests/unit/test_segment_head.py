@@ -77,13 +77,13 @@ def test_head_of_a_log_without_checksums_has_no_checksum() -> None:
 def rows_of(content: bytes) -> list[Row]:
     rows = decode(content, "binlog.000001").rows()
     for row in rows:
-        # Offsets are those of the file that is read.
+        # Offsets refer to the original file.
         del row["_commit_version"], row["_metadata"]
     return rows
 
 
 def is_prepared(content: bytes) -> bool:
-    """Tell whether these bytes contain an XA PREPARE without its end; its rows precede them."""
+    """Return whether these bytes contain an XA PREPARE without its end; its rows precede them."""
     decoder = Decoder(instance="test", file=FILE, statements=False, time_from_us=1 << 62)
     decoder.feed(content)
     return decoder.prepared_place("X'78',X'',1") is not None

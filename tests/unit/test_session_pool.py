@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that chunks use one after another: none that may be broken is handed out again."""
+"""Sessions that chunks use one after another; a session that may be broken is not reused."""
 
 from types import SimpleNamespace
 from typing import Any

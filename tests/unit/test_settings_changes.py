@@ -49,7 +49,7 @@ MERGE = {"merge": ["a", "b"]}
 def test_merge_is_added_and_removed(processes: str, moved: tuple[str, ...]) -> None:
     without = settings_of({**MEMBERS, "c": SHOP}, processes=processes)
     merged = settings_of({**MEMBERS, "c": SHOP, "all": MERGE}, processes=processes)
-    # In the daemon's process, the captures of the members go on.
+    # In the daemon's process, the captures of the members continue.
     assert InstanceChange.between(without, merged) == InstanceChange(("all",), moved)
     assert InstanceChange.between(merged, without) == InstanceChange((), moved, ("all",))
     with_members = settings_of({**MEMBERS, "d": SHOP, "all": MERGE})

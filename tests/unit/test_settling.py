@@ -50,7 +50,7 @@ def orders(*columns: str, key: tuple[str, ...] = ()) -> TableDefinition:
 
 
 class ToldServer:
-    """A server that reports one table and the end of its log, and counts the reads of the table."""
+    """A simulated server that reports one table and the end of its log, and counts the reads of the table."""
 
     def __init__(self) -> None:
         self.now = orders("id", "a")
@@ -174,7 +174,7 @@ def test_question_for_a_future_epoch_blocks_no_other(
     assert not failed_over.at().doubts()
 
 
-# --- What readers may ask ---------------------------------------------------------------------
+# --- Questions of readers ---------------------------------------------------------------------
 
 
 class ReceivedLog:

@@ -248,8 +248,9 @@ def offset_of(number: int) -> Offset:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_sinks_read_everything_and_meet(seed: int) -> None:
-    """Sinks plan at random moments while the log grows. Their stretches join, and those at one position read
-    the same ones."""
+    """Sinks plan at random moments while the log grows. Their ranges join, and sinks at the same position
+    read the same ranges.
+    """
     choose = random.Random(seed)
     ends = SharedEnds()
     head = 100
@@ -322,7 +323,7 @@ def test_log_is_decoded_once_for_sinks_that_stand_together(
         assert ids_in(tmp_path, name) == list(NOTE_IDS)
     first, second = sorted(set(opened))
     if bytes_max:
-        # The definition of the table is a surprise, after which the first batch of each sink is run again.
+        # The definition of the table was not expected, so the first batch of each sink runs again.
         assert opened.count(first) <= 2
         assert opened.count(second) == 1
 

@@ -42,14 +42,14 @@ def test_page_waits_for_a_silent_daemon_within_a_bound() -> None:
 
 @contextmanager
 def frozen() -> Iterator[str]:
-    """Yield the host and port of a process that does not run: connections are accepted, and that is all."""
+    """Yield the host and port of a stopped process, which accepts connections but never responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager
 def naming(capturer: str) -> Iterator[str]:
-    """Yield the host and port of a member that names another one as the capturer, in every answer."""
+    """Yield the host and port of a member that names another member as the capturer in every response."""
     problem = {"type": "CapturedElsewhere", "detail": "it is captured elsewhere", "address": capturer}
     body = json.dumps(problem).encode()
     head = (

@@ -176,7 +176,7 @@ def test_truncate_becomes_a_message_without_a_key_in_the_topic_of_its_table() ->
     writer.write(TWO_TRANSACTIONS[1])
     writer.statement(statement("TRUNCATE", "TRUNCATE items", "shop.items", emptied=(ITEMS,)))
     writer.finish()
-    # The transaction before ends before the message.
+    # The previous transaction ends before the message.
     topics = [topic for topic, _ in producer.sent]
     assert topics == ["shop.transaction", "shop.items", "shop.transaction", "shop.items"]
     message = producer.sent[-1][1]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of many tables is published by table, several at once, and complete with its manifest."""
+"""A batch of many tables is published table by table, several concurrently, and is complete with its
+manifest.
+"""
 
 import threading
 from pathlib import Path
@@ -75,7 +77,7 @@ def test_commit_of_another_attempt_replaces_the_files_of_the_last_one(tmp_path: 
     manifests = tmp_path / "_penstock"
     sink.commit(MARK, first)
     [manifest] = manifests.rglob("*.json")
-    # As if the host had failed just before it.
+    # The state after a failure of the host just before the manifest.
     manifest.unlink()
     sink.commit(MARK, [stage(sink, 5, TABLES[:4])])
     expected = {target.name.table: [5] if target in TABLES[:4] else [0, 1, 2] for target in TABLES}

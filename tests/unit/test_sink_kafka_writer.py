@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a writer of the Kafka sink passes to its producer, without a broker."""
+"""The messages that a writer of the Kafka sink passes to its producer, without a broker."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ LARGE = "x" * 4000
 
 
 class KeptProducer:
-    """A producer that keeps what it is to send."""
+    """A producer that keeps its messages."""
 
     def __init__(self, last_committed: int | None = None) -> None:
         self.last_committed = last_committed
@@ -34,10 +34,10 @@ class KeptProducer:
         self.partitions += [partition] * len(messages)
 
     def flush(self) -> None:
-        """Do nothing: messages are kept at once."""
+        """Do nothing: messages are kept immediately."""
 
     def of_topic(self, topic: str) -> list[Any]:
-        """Return the values in JSON of the messages of a topic, without tombstones."""
+        """Return the JSON values of the messages of a topic, without tombstones."""
         return [json.loads(message["value"]) for to, message in self.sent if to == topic and message["value"]]
 
 

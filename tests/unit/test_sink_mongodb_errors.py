@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MongoDB sink's errors: short enough for a log line, without the driver's account of its servers."""
+"""The MongoDB sink's errors are short enough for a log line and omit the driver's list of servers."""
 
 import pytest
 

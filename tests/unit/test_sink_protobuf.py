@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a message of JSON without its nulls, which protobuf leaves out."""
+    """Return a JSON message without nulls, because protobuf omits them."""
     if isinstance(value, dict):
         return {name: without_nulls(field) for name, field in value.items() if field is not None}
     return value
@@ -73,7 +73,7 @@ def test_messages_have_the_values_of_those_in_json(forms: DebeziumForms | None) 
         expected = [without_nulls(json.loads(text)) for text in getattr(in_json, name).to_pylist()]
         read = [record_of(message, schema) for message in getattr(messages, name).to_pylist()]
         assert [number for number, _ in read] == [schema_id] * 5
-        # An empty array and a null are alike: both are left out.
+        # An empty array and a null are equal: both are omitted.
         assert expected == [without_empty(plain(record)) for _, record in read]
 
 
@@ -208,7 +208,7 @@ def test_registry_is_asked_once_for_equal_schemas_of_truncates() -> None:
         sink = KafkaSink(Settings(servers="b:1", format="debezium_protobuf", registry=registry))
         cause = statement("TRUNCATE", "TRUNCATE items", "shop.items", emptied=(ITEMS,))
         for _ in range(3):
-            # The schemas of many tables do not stay in memory: those of a later TRUNCATE are made again.
+            # The schemas of many tables do not stay in memory; a later TRUNCATE builds them again.
             connect_schemas.row_schemas.cache_clear()
             schema, _ = connect_schemas.row_schemas(ITEMS, "test", ("id",), None)
             sink.encode(truncate_record("shop.items", cause, ITEMS.name, schema, 0))

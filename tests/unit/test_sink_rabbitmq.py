@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The RabbitMQ sink without a broker: names, settings, and the errors of answers."""
+"""The RabbitMQ sink without a broker: names, settings, and the errors in responses."""
 
 import pickle
 from typing import Any
@@ -36,7 +36,7 @@ def test_table_has_a_routing_key_for_each_of_its_queues() -> None:
         "cdc.orders.1",
         "cdc.orders.2",
     ]
-    # A binding with these letters would take the messages of other tables.
+    # A binding with these letters would receive the messages of other tables.
     odd = target_of({"id": "int"}, name="shop.#")
     assert sink_of().routing_keys(odd) == ["shop._"]
 

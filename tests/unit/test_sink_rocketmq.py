@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The RocketMQ sink without a broker: names, settings, frames, and a server of the test."""
+"""The RocketMQ sink without a broker: names, settings, frames, and a simulated server."""
 
 import json
 import pickle
@@ -58,7 +58,7 @@ class FakeServer:
         self.queues = 0
         self.messages: dict[int, list[bytes]] = defaultdict(list)
         self.garbage = self.garbage_for_messages = b""
-        # Whether the server stores what it receives; until then requests wait.
+        # Whether the server stores the requests; until then they wait.
         self.stores = threading.Event()
         self.stores.set()
         self.requests = 0
@@ -85,7 +85,7 @@ class FakeServer:
                         assert queue not in {of for of, _ in waiting}, "two requests of a queue are under way"
                         waiting.append((queue, header["opaque"]))
                         fake.messages[queue] += bodies(frame[header_length:])
-                        # The last request is answered first, once each queue has one.
+                        # The last request is answered first, when each queue has one.
                         if len(waiting) == fake.queues:
                             for _, opaque in reversed(waiting):
                                 self.reply(opaque, fake.code)
@@ -122,7 +122,7 @@ class FakeServer:
 
 
 def bodies(batch: bytes) -> list[bytes]:
-    """Return the bodies of a batch's messages, as a broker reads them."""
+    """Return the message bodies of a batch, as a broker reads them."""
     found = []
     while batch:
         length, _, _, _, body_length = struct.unpack_from(">iiiii", batch)
@@ -201,13 +201,13 @@ def test_refused_batch_raises_the_error_of_its_answer(server: FakeServer) -> Non
 def test_batch_is_sent_again_only_once_its_first_request_is_answered(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A request that the server stores after those of the retry, and of later batches, would undo them.
+    # If the server stored a request after the retry and later batches, it would undo them.
     monkeypatch.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 0.05)
     options = {"url": f"rocketmq://{server.address}", "queues": 1, "format": "json"}
     sink_of(**options).prepare(ORDERS, Evolution.EVOLVE)
     server.stores.clear()
     for _ in range(2):
-        # The engine closes a sink that has failed, and makes another.
+        # The engine closes a failed sink, and creates another.
         sink = sink_of(**options)
         writer = sink.open(MARK, 0)
         with pytest.raises(AnswerTimedOut, match="has not answered for"):

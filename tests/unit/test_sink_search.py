@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sinks of Elasticsearch and OpenSearch, without a cluster: their settings and their answers."""
+"""The sinks of Elasticsearch and OpenSearch, without a cluster: their settings, and their handling of
+responses.
+"""
 
 import json
 

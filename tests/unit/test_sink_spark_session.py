@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of the spark sink, and what it refuses of staged rows."""
+"""The session of the spark sink, and the staged rows that it refuses."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ class SessionSettings(dict[str, str]):
 
 
 class Session:
-    """A session with settings, and without Spark."""
+    """A simulated session with settings, without Spark."""
 
     sparkContext = None
     inherited: SessionSettings
@@ -67,7 +67,7 @@ def test_settings_that_would_change_rows_are_not_inherited(
 
 
 class Rows:
-    """Staged rows that stop at the first condition that is asked of them."""
+    """Staged rows that stop at the first condition that they are filtered by."""
 
     def __init__(self) -> None:
         self.conditions: list[str] = []

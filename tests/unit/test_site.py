@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of the documentation site: all of the repository's, and those generated from code and results."""
+"""The pages of the documentation site: all pages of the repository, and the pages generated from code and
+results.
+"""
 
 import html
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines of two binlog files, of which one cannot be read for a while: the other one goes on."""
+"""Pipelines of two binlog files, one of which cannot be read for a while; the other source continues."""
 
 import random
 import threading
@@ -68,7 +68,7 @@ def fleet(tmp_path: Path) -> PipelineSettings:
 
 
 def rows_in(folder: Path) -> Counter[tuple[str, int]]:
-    """Return how often the feed has each note of each source."""
+    """Return how often the feed contains each note of each source."""
     notes: Counter[tuple[str, int]] = Counter()
     for file in (folder / "feed" / "shop" / "notes").glob("[!_]*.parquet"):
         for row in parquet.read_table(file, columns=["id", "_metadata"]).to_pylist():
@@ -113,7 +113,7 @@ def test_missing_source_is_named_while_the_other_is_read_to_its_end(
 
 
 def test_source_is_set_aside_between_batches_and_taken_back(fleet: PipelineSettings, tmp_path: Path) -> None:
-    """Both sources are read first, so their batches are done when one of them goes away."""
+    """Both sources are read first, so their batches are done when one of them becomes unavailable."""
     is_aside = threading.Event()
 
     def note(report: Mapping[str, Any]) -> None:
@@ -152,7 +152,9 @@ def test_source_that_fails_within_a_batch_does_not_hold_the_batch(
 def test_batch_that_may_be_written_in_part_waits_for_all_of_its_sources(
     fleet: PipelineSettings, tmp_path: Path
 ) -> None:
-    """Planned again without the source, under another number, it would write rows twice into a feed."""
+    """If the batch were planned again without the source, under another number, it would write rows twice
+    into a feed.
+    """
 
     class Death(BaseException):
         """Simulates the death of the process."""

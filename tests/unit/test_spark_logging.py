@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a pipeline: where it is, and Spark's own log, which has errors only unless configured."""
+"""The session of a pipeline: its location, and Spark's log, which contains only errors unless configured."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -18,7 +18,7 @@ from penstock.spark.schema import TableShape, envelope_arrow, spark_schema
 
 SERVER = {"source": "mysql://repl:secret@127.0.0.1:3306", "tables": "shop.orders"}
 
-# One of each SQL type whose Arrow type is its own.
+# One column of each SQL type with a distinct Arrow type.
 TYPE_TEXTS = """tinyint|tinyint unsigned|smallint|smallint unsigned|mediumint|mediumint unsigned
 int|int unsigned|bigint|bigint unsigned|float|double|decimal(10,2)|decimal(38,30)|decimal(65,30)
 bit(1)|bit(64)|year|date|datetime|datetime(6)|timestamp|timestamp(6)|time|time(6)|binary(4)|varbinary(9)

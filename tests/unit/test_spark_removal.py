@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where loads that remove rows run, if only the process of the pipeline can read their target."""
+"""Loads that remove rows run in the pipeline's process if only that process can read their target."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ class Executors(Exception):
 
 
 class Session:
-    """Stands for a session of two cores, of which only the settings can be used."""
+    """A stand-in for a session of two cores that only provides settings."""
 
     sparkContext = SimpleNamespace(defaultParallelism=2)
     conf = SimpleNamespace(get=lambda _name: "", set=lambda _name, _value: None)

@@ -77,7 +77,7 @@ def _conditions(draw: st.DrawFn) -> datasource.Filter:
 
 
 def _answer(condition: Any, row: dict[str, Any]) -> bool | None:
-    """Evaluate a condition on one row, None where the answer is unknown: the slow reference."""
+    """Evaluate a condition on one row; None means unknown. This is the slow reference."""
     if isinstance(condition, datasource.Not):
         answer = _answer(condition.child, row)
         return None if answer is None else not answer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where shares of a comparison are compared: in tasks of Spark, or in the process of the command."""
+"""The shares of a comparison run in tasks of Spark, or in the process of the command."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -109,5 +109,5 @@ def test_adjacent_key_parts_are_not_confused() -> None:
 def test_texts_of_any_script_stay_together_if_they_may_be_equal() -> None:
     rows = batch(name=pyarrow.array(["a", "A", "á", "b", "a "]))
     assert groups(rows, ["name"]) == [0, 0, 0, 1, 0]
-    # Rows stay together if they may be equal.
+    # Rows that may be equal stay together.
     assert groups(batch(name=pyarrow.array(["a", "カ", "b"])), ["name"]) == [0, 0, 0]

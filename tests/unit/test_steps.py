@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every verb of a pipeline, and those that let rows pass, by what comes out of them."""
+"""The output of every verb of a pipeline, and of the verbs that let rows pass."""
 
 import datetime
 import pickle
@@ -326,7 +326,7 @@ def test_only_the_last_change_of_each_key_remains_if_requested() -> None:
         update(5, {"id": 3, "status": "a"}, {"id": 4, "status": "a"}),
     )
     found = run(step("dedupe", {"last": True}), changes)
-    # The third key is left for the fourth one: both images are the last of their keys.
+    # Both images are the last of their keys, so the third key remains for the fourth.
     assert [(row[0], row[1]) for row in rows(found)] == [
         ("insert", 1),
         ("delete", 2),

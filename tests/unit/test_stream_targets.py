@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Spark run with availableNow ends at the log's end of its start, also after another server took over."""
+"""A Spark run with availableNow ends where the log ended at its start, even if another server took over."""
 
 import pickle
 from pathlib import Path

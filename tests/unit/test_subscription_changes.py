@@ -79,7 +79,7 @@ def coordinated(log: Log) -> Iterator[Coordinated]:
 
 
 def audit_of(logs: Any) -> list[tuple[str, str]]:
-    """Return the actions of a daemon that were recorded, with their accounts."""
+    """Return the recorded actions of a daemon, with their accounts."""
     return [(line["action"], line["account"]) for line in logs if line["event"] == "audit"]
 
 

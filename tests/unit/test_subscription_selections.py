@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selections and pauses that an operator sets: what is refused, and what stays as it was."""
+"""Selections and pauses that an operator sets: invalid changes are refused and change nothing."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_option_that_names_nothing_is_refused(
 def test_selections_that_are_set_at_the_same_time_both_apply(registry: Subscriptions) -> None:
     def select_columns(current: Selection) -> Selection:
         if current.where is None:
-            # Another command is faster, between the reading and the writing of this one.
+            # Another command writes between the read and the write of this command.
             registry.select("shop", "cache", lambda other: replace(other, where="a = 1"))
         return replace(current, columns=("a",))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as of a moment: the rows that a kept log shows, against a replay of its changes one by one."""
+"""A table as of a moment, compared with a replay of its changes one by one."""
 
 import csv
 import io
@@ -93,7 +93,7 @@ def boundaries_of(log: Log) -> list[tuple[Position, int]]:
 
 
 def replayed(parts: list[tuple[Position, RowChange | LoggedStatement]], at: Position) -> dict[int, Any]:
-    """Return the rows at a position, by their key, as a reader that applies each change would have them."""
+    """Return the rows at a position by key, as a reader that applies each change would have them."""
     rows: dict[int, Any] = {}
     seen: set[int] = set()
     is_complete = False
@@ -105,7 +105,7 @@ def replayed(parts: list[tuple[Position, RowChange | LoggedStatement]], at: Posi
             is_complete = T in part.emptied
             continue
         before = None if part.before is None else part.before["id"]
-        # A partial image after the change may lack the key too.
+        # A partial after image may lack the key too.
         after = None if part.after is None else part.after.get("id", before)
         if position < at:
             earlier = {**rows.pop(before, {}), **part.before} if part.before is not None else {}
@@ -154,7 +154,7 @@ def test_rows_beyond_the_memory_are_refused(log: Log, monkeypatch: pytest.Monkey
 
 
 def test_changes_of_the_same_rows_need_the_memory_of_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that is replaced row by row is dropped, the others are merged, and rows keep their values."""
+    """A batch whose rows are all replaced is dropped, the others are merged, and rows keep their values."""
     boundary = boundaries_of(log)[-2][0]
     expected = [row.values for row in as_of(log, str(boundary)).rows()]
     known = table_as_of._Known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as of a moment, where its primary key is changed or Arrow cannot represent it."""
+"""A table as of a moment whose primary key changes or has values that Arrow cannot represent."""
 
 import struct
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def statement(gno: int, text: str) -> list[Event]:
 def rows_after(
     folder: Path, transactions: Sequence[list[Event]], count: int | None = None
 ) -> tuple[list[tuple[object, object]], bool]:
-    """Return the rows as of the end of some of the transactions, and whether they are all."""
+    """Return the rows as of the end of some of the transactions, and whether the rows are complete."""
     description, previous, *_ = events(forged_log(0))
     parts = [event for transaction in transactions for event in transaction]
     keep_forged_log(folder, assemble([description, previous, *parts]))
@@ -148,7 +148,7 @@ COMMENT = "ALTER TABLE notes COMMENT 'ends a batch'"
 
 
 def in_batches(changes: Sequence[tuple[int, int]]) -> list[list[Event]]:
-    """Return transactions that insert or delete the row of a key, each read as a batch of its own."""
+    """Return transactions that insert or delete the row of a key, each read as a separate batch."""
     return [TRUNCATED] + [
         transaction
         for gno, (code, key) in enumerate(changes, 2)
@@ -166,7 +166,7 @@ def test_rows_that_are_gone_need_no_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_small_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that changes rarely has a batch for each of its changes, which needs more than its row."""
+    """A table that changes rarely has a batch for each change, which needs more memory than its row."""
     monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 80_000)
     rows, _ = rows_after(tmp_path, in_batches([(WRITE_ROWS, key) for key in range(100)]))
     assert rows == [(key, key) for key in range(100)]
@@ -189,7 +189,8 @@ def test_rows_inserted_after_the_moment_are_not_shown_however_often_they_come_ba
 
 def test_column_that_no_image_of_an_update_has_is_missing(tmp_path: Path) -> None:
     inserted = [TRUNCATED, change(2, WRITE_ROWS, TWO_INTS, [0], 1, 10)]
-    # MariaDB 11.8.9 logs no generated columns of an update; binlog_row_image=MINIMAL what has changed.
+    # In updates, MariaDB 11.8.9 logs no generated columns, and with binlog_row_image=MINIMAL only the changed
+    # columns.
     unlogged = partial_update(3, {0: 1}, {0: 1})
     minimal = partial_update(4, {0: 1}, {1: 30})
     assert rows_after(tmp_path / "unlogged", [*inserted, unlogged]) == ([(1, None)], True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capture of a storage sink: its files become a log that every reader reads, also over restarts."""
+"""The capture of a storage sink: its files become a log that every reader can read, even after restarts."""
 
 import shutil
 import threading
@@ -145,7 +145,7 @@ def test_crash_between_a_statement_and_rows_of_its_timestamp_loses_and_repeats_n
         patched.setattr(threading, "excepthook", lambda arguments: None)
         with running_sink_capture(sink, folder):
             assert crashed.wait(30.0)
-    # The log ends with the statements, and then with the rows of their timestamp.
+    # The log ends with the statements, followed by the rows of their timestamp.
     with running_sink_capture(sink, folder) as capture:
         wait_until(lambda: changes(folder)[-1][0] == 140)
     with running_sink_capture(sink, folder) as capture:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of TiCDC's storage sink as transactions: their order, repetitions, and what is refused."""
+"""Files of TiCDC's storage sink as transactions: their order, repetitions, and refused files."""
 
 import json
 from collections import Counter
@@ -99,7 +99,7 @@ def test_rows_are_those_of_the_version_of_their_folder(sink: Sink) -> None:
 def test_rows_that_a_restarted_changefeed_repeats_are_read_once(sink: Sink) -> None:
     first = [inserted(110, 1), inserted(120, 2), deleted(120, 9)]
     sink.rows("t/100/CDC000001.json", *first)
-    # Interrupted inside the transaction of 120, and begun again from a checkpoint before it, twice.
+    # Interrupted inside the transaction of 120, and restarted from a checkpoint before it, twice.
     sink.rows("t/100/CDC000002.json", *first[1:2])
     sink.rows("t/100/CDC000003.json", *first, inserted(130, 3))
     sink.checkpoint(140)
@@ -115,7 +115,7 @@ def test_rows_that_a_restarted_changefeed_repeats_are_read_once(sink: Sink) -> N
 
 
 class CountedStorage(LocalStorage):
-    """A folder that counts what is read of it."""
+    """A folder that counts reads."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -305,7 +305,7 @@ def test_missing_files_are_noticed(sink: Sink) -> None:
     sink.rows("t/100/CDC000003.json", inserted(110, 1))
     sink.checkpoint(105)
     source = reader(sink)
-    # The rows are not due, so earlier files may still come.
+    # The rows are not due yet, so earlier files may still arrive.
     assert read(source) == []
     sink.checkpoint(200)
     with pytest.raises(SequenceGap, match="from number 1 on"):

@@ -39,7 +39,7 @@ _IN_WHEEL = (
     "penstock/sample/rows.json.gz",
     "pyspark_penstock/__init__.py",
 )
-# What the console serves of others: each file with its checksum and license.
+# Third-party files that the console serves: each file with its checksum and license.
 _VENDOR = "penstock/console/static/vendor"
 # Arrow's crates name the framework for the local time zone, which nothing here asks for. Python's symbols are
 # looked up at run time.

@@ -41,7 +41,7 @@ def follow(folder: Path, environment: Mapping[str, str]) -> str:
             reader.type(reading)
             listening = daemon.replace("log:", f"listen: {{http: 127.0.0.1:{daemon_port}}}\nlog:", 1)
             with Program(folder / "daemon.log", listening, environment, daemon_port) as capturing:
-                # The reader of the page is slower than the daemon.
+                # The daemon needs less time than a reader of the page.
                 rows = f"penstock inspect {home}/log/shop --rows --tables shop.orders"
                 reader.type(f"until {rows} 2>&1 | grep ' delete '; do sleep 0.2; done")
                 reader.type(asking.replace("penstock status", f"penstock status {url}"))
@@ -84,7 +84,7 @@ class Program:
         end(self._process, STOP_SECONDS_MAX)
 
     def stop(self, number: signal.Signals) -> None:
-        """Send the signal of the page, and wait for the end. Raises PackageInvalid if there is an error."""
+        """Send the page's signal, and wait for the end. Raises PackageInvalid if there is an error."""
         self._process.send_signal(number)
         try:
             status = self._process.wait(STOP_SECONDS_MAX)

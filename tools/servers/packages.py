@@ -183,7 +183,7 @@ def locked(name: str) -> Iterator[None]:
 
 @functools.cache
 def install(flavor: str) -> Installation:
-    """Return a flavor's installation, fetching it first when this machine does not have it.
+    """Return a flavor's installation, fetching it first if this machine does not have it.
 
     Raises `PartMissing` when it cannot be had here, `ValueError` for an unknown flavor.
     """

@@ -162,8 +162,9 @@ class Proxy:
         self._run_in_thread(self._plans.clear)
 
     def swallow(self) -> None:
-        """Carry nothing more, of the connections there are and of new ones, and end none: a hole in the
-        network, until `resume`."""
+        """Forward nothing more on current and new connections, and end none, like a lost network path, until
+        `resume`.
+        """
 
         def order() -> None:
             self._swallowing = True

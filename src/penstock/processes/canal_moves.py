@@ -68,7 +68,6 @@ class _Holder:
 
 class ClientMoves:
     """Tracks, in the daemon, which listener process owns which Canal client. Belongs to the event loop.
-    Belongs to the event loop.
 
     `send` sends a message to a process by its number, without waiting, in order.
     """

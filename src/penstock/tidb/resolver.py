@@ -87,8 +87,7 @@ class Resolver:
     def resolve(
         self, open_prewrites: Iterable[OpenPrewrite[Location]], by_operator: Iterable[Decision] = ()
     ) -> list[Decision]:
-        """Return the outcomes that are known now. `open_prewrites` are all open prewrites. `open_prewrites`
-        are all of them.
+        """Return the outcomes that are known now. `open_prewrites` are all open prewrites.
 
         An operator's decisions about other transactions wait.
         """

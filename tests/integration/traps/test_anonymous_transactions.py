@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with gtid_mode=ON refuses in mid-stream to send files with anonymous transactions."""
+"""A server with gtid_mode=ON stops in the middle of a stream if a file has anonymous transactions."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MariaDB 11.8 writes 0 as the end position inside transactions, and large commits as files of their own."""
+"""MariaDB 11.8 writes 0 as the end position inside transactions, and large commits as separate files."""
 
 import pytest
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live stream special cases: packets end at 16 MiB, MariaDB omits events, a twin takes the stream over."""
+"""Special cases of live streams: packets end at 16 MiB, MariaDB omits events, another reader has the same
+server id.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +96,8 @@ def test_stream_without_annotations_has_gaps_and_correct_positions(
     stop = (int(path.suffix[1:]) + 1, 0)
     assert ends(sent, path.name, offset=4, live=True, stop=stop) == ends(path.read_bytes(), path.name)
     if flavor == "mariadb":
-        # 11.8 logs no positions inside a transaction, so after a gap only those of transactions are known.
+        # MariaDB 11.8 logs no positions inside a transaction, so after a gap only those of transactions are
+        # known.
         assert live.rows(table) == whole.rows(table)
 
 
@@ -111,7 +114,7 @@ def ends(data: bytes, file: str, **options: Any) -> list[tuple[int, int]]:
 def test_duplicate_replica_identity_takes_over_the_stream_and_is_reported(server: Server) -> None:
     address = ServerAddress.parse(server.url())
     name = ReplicaName.choose(None)
-    # At the head: a server with a blocked send ends no dump before its write timeout.
+    # At the end of its log, a server whose send blocks ends no dump before its write timeout.
     start = DumpStart(position=head_of(server))
     with open_stream(address, start, name=name) as first:
         chunks = first.event_chunks()

@@ -30,8 +30,7 @@ _SCALARS = {
 
 
 def record_of(message: bytes, schema: str) -> tuple[int, Any]:
-    """Return the schema id of a message in a registry's frame, and its fields; those that are null are left
-    out."""
+    """Return the schema id of a message in a registry's frame, and its fields without nulls."""
     magic, schema_id, place = struct.unpack_from(">bIb", message)
     assert (magic, place) == (0, 0)
     parsed = class_of(schema).FromString(message[6:])
@@ -87,7 +86,7 @@ def _add_field(open_messages: list[Any], label: str | None, kind: str, name: str
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Return the fields that a message has, with those that are never absent."""
+    """Return the fields of a message that have a value, and those without presence."""
     fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 def rocketmq_messages(broker: RocketMQ, topic: str, tags: str = "*") -> list[Message]:
     """Return the messages of a topic with some tags, each queue in order."""
-    # Version 4's client reads both brokers.
+    # The client of version 4 reads from brokers of both versions.
     jars = f"{install(VERSIONS[0])}{os.sep}*"
     words = [program("java"), "-cp", jars, str(READER), f"127.0.0.1:{broker.name_server.port}", topic, tags]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)

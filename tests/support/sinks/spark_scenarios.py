@@ -38,7 +38,7 @@ _CATALOGS = {
 
 
 class Scenarios:
-    """The scenarios of one format, each on a table of its own."""
+    """The scenarios of one format, each with a separate table."""
 
     def __init__(self, using: str, session: SparkSession, folder: Path) -> None:
         self.using, self.session, self.folder = using, session, folder

@@ -32,7 +32,7 @@ def clickhouse_stored(server: Any, database: str, table: str, *, is_mirror: bool
     """Return the rows of a mirror that are not deleted, or all rows of a feed."""
     client = clickhouse_connect.get_client(host="127.0.0.1", port=server.port)
     try:
-        # Not every string of bytes is text.
+        # Some byte strings are not valid text.
         set_read_format("String", "bytes")
         rows = clickhouse_rows(client, f"`{database}`.`{table}`", final=is_mirror)
         if not is_mirror:
@@ -90,7 +90,7 @@ READERS: dict[str, Rows] = {
 
 
 def as_source(source: Source, rows: list[Row], json: bool) -> list[Row]:
-    """Return the columns that the source has; bytes stand in JSON as base64."""
+    """Return the columns that the source has; bytes are base64 in JSON."""
     binary = [name for name, kind in source.types.items() if "binary" in kind or "blob" in kind]
     found = [{name: row.get(name) for name in source.types} for row in rows]
     for row in found if json else ():

@@ -16,7 +16,7 @@ from tests.support.spark.cluster import JVM_OPTIONS, run_query
 from tests.support.spark.worker_daemon import write_python
 from tools.servers import Server
 
-# What makes a query over a few rows cheaper. Sessions of separate processes have Spark's own defaults.
+# Settings that make queries over a few rows cheaper. Sessions of separate processes have Spark's defaults.
 _FEW_ROWS = {
     # One partition is sorted without an additional job that samples the rows.
     "spark.sql.shuffle.partitions": "1",

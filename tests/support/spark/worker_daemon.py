@@ -51,7 +51,7 @@ def main() -> None:
     """Import the modules and fork workers until Spark ends the daemon."""
     for module in MODULES:
         importlib.import_module(module)
-    # The workers share these objects. A collection, which follows every task, leaves them alone.
+    # The workers share these objects. The garbage collection after every task ignores them.
     gc.freeze()
     daemon.manager()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that a test file starts for itself."""
+"""Servers that one test file starts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

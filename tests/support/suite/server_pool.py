@@ -21,7 +21,7 @@ import pymysql
 
 from tools.servers import Server
 
-# A worker's idle servers have about 300 MB of memory each, beside the shared ones.
+# Each idle server of a worker needs about 300 MB of memory, in addition to the shared servers.
 IDLE_SERVERS_MAX = 4
 # Undo and temporary tablespaces never shrink. A server that has grown larger than this is not kept.
 DATA_BYTES_MAX = 1 << 30
@@ -48,7 +48,9 @@ _SERVER_THREADS = frozenset({"system user", "event_scheduler"})
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides whether a server can be lent to a test: its options without the runtime options."""
+    """The settings that decide whether a server can be lent to a test: its options without the runtime
+    options.
+    """
 
     flavor: str
     tls: bool
@@ -56,7 +58,7 @@ class Settings:
 
 
 class NotClean(Exception):
-    """A server differs from a new one; the message says in what."""
+    """A server differs from a new server; the message names the difference."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ def _reset_binlog(cursor: Any, family: str) -> None:
 
 
 def global_variables(server: Server) -> dict[str, str]:
-    """Return the global variables of a server, except those that tell what its binlog holds."""
+    """Return the global variables of a server, except those that describe the content of its binlog."""
     variables = dict(server.sql("SHOW GLOBAL VARIABLES"))
     return {name: value for name, value in variables.items() if name not in _BINLOG_STATE}
 

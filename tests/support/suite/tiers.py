@@ -45,7 +45,7 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def is_kept(item: pytest.Item, marker: pytest.Mark) -> bool:
-    """Tell whether a deep marker leaves this case in the everyday tier: its id has a word of `keep`."""
+    """Return whether a deep marker leaves this case in the everyday tier: its id has a word of `keep`."""
     case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
     return any(word in case for word in marker.kwargs.get("keep", ()))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a capture of TiCDC's topics, and what readers of its log get."""
+"""Run a capture of TiCDC's topics, and return what readers of its log get."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -10,7 +10,7 @@ from penstock.ticdc.schema_files import definition_checksum
 
 TERMINATOR = "\r\n"
 
-# The values of a row as canal-json has them.
+# The values of a row in the form of canal-json.
 Row = Mapping[str, str | None]
 
 
@@ -25,7 +25,9 @@ NAME = column("name", "VARCHAR", 20)
 
 
 class Sink:
-    """The folder of a storage sink. Files are written in any order; the checkpoint makes them count."""
+    """The folder of a storage sink. Files may be written in any order; only the checkpoint makes them
+    valid.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -111,7 +113,7 @@ def inserted(commit_ts: int, key: int, name: str | None = "n", table: str = "t")
 
 
 def updated(commit_ts: int, key: int, old: str, new: str, table: str = "t") -> str:
-    """Return the message of an updated row, whose old row has what changed only."""
+    """Return the message of an updated row; its old row has only the changed columns."""
     return message(commit_ts, "UPDATE", {"id": str(key), "name": new}, {"name": old}, table=table)
 
 

@@ -15,7 +15,7 @@ PARTITIONS = 4
 
 
 class Topics:
-    """A broker with Kafka's protocol, whose topics have four partitions. It is gone with its producer."""
+    """A broker with Kafka's protocol, whose topics have four partitions. It ends with its producer."""
 
     def __init__(self, servers: str | None = None) -> None:
         own = {"test.mock.num.brokers": 1} if servers is None else {"bootstrap.servers": servers}
@@ -58,7 +58,7 @@ def statement(commit_ts: int, text: str, table: str = "t") -> str:
 
 
 def row(commit_ts: int, kind: str, key: int, name: str = "n", old: str | None = None, **others: Any) -> str:
-    """Return the message of a row of `shop.t`; an update's old row has what changed only."""
+    """Return the message of a row of `shop.t`; the old row of an update has only the changed columns."""
     before = None if old is None else {"name": old}
     data = {"id": str(key), "name": name}
     return message(commit_ts, kind, data, before, **({"mysqlType": TYPES} | others))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binlogs as TiDB's pump client sends them, with rows that nobody decodes."""
+"""Binlogs as TiDB's pump client sends them, with rows that are never decoded."""
 
 from penstock.protobuf import encode
 from penstock.tidb.messages import BinlogKind, encode_binlog

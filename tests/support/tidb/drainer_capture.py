@@ -35,7 +35,7 @@ def last_commit_ts(payloads: list[bytes]) -> int:
 
 
 class RunningDrainer:
-    """A drainer that is being run, and the events that tests wait for."""
+    """A running drainer, and the events that tests wait for."""
 
     def __init__(self, capture: TidbCapture) -> None:
         self.capture = capture

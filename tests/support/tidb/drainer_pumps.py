@@ -22,7 +22,7 @@ from tools.tidb.cluster import FakeCluster
 
 
 class StandInPump:
-    """A Pump of a cluster, at a port of its own. Register it with `register`, and close it."""
+    """A Pump of a cluster at a separate port. Register it with `register`, and close it."""
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class StandInPump:
         self.pulled_after: list[int] = []
         self._cluster = cluster
         self._binlogs: list[tuple[int, bytes]] = []
-        # Up to this commit timestamp nothing is kept.
+        # Binlogs up to this commit timestamp are not kept.
         self.purged_ts = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -76,7 +76,7 @@ class StandInPump:
             self._changed.notify_all()
 
     def release_fake(self, commit_ts: int | None = None) -> None:
-        """Say that nothing is left up to a timestamp, by default now."""
+        """Send a fake binlog: nothing is left up to a timestamp, by default now."""
         commit_ts = commit_ts or self._cluster.next_timestamp()
         self.release(encode_binlog(BinlogKind.ROLLBACK, commit_ts, commit_ts))
 

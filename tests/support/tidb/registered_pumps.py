@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registry of Pumps in memory, and a reader that reads nothing, for tests of a merge's members."""
+"""A registry of Pumps in memory, and a reader without input, for tests of a merge's members."""
 
 import json
 
@@ -36,7 +36,7 @@ class MemoryEtcd:
 
 
 class StandInReader:
-    """A reader of a Pump; tests put into the merge what it reads."""
+    """A stand-in for a reader of a Pump; tests put binlogs into the merge themselves."""
 
     def __init__(self, address: str) -> None:
         self.address = address

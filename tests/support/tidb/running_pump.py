@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Pump in this process, in a cluster that a stand-in plays, and a client of it."""
+"""A Pump in this process, in a simulated cluster, and a client of the Pump."""
 
 import http.client
 import json
@@ -52,7 +52,7 @@ class RunningPump:
         return node
 
     def wait_for(self, state: NodeState) -> None:
-        """Wait until the Pump is in a state, and is registered so."""
+        """Wait until the Pump is in a state, and its registration says so."""
         wait_until(lambda: self.pump.state is state and self.node["state"] == state)
 
 
@@ -105,7 +105,7 @@ def ask(address: str, method: str, path: str) -> tuple[int, Any]:
 
 
 def refusal(call: Callable[[], object]) -> tuple[str, str]:
-    """Return the code and the text with which a call is refused."""
+    """Return the code and the text of the error of a refused call."""
     with pytest.raises(grpc.RpcError) as raised:
         call()
     return raised.value.code().name, raised.value.details()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that tests run in processes of their own: a Spark session has one kind and one master for life."""
+"""Programs that tests run in separate processes, because a Spark session cannot change its kind or master."""
