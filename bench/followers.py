@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many subscribers at the head with minimal cost: they request changes and discard them.
 
-`python -m bench.followers PORT INSTANCE TABLE COUNT` prints `ready` once all have a response. After its
-standard input ends and no more data arrives, it prints what each has received. With `echo` for PORT it
-measures bare sending.
+`python -m bench.followers PORT INSTANCE TABLE COUNT SHARDS` prints `ready` once all have a response. Each
+gets one of SHARDS shards, or all changes if SHARDS is 1. After its standard input ends and no more data
+arrives, it prints what each has received. With `echo` for PORT it measures bare sending.
 """
 
 import json
@@ -26,9 +26,10 @@ _END_SECONDS_MAX = 120.0
 
 
 @contextmanager
-def following(port: int, instance: str, table: str, count: int) -> Iterator[dict[str, Any]]:
+def following(port: int, instance: str, table: str, count: int, shards: int = 1) -> Iterator[dict[str, Any]]:
     """Run this many followers of a table inside the block. Afterwards the result has what they received."""
-    words = [sys.executable, "-m", "bench.followers", str(port), instance, table, str(count)]
+    numbers = (str(count), str(shards))
+    words = [sys.executable, "-m", "bench.followers", str(port), instance, table, *numbers]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", "the followers do not get an answer"
@@ -52,13 +53,16 @@ def are_alike(sizes: list[int]) -> bool:
     return max(sizes) - min(sizes) < 0.05 * max(sizes) + 4096
 
 
-def _follow(port: int, instance: str, table: str, count: int) -> None:
-    body = {"subscriber": "", "tables": [table], "credit_bytes": 1 << 40, "wait_seconds": _WAIT_SECONDS}
+def _follow(port: int, instance: str, table: str, count: int, shards: int) -> None:
+    body: dict[str, Any] = {"tables": [table], "credit_bytes": 1 << 40, "wait_seconds": _WAIT_SECONDS}
     ready = selectors.DefaultSelector()
     sizes: dict[int, int] = {}
     for number in range(count):
         peer = socket.create_connection(("127.0.0.1", port))
-        content = json.dumps({**body, "subscriber": f"follower-{number}"}).encode()
+        body["subscriber"] = f"follower-{number}"
+        if shards > 1:
+            body["shards"] = {"count": shards, "of": [number % shards]}
+        content = json.dumps(body).encode()
         head = (
             f"POST /v1/instances/{instance}/changes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -71,7 +75,7 @@ def _follow(port: int, instance: str, table: str, count: int) -> None:
     ready.register(sys.stdin, selectors.EVENT_READ)
     while ready.get_map():
         events = ready.select(_QUIET_SECONDS)
-        if not events and ending and are_alike(list(sizes.values())):
+        if not events and ending and (shards > 1 or are_alike(list(sizes.values()))):
             break
         for key, _ in events:
             source = key.fileobj
@@ -128,7 +132,7 @@ def main() -> None:
     if sys.argv[1] == "echo":
         _send(*map(int, sys.argv[2:]))
     else:
-        _follow(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        _follow(int(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ _SERVER_ONLY_SETTINGS = (
     "http_headers_progress_interval_ms",
     "enable_http_compression",
 )
+_DATA_FOLLOWS = b" FORMAT Native\n"
 _CODE = re.compile(r"Code: (\d+)")
 _ENDS = re.compile(r";\s*\Z")
 
@@ -97,7 +98,9 @@ class Answering(BaseHTTPRequestHandler):
         if "query" in parameters:
             query, data = parameters["query"], body
         else:
-            query, data = body.decode(), b""
+            # The data of an INSERT may follow its statement.
+            statement, form, data = body.partition(_DATA_FOLLOWS)
+            query = (statement + form).decode()
         if not query:
             return self._send(200, b"Ok.\n")
         settings = {
