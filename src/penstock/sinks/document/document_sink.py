@@ -2,8 +2,11 @@
 """Sinks that write a document for each row. It has the version of its row, so writes are idempotent."""
 
 from abc import abstractmethod
-from collections import Counter
-from typing import Any, Generic
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
 
 import pyarrow
 
@@ -11,6 +14,9 @@ from penstock.changes import Changes, Target
 from penstock.sinks.client_sink import ClientSink, ClientT
 from penstock.sinks.images import LastImages
 from penstock.sinks.sink import Delivery, Receipt, Spread, Writer
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 
 class DocumentSink(ClientSink[ClientT]):
@@ -25,10 +31,11 @@ class DocumentSink(ClientSink[ClientT]):
 class DocumentWriter(Writer, Generic[ClientT]):
     """Buffers the last image of each key of a table, and writes it."""
 
-    def __init__(self, sink: DocumentSink[ClientT], gather_bytes: int) -> None:
+    def __init__(self, sink: DocumentSink[ClientT], gather_bytes: int, connections: int) -> None:
         self._client = sink.writers_client()
         self._release = sink.release
         self._gather_bytes = gather_bytes
+        self._connections = connections
         self._gathered: dict[Target, LastImages] = {}
         self._rows: Counter[str] = Counter()
         self._bytes = 0
@@ -71,3 +78,25 @@ class DocumentWriter(Writer, Generic[ClientT]):
     @abstractmethod
     def _write(self, target: Target, rows: pyarrow.Table) -> None:
         """Write the last images of a table."""
+
+    def _send_all(
+        self, send: Callable[[_Request], _Answer], requests: Iterator[_Request]
+    ) -> Iterator[_Answer]:
+        """Send requests, up to `connections` at a time, and yield their answers in order.
+
+        The rows of a flush have different keys, so the order of its requests does not matter. No request is
+        running any more when an error is raised.
+        """
+        first = list(islice(requests, 2))
+        if len(first) < 2 or self._connections == 1:
+            yield from map(send, chain(first, requests))
+            return
+        # The end of the block waits for running requests.
+        with ThreadPoolExecutor(self._connections, "penstock-documents") as pool:
+            running: deque[Future[_Answer]] = deque()
+            for request in chain(first, requests):
+                if len(running) == self._connections:
+                    yield running.popleft().result()
+                running.append(pool.submit(send, request))
+            while running:
+                yield running.popleft().result()

@@ -85,6 +85,9 @@ class Settings(Endpoint):
     gather_bytes: Bytes = Field(
         default=_BYTES_DEFAULT, ge=1, description="bytes of rows to buffer before a write"
     )
+    connections: int = Field(
+        default=2, ge=1, le=64, description="commands that a writer of a batch sends at the same time"
+    )
 
 
 def _owner(pipeline: str, collection: str) -> str:
@@ -156,7 +159,7 @@ class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
         return self.settings.database or target.name.database, target.name.table
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        return _Writer(self, self.settings.gather_bytes)
+        return _Writer(self, self.settings.gather_bytes, self.settings.connections)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         # Another task may have written rows that are older than the emptying, but after this task started.
@@ -194,8 +197,8 @@ make = MongoSink
 class _Writer(DocumentWriter["pymongo.MongoClient[Any]"]):
     """Writes by commands of the server."""
 
-    def __init__(self, sink: MongoSink, gather_bytes: int) -> None:
-        super().__init__(sink, gather_bytes)
+    def __init__(self, sink: MongoSink, gather_bytes: int, connections: int) -> None:
+        super().__init__(sink, gather_bytes, connections)
         self._sink = sink
 
     def empty(self, target: Target, version: int) -> None:
@@ -218,22 +221,26 @@ class _Writer(DocumentWriter["pymongo.MongoClient[Any]"]):
         database, collection = self._sink.location(target)
         options = bson.CodecOptions(document_class=RawBSONDocument)
         concern = self._client.write_concern.document
-        for statements in commands:
-            self._bytes += statements.size
+        location = f"{database}.{collection}"
+
+        def send(statements: pyarrow.Buffer) -> int:
             command = {
                 verb: collection,
                 what: bson.decode_all(statements.to_pybytes(), options),
                 "ordered": False,
             }
-            with translate_errors(f"{database}.{collection}"):
+            with translate_errors(location):
                 answer = self._client[database].command(
                     command | ({"writeConcern": concern} if concern else {})
                 )
             for problem in answer.get("writeErrors", ()):
-                raise refusal(problem["code"], problem["errmsg"], f"{database}.{collection}")
+                raise refusal(problem["code"], problem["errmsg"], location)
             if "writeConcernError" in answer:
                 problem = answer["writeConcernError"]
-                raise refusal(problem["code"], problem["errmsg"], f"{database}.{collection}")
+                raise refusal(problem["code"], problem["errmsg"], location)
+            return int(statements.size)
+
+        self._bytes += sum(self._send_all(send, commands))
 
 
 def library() -> Any:

@@ -55,6 +55,9 @@ class SearchSettings(Endpoint):
     gather_bytes: Bytes = Field(
         default=_BYTES_DEFAULT, ge=1, description="bytes of rows to buffer before a write"
     )
+    connections: int = Field(
+        default=2, ge=1, le=64, description="requests that a writer of a batch sends at the same time"
+    )
 
 
 class SearchSink(DocumentSink[SearchClient]):
@@ -118,7 +121,7 @@ class SearchSink(DocumentSink[SearchClient]):
         return index_name.lower().translate(_NOT_IN_NAMES).lstrip("-_+.")
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        return _Writer(self, self.settings.gather_bytes)
+        return _Writer(self, self.settings.gather_bytes, self.settings.connections)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         # Another task may have written rows that are older than the emptying, but after this task started.
@@ -201,8 +204,8 @@ class SearchSink(DocumentSink[SearchClient]):
 class _Writer(DocumentWriter[SearchClient]):
     """Writes by bulk requests."""
 
-    def __init__(self, sink: SearchSink, gather_bytes: int) -> None:
-        super().__init__(sink, gather_bytes)
+    def __init__(self, sink: SearchSink, gather_bytes: int, connections: int) -> None:
+        super().__init__(sink, gather_bytes, connections)
         self._sink = sink
         self._names: dict[Target, list[str]] = {}
 
@@ -228,9 +231,14 @@ class _Writer(DocumentWriter[SearchClient]):
                 self._send(target, index_lines(Changes(target, written, target.name), self._names[target]))
 
     def _send(self, target: Target, bodies: Iterator[bytes]) -> None:
-        for body in bodies:
-            self._bytes += len(body)
-            self._outdated += self._client.bulk(self._sink.index(target), body, self._sink.settings.refresh)
+        index, refresh = self._sink.index(target), self._sink.settings.refresh
+
+        def send(body: bytes) -> tuple[int, int]:
+            return len(body), self._client.bulk(index, body, refresh)
+
+        for size, outdated in self._send_all(send, bodies):
+            self._bytes += size
+            self._outdated += outdated
 
 
 def _within(
