@@ -5,6 +5,7 @@ Daemon and client share the machine's cores. A run ends when the client has rece
 Canal's own server, which reads the binlog itself, is measured beside it.
 """
 
+import resource
 import shutil
 import statistics
 import subprocess
@@ -39,7 +40,10 @@ _PEER_ROWS_PER_SECOND = 100_000
 
 @dataclass(frozen=True)
 class _Drained:
-    """The rows that a client received, and the duration."""
+    """The rows that a client received, the duration, and the CPU time of the server and of the client.
+
+    That of a client includes its start.
+    """
 
     rows: int
     entries: int
@@ -47,6 +51,7 @@ class _Drained:
     batches: int
     seconds: float
     cpu_seconds: float
+    client_seconds: float
 
 
 def run(options: Options) -> CaseResult:
@@ -96,6 +101,7 @@ def _line(binlog: Corpus, name: str, runs: list[_Drained], target: float | None 
         "entries/s": chosen.entries / chosen.seconds,
         "MB/s sent": chosen.bytes / chosen.seconds / 1e6,
         "rows/s of its CPU": chosen.rows / max(chosen.cpu_seconds, 1e-2),
+        "rows/s of the client's CPU": chosen.rows / max(chosen.client_seconds, 1e-2),
     }
     note = f"{binlog.rows / binlog.transactions:.0f} rows a transaction"
     if target is None:
@@ -110,13 +116,21 @@ def _drain(
     """Drain a destination with a client until it has received this many rows."""
     begun = cpu_seconds()
     words = [*command, str(port), INSTANCE, _FILTER, str(wanted)]
+    client_begun = _children_seconds()
     done = subprocess.run(words, capture_output=True, text=True, timeout=_RUN_SECONDS_MAX, check=False)
+    client_used = _children_seconds() - client_begun
     assert done.returncode == 0, done.stderr[-2000:]
     rows, entries, sent, batches, seconds = done.stdout.split()
     used = cpu_seconds() - begun
     if wanted == binlog.rows:
         check_rows("the client", int(rows), binlog.rows, binlog)
-    return _Drained(int(rows), int(entries), int(sent), int(batches), float(seconds), used)
+    return _Drained(int(rows), int(entries), int(sent), int(batches), float(seconds), used, client_used)
+
+
+def _children_seconds() -> float:
+    """Return the CPU time of this process's children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _drain_peer(server: Server, binlog: Corpus, options: Options) -> _Drained:
