@@ -24,6 +24,23 @@ def _write(folder: Path, name: str, size: str, finished_at: str, cpu: float) -> 
     (folder / f"{name}.json").write_text(json.dumps(run))
 
 
+def test_figure_that_a_run_did_not_measure_is_empty(tmp_path: Path) -> None:
+    _write(tmp_path, "lakes", "1GB", "2026-01-01T00:00:00+00:00", 4.0)
+    run = json.loads((tmp_path / "lakes.json").read_text())
+    rates = {"rows/s": 10.0, "bytes written per row": 40.0}
+    lines = [
+        {"workload": "delta", "subject": "Penstock", "rates": rates},
+        {"workload": "iceberg", "subject": "Penstock", "rates": rates | {"µs of CPU per row": 3.0}},
+    ]
+    run["cases"] = [{"case": "changes_to_lake", "lines": lines}]
+    (tmp_path / "lakes.json").write_text(json.dumps(run))
+    link = "[lakes](../../bench/results/lakes.md)"
+    assert list(rows(measurements(tmp_path))) == [
+        ("updates → mirror in Delta or Iceberg", "delta", "", "0", "40", "", link),
+        ("updates → mirror in Delta or Iceberg", "iceberg", "3,000", "0", "40", "", link),
+    ]
+
+
 def test_costs_are_those_of_the_newest_full_run(tmp_path: Path) -> None:
     _write(tmp_path, "older", "1GB", "2026-01-01T00:00:00+00:00", 4.0)
     _write(tmp_path, "newer", "1GB", "2026-01-02T00:00:00+00:00", 2.0)

@@ -19,15 +19,15 @@ Rates = dict[str, float]
 class Route:
     """One path of a change: the lines of a case that measured it, and the meaning of their rates.
 
-    `cpu_seconds` is per change. `log_bytes` is the log read per change; written and sent bytes are None where
-    the case does not measure them.
+    `cpu_seconds` is per change, None if a run did not measure it. `log_bytes` is the log read per change.
+    Bytes are None where the case does not measure them.
     """
 
     title: str
     case: str
     subject: str
-    cpu_seconds: Callable[[Rates], float]
-    log_bytes: Callable[[Rates], float]
+    cpu_seconds: Callable[[Rates], float | None]
+    log_bytes: Callable[[Rates], float] | None = None
     written: Callable[[Rates], float] | None = None
     sent: Callable[[Rates], float] | None = None
 
@@ -46,6 +46,25 @@ def _cpu_of_decoder(rates: Rates) -> float:
 
 def _cpu_of_spark(rates: Rates) -> float:
     return 1 / rates["rows per CPU second"]
+
+
+def _zero(_rates: Rates) -> float:
+    return 0.0
+
+
+def _cpu_of(title: str) -> Callable[[Rates], float | None]:
+    """Return what gets the CPU seconds from a rate in microseconds."""
+    return lambda rates: rates[title] / 1e6 if title in rates else None
+
+
+def _target(title: str, case: str, subject: str) -> tuple[Route, Route]:
+    """Return the routes of decoded rows to a target: what they cost Penstock, and the target's server."""
+    return (
+        Route(f"decoded rows → {title}: Penstock", case, subject, _cpu_of("µs of client CPU per row"), _zero),
+        Route(
+            f"decoded rows → {title}: its server", case, subject, _cpu_of("µs of server CPU per row"), _zero
+        ),
+    )
 
 
 ROUTES = (
@@ -87,6 +106,35 @@ ROUTES = (
         lambda rates: 0,
         written=lambda rates: 0,
     ),
+    Route(
+        "log → client of Canal: the daemon",
+        "log_to_canal",
+        "Penstock to the least client, C",
+        lambda rates: 1 / rates["rows/s of its CPU"],
+        written=_zero,
+        sent=lambda rates: rates["MB/s sent"] * 1e6 / rates["rows/s"],
+    ),
+    Route(
+        "log → a thousand subscribers, for each of them: the daemon",
+        "thousand_subscribers",
+        "1,000 subscribers of all rows, ten rows per transaction",
+        _cpu_of("CPU µs per row sent"),
+        written=_zero,
+    ),
+    *_target("MySQL", "rows_to_databases", "mysql: Penstock, connections: 2"),
+    *_target("PostgreSQL", "rows_to_databases", "postgres: Penstock"),
+    *_target("ClickHouse", "rows_to_stores", "clickhouse: Penstock"),
+    *_target("Elasticsearch", "rows_to_stores", "elasticsearch: Penstock"),
+    *_target("MongoDB", "rows_to_stores", "mongodb: Penstock"),
+    *_target("Kafka", "rows_to_stores", "kafka: Penstock"),
+    Route(
+        "updates → mirror in Delta or Iceberg",
+        "changes_to_lake",
+        "Penstock",
+        _cpu_of("µs of CPU per row"),
+        _zero,
+        written=lambda rates: rates["bytes written per row"],
+    ),
 )
 
 
@@ -116,7 +164,8 @@ def page() -> str:
 
 _SHAPES = (
     "`narrow`: single-row transactions. `wide`: 30 columns, 200 rows per transaction. `tpcc`: about 18 rows\n"
-    "over nine tables per transaction. `bulk`: rows of 60 bytes, 500 per transaction.\n"
+    "over nine tables per transaction. `bulk`: rows of 60 bytes, 500 per transaction. `purchases`: new rows\n"
+    "of ten columns.\n"
     "[The benchmarks](../../bench/README.md) describe them."
 )
 
@@ -182,10 +231,14 @@ def rows(measured: dict[str, Measurement]) -> Iterator[tuple[str, ...]]:
             yield (
                 route.title,
                 line["workload"],
-                f"{route.cpu_seconds(rates) * 1e9:,.0f}",
+                _seconds(route.cpu_seconds(rates)),
                 *(_gigabytes(bytes_of, rates) for bytes_of in (route.log_bytes, route.written, route.sent)),
                 link,
             )
+
+
+def _seconds(of_change: float | None) -> str:
+    return "" if of_change is None else f"{of_change * 1e9:,.0f}"
 
 
 def _gigabytes(bytes_of: Callable[[Rates], float] | None, rates: Rates) -> str:
