@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import FileTruncated, LogDamaged, LogLocked, StreamError
 from penstock.logstore.disk import LocalDisk
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.log import Log
 from penstock.model import Position
 from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
@@ -78,7 +78,7 @@ def flips(disk: SimulatedDisk, suffix: str, part: int) -> list[tuple[Path, int]]
     return places[part::STRIDE]
 
 
-def read_proved(log: Log, extent: LogExtent) -> bytes:
+def read_proved(log: Log, extent: Extent) -> bytes:
     """Return an extent's bytes, verified as a decoder verifies them."""
     head = log.head_bytes(extent.epoch, extent.file)
     file = next(

@@ -119,7 +119,7 @@ def recording(server_of: Callable[[str], Server]) -> Iterator[Recording]:
     files = binlogs(server)
     extents = files.extents()
     first = next(Position(0, extent.file, extent.start) for extent in extents if extent.file == name)
-    last = Position(0, extents[-1].file, extents[-1].bytes)
+    last = Position(0, extents[-1].file, extents[-1].end)
     yield Recording(server, files, first, Position(0, middle[0], middle[1]), last)
     server.sql("DROP DATABASE shop")
 
@@ -421,13 +421,13 @@ def test_missing_positions_are_reported(recording: Recording, tmp_path: Path) ->
             pieces = pieces_of(log)
             with pytest.raises(SequenceGap):
                 await chain(pieces, first_of(log))
-            whole = Position(0, names[0], files.extents(recording.first)[0].bytes)
+            whole = Position(0, names[0], files.extents(recording.first)[0].end)
             with pytest.raises(SequenceGap):
                 await pieces.at(VIEW, whole)
             with pytest.raises(PositionPurged):
                 await pieces.at(VIEW, Position(0, "binlog.000000", 4))
             with pytest.raises(ServerBusy):
-                await resolve_start(pieces, Start(position=Position(0, last.file, last.bytes + 100)))
+                await resolve_start(pieces, Start(position=Position(0, last.file, last.end + 100)))
 
         run(follow())
 

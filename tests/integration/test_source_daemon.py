@@ -161,8 +161,8 @@ def test_ranges_may_be_fetched_concurrently(served: Served) -> None:
     whole = rows_of(source)
     ranges = []
     for extent in source.extents():
-        step = max((extent.bytes - extent.start) // 5, 1)
-        cuts = [*range(extent.start, extent.bytes - step, step), extent.bytes]
+        step = max((extent.end - extent.start) // 5, 1)
+        cuts = [*range(extent.start, extent.end - step, step), extent.end]
         ranges += [
             ByteRange(0, extent.file, start, other, start == extent.start) for start, other in pairwise(cuts)
         ]
@@ -194,7 +194,7 @@ def test_instance_shows_its_own_tables_by_default(served: Served, tmp_path: Path
 @on_both
 def test_start_by_gtid_set_or_time_is_located_by_the_daemon(served: Served) -> None:
     source = opened(served.url)
-    second = source.extents()[1].position
+    second = source.extents()[1].first
     located = source.find_gtid_set(source.gtid_set(second))
     assert located <= second
     assert source.find_gtid_set(source.gtid_set(source.head())) <= source.head()
@@ -206,7 +206,7 @@ def test_start_by_gtid_set_or_time_is_located_by_the_daemon(served: Served) -> N
 def test_definitions_are_requested_from_the_daemon(served: Served) -> None:
     source, orders = opened(served.url), TableName("shop", "orders")
     second = source.extents()[1]
-    early = source.schema_history(second.position, orders).schema("shop", "orders")
+    early = source.schema_history(second.first, orders).schema("shop", "orders")
     assert early is not None
     assert [column.name for column in early.columns] == ["id", "note"]
     assert source.schema_history(source.head(), orders).schema("shop", "orders") is None
@@ -218,7 +218,7 @@ def test_definitions_are_requested_from_the_daemon(served: Served) -> None:
 @on_one
 def test_supplied_definition_applies_from_its_position(served: Served, tmp_path: Path) -> None:
     source, ghost = opened(served.url), TableName("shop", "ghost")
-    second = source.extents()[1].position
+    second = source.extents()[1].first
     ddl = tmp_path / "ghost.sql"
     ddl.write_text("CREATE TABLE ghost (a INT UNSIGNED, b CHAR(3) CHARACTER SET latin1)")
     words = ("schema", "set", "shop.ghost", "--url", served.url, "--ddl", str(ddl), "--at")
@@ -426,7 +426,7 @@ def test_lagging_daemon_is_waited_for_and_then_reported(served: Served) -> None:
     whole = opened(served.url)
     source = open_source(replace(whole.options, reconnect_tries=2))
     last = source.extents()[-1]
-    planned = ByteRange(0, last.file, last.start, last.bytes + 500, aligned=True)
+    planned = ByteRange(0, last.file, last.start, last.end + 500, aligned=True)
     with pytest.raises(ServerBusy, match="was planned"):
         list(read_range(source, planned, None, LoggedTables(source)))
 

@@ -184,8 +184,8 @@ def test_ranges_may_be_cut_anywhere(kept: Kept) -> None:
     for _ in range(3):
         ranges = []
         for extent in log.extents():
-            inner = sorted(chance.sample(range(extent.start, extent.bytes), 6))
-            for start, stop in pairwise([extent.start, *inner, extent.bytes]):
+            inner = sorted(chance.sample(range(extent.start, extent.end), 6))
+            for start, stop in pairwise([extent.start, *inner, extent.end]):
                 aligned = start == extent.start
                 ranges.append(ByteRange(extent.epoch, extent.file, start, stop, aligned))
         assert rows_of(log, ranges) == whole
@@ -239,7 +239,7 @@ def test_first_position_of_a_file_is_accepted_despite_a_separate_head(kept: Kept
     log = kept.log()
     second = log.extents()[1]
     assert second.start > 4
-    assert rows_of(log, log.split(Position(0, second.file, 4))) == rows_of(log, log.split(second.position))
+    assert rows_of(log, log.split(Position(0, second.file, 4))) == rows_of(log, log.split(second.first))
     assert rows_of(log, log.split(replace(log.earliest(), offset=4))) == all_rows(log)
 
 
@@ -312,9 +312,7 @@ def test_missing_file_is_named_as_a_gap(kept: Kept, tmp_path: Path) -> None:
         source.split()
     # The log can still be read before and after the gap.
     assert rows_of(source, source.split(Position(0, third, 4)), None, kept.log())
-    assert (
-        rows_of(source, source.split(None, source.extents(None, Position(0, first, 500))[-1].position)) == []
-    )
+    assert rows_of(source, source.split(None, source.extents(None, Position(0, first, 500))[-1].first)) == []
     assert second not in {extent.file for extent in LogReader.open(tmp_path / "shop").extents()}
 
 
@@ -540,11 +538,11 @@ def test_definitions_are_those_in_force(kept: Kept) -> None:
         schema = log.schema_history(position, name).schema(name.database, name.table)
         return [] if schema is None else [column.name for column in schema.columns]
 
-    assert columns(first.position, orders) == []
-    assert columns(Position(0, first.file, first.bytes), orders) == ["id", "note"]
-    assert columns(Position(0, second.file, second.bytes), orders) == ["id", "total", "remark"]
+    assert columns(first.first, orders) == []
+    assert columns(Position(0, first.file, first.end), orders) == ["id", "note"]
+    assert columns(Position(0, second.file, second.end), orders) == ["id", "total", "remark"]
     assert columns(log.head(), orders) == ["id", "remark"]
-    assert columns(Position(0, first.file, first.bytes), TableName("shop", "gone")) == ["id", "word"]
+    assert columns(Position(0, first.file, first.end), TableName("shop", "gone")) == ["id", "word"]
     assert columns(log.head(), TableName("shop", "gone")) == []
 
 
@@ -556,7 +554,7 @@ def test_inspect_accepts_a_log_folder(kept: Kept) -> None:
 
 def test_schema_shows_the_definition_of_a_position(kept: Kept) -> None:
     second = kept.files.extents()[1]
-    position = f"{second.file}:{second.bytes}"
+    position = f"{second.file}:{second.end}"
     words = ["schema", "show", "shop.orders", "--log", str(kept.folder)]
     definition = penstock(*words, "--at", position, "--json").one
     assert [column["name"] for column in definition["columns"]] == ["id", "total", "remark"]

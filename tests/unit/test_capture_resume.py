@@ -376,7 +376,7 @@ def test_log_of_an_older_version_continues_in_an_epoch_with_higher_commit_versio
         version
         for extent in source.extents()
         for batch in TransactionWalk(
-            source, ByteRange(extent.epoch, extent.file, extent.start, extent.bytes, True)
+            source, ByteRange(extent.epoch, extent.file, extent.start, extent.end, True)
         )
         for version in batch["commit_version"].to_pylist()
     ]

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import PositionInvalid, ServerBusy
 from penstock.fleet.copying import LogCopy
 from penstock.logstore.confirmed_log import ConfirmedLog
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.serve.durable import DurableInstance
@@ -58,7 +58,7 @@ def head_of(served: ServedLog) -> Position | None:
 
 
 def test_view_of_a_log_equals_the_log_as_it_was_at_each_end() -> None:
-    ends: list[tuple[Position, list[LogExtent], object]] = []
+    ends: list[tuple[Position, list[Extent], object]] = []
 
     def note(captured: Captured, count: int) -> None:
         visible = captured.log.visible
@@ -188,7 +188,7 @@ def test_capturer_killed_with_its_folder_takes_no_byte_that_a_reader_saw(loss: L
         assert taking_over.log().visible == heir._confirmed
 
 
-def _bytes_of(log: Log, extent: LogExtent) -> Iterator[memoryview]:
+def _bytes_of(log: Log, extent: Extent) -> Iterator[memoryview]:
     return log.read(extent.epoch, extent.file, extent.start, extent.end)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.holds import BrokenHold, Hold, Holds
 from penstock.logstore.locate import Located
 from penstock.logstore.memory_log import MemoryLog
@@ -75,7 +75,7 @@ def test_holds_are_measured_off_the_event_loop_with_one_read_of_the_log(
         assert hold(daemon, reader, "orders").status == 200
     threads, extents = [], daemon.log.extents
 
-    def watched() -> list[LogExtent]:
+    def watched() -> list[Extent]:
         threads.append(threading.current_thread().name)
         return extents()
 

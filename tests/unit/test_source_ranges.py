@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import OptionInvalid
 from penstock.limits import RANGE_BYTES_MIN
+from penstock.logstore.extent import Extent
 from penstock.model import Position
-from penstock.source.source import ByteRange, Extent, SourceOptions, cut
+from penstock.source.source import ByteRange, SourceOptions, cut
 from penstock.source.tracking import whole_files
 
 MIB = 1 << 20
@@ -32,7 +33,7 @@ def _file(number: int) -> str:
 def test_ranges_are_contiguous(
     sizes: list[int], start: int, end: int | None, ranges_min: int, range_bytes: int, splittable: bool
 ) -> None:
-    extents = [Extent(_file(number), size, splittable) for number, size in enumerate(sizes, start=1)]
+    extents = [Extent(0, _file(number), 4, size, splittable) for number, size in enumerate(sizes, start=1)]
     first = Position(0, _file(1), start)
     last = Position(0, _file(len(sizes)), end) if end is not None else None
     ranges = cut(extents, first, last, ranges_min, range_bytes)
@@ -53,14 +54,14 @@ def test_ranges_are_contiguous(
 
 
 def test_no_range_is_too_small_to_pay_for_locating_its_first_transaction() -> None:
-    extents = [Extent(_file(1), 100 * MIB, splittable=True)]
+    extents = [Extent(0, _file(1), 4, 100 * MIB)]
     ranges = cut(extents, Position(0, _file(1), 4), None, ranges_min=1000)
     assert all((range_.stop or 100 * MIB) - range_.start >= RANGE_BYTES_MIN // 2 for range_ in ranges)
     assert len(ranges) > 8
 
 
 def test_boundaries_make_every_range_aligned_and_nonempty() -> None:
-    extents = [Extent(_file(1), 100 * MIB, splittable=True)]
+    extents = [Extent(0, _file(1), 4, 100 * MIB)]
     boundaries = [4, 30 * MIB, 70 * MIB]
     ranges = cut(
         extents,
@@ -79,19 +80,19 @@ def test_boundaries_make_every_range_aligned_and_nonempty() -> None:
 
 
 def test_joined_ranges_end_at_no_cut() -> None:
-    extents = [Extent(_file(1), 100 * MIB, splittable=True)]
+    extents = [Extent(0, _file(1), 4, 100 * MIB)]
     ranges = cut(extents, Position(0, _file(1), 4), Position(0, _file(1), 90 * MIB), ranges_min=5)
     assert len(ranges) > 1
     assert whole_files(ranges) == [ByteRange(0, _file(1), 4, 90 * MIB, aligned=True)]
 
 
 def test_number_of_ranges_equals_that_of_executors_if_there_are_enough_bytes() -> None:
-    extents = [Extent(_file(1), 1000 * MIB, splittable=True)]
+    extents = [Extent(0, _file(1), 4, 1000 * MIB)]
     assert len(cut(extents, Position(0, _file(1), 4), None, ranges_min=16)) >= 16
 
 
 def test_empty_interval_has_no_range() -> None:
-    extents = [Extent(_file(1), 1000, splittable=True)]
+    extents = [Extent(0, _file(1), 4, 1000)]
     position = Position(0, _file(1), 500)
     assert cut(extents, position, position) == []
 

@@ -14,7 +14,7 @@ from penstock.capture.receive import Receiver
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.disk import Buffer
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
@@ -159,7 +159,7 @@ def _ends_with_rotation(log: LogReader) -> bool:
 
 
 def scan_events(
-    log: LogReader, extent: LogExtent, start: int, stop: int, bytes_max: int
+    log: LogReader, extent: Extent, start: int, stop: int, bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the type of each event in a range, with its first bytes, at most `bytes_max`."""
     pending, skip = bytearray(), 0

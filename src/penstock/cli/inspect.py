@@ -123,7 +123,7 @@ def _batches(source: "Source", view: View, selection: "Selection", schemas: Any)
 
     ranges = source.split(selection.bounds.start, selection.bounds.end, range_bytes=OFFSET_MAX)
     sizes = {
-        extent.file: extent.bytes for extent in source.extents(selection.bounds.start, selection.bounds.end)
+        extent.file: extent.end for extent in source.extents(selection.bounds.start, selection.bounds.end)
     }
     emit = "typed" if view is View.ROWS else view.value
     bytes_before = 0

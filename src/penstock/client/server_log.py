@@ -319,4 +319,4 @@ def _bytes_between(source: ServerSource, begin: Position, end: Position) -> int:
     if begin.file == end.file:
         return max(end.offset - begin.offset, 0)
     extents = source.extents(begin, end)
-    return sum(extent.bytes for extent in extents[:-1]) - begin.offset + end.offset
+    return sum(extent.end for extent in extents[:-1]) - begin.offset + end.offset

@@ -26,7 +26,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB
 from penstock.logstore.ending import end_log
 from penstock.logstore.epochs import EpochRecord
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.retry import Backoff, Retry
@@ -60,7 +60,7 @@ class Listing:
     url: str
     epochs: tuple[EpochRecord, ...]
     end: Position | None
-    extents: tuple[LogExtent, ...]
+    extents: tuple[Extent, ...]
     readable: Position | None = None
 
     def bytes_after(self, position: Position | None) -> int:
@@ -69,7 +69,7 @@ class Listing:
             return sum(extent.end - extent.start for extent in self.extents)
         return sum(extent.bytes_after(position) for extent in self.extents)
 
-    def extent_with(self, position: Position) -> LogExtent | None:
+    def extent_with(self, position: Position) -> Extent | None:
         """Return the extent that contains a position or ends there."""
         file = position.epoch, position.file
         return next(
@@ -360,7 +360,7 @@ def _list(client: DaemonClient, after: Position | None, seconds: float, synced: 
     try:
         epochs = tuple(EpochRecord(**epoch) for epoch in answer["epochs"])
         end = None if answer["position"] is None else Position.parse(answer["position"])
-        extents = tuple(LogExtent(**extent) for extent in answer["extents"])
+        extents = tuple(Extent(**extent) for extent in answer["extents"])
         readable = answer.get("readable")
         return Listing(client.url, epochs, end, extents, readable and Position.parse(readable))
     except (KeyError, TypeError) as problem:

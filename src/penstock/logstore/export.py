@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock._native import segment_head
 from penstock.errors import OptionInvalid, PositionInvalid
 from penstock.logstore.disk import Disk, LocalDisk
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
 
@@ -73,7 +73,7 @@ def export(
     return written
 
 
-def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Iterator[LogExtent]:
+def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Iterator[Extent]:
     """Yield the part of each unbroken run that lies within the bounds."""
     extents = log.extents()
     if start is not None and extents and start < extents[0].first:
@@ -89,7 +89,7 @@ def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Ite
             yield replace(extent, start=begins.offset, end=ends.offset)
 
 
-def _names(log: LogReader, pieces: list[LogExtent]) -> list[str]:
+def _names(log: LogReader, pieces: list[Extent]) -> list[str]:
     """Return the file name of each piece, including the offset if it does not start a source file."""
     epochs = {piece.epoch for piece in pieces}
     names = []
@@ -103,7 +103,7 @@ def _names(log: LogReader, pieces: list[LogExtent]) -> list[str]:
 
 def _write(
     log: LogReader,
-    piece: LogExtent,
+    piece: Extent,
     path: Path,
     disk: Disk,
     progress: Callable[[int, int], None] | None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unbroken parts of a kept log."""
+"""The unbroken parts of a log: the files of a server's log, and what a kept log has of each."""
 
 from dataclasses import dataclass, replace
 
@@ -8,13 +8,18 @@ from penstock.model import Position
 
 
 @dataclass(frozen=True)
-class LogExtent:
-    """Unbroken bytes [start, end) of one source file in the log; `end` follows a whole transaction."""
+class Extent:
+    """Unbroken bytes [start, end) of one log file, in one epoch.
+
+    In a kept log, `end` follows a whole transaction. In a compressed file, it is the stored size, and counts
+    compressed bytes. Only a `splittable` file can be opened at any byte.
+    """
 
     epoch: int
     file: str
     start: int
     end: int
+    splittable: bool = True
 
     @property
     def first(self) -> Position:
@@ -26,6 +31,10 @@ class LogExtent:
         """The position of its end."""
         return Position(self.epoch, self.file, self.end)
 
+    def holds(self, position: Position | None) -> bool:
+        """Return whether a position lies in this file."""
+        return position is not None and (position.epoch, position.file) == (self.epoch, self.file)
+
     def bytes_after(self, position: Position) -> int:
         """Return how many of its bytes follow a position."""
         if self.last <= position:
@@ -33,6 +42,6 @@ class LogExtent:
         in_file = (self.epoch, self.file) == (position.epoch, position.file)
         return self.end - (max(position.offset, self.start) if in_file else self.start)
 
-    def shifted(self, shift: int) -> "LogExtent":
+    def shifted(self, shift: int) -> "Extent":
         """Return the same bytes in a log whose epoch bases are `shift` higher."""
         return replace(self, epoch=shifted_epoch(self.epoch, shift))

@@ -13,7 +13,7 @@ from penstock.errors import PositionInvalid, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.epochs import EpochRecord
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.index import scan
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
@@ -178,7 +178,7 @@ class _HeldRun:
     number: int
     start: int
     end: int
-    extent: LogExtent
+    extent: Extent
 
 
 def _held_runs(reader: LogReader) -> list[_HeldRun]:
@@ -226,7 +226,7 @@ def _prove_boundary(reader: LogReader, position: Position) -> None:
         )
 
 
-def _count_extent(reader: LogReader, extent: LogExtent, start: int, end: int) -> Stretch:
+def _count_extent(reader: LogReader, extent: Extent, start: int, end: int) -> Stretch:
     """Return the totals of [start, end) of an extent; both ends are transaction boundaries."""
     totals = Stretch(bytes=end - start)
     for segment in reader.segments:

@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk, FileRange, LocalDisk
 from penstock.logstore.epochs import EpochFile, EpochRecord, stored_segments
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.gtids import gtid_set_before
 from penstock.logstore.holds import BrokenHold
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, BlockIndex, SegmentIndex, scan
@@ -154,11 +154,11 @@ class LogReader:
         """The current L1 records of all segments. The index is immutable: a change replaces it."""
         return self._index
 
-    def extents(self) -> list[LogExtent]:
+    def extents(self) -> list[Extent]:
         """Return the unbroken runs of all source files, in order."""
         with self._changed:
             records, visible = list(self._index), self._visible
-        extents: list[LogExtent] = []
+        extents: list[Extent] = []
         for record in records:
             end = self._end_of(record, visible)
             if end <= record.base:
@@ -168,7 +168,7 @@ class LogReader:
             if last is not None and (last.epoch, last.file, last.end) == (record.epoch, name, record.base):
                 extents[-1] = replace(last, end=end)
             else:
-                extents.append(LogExtent(record.epoch, name, record.base, end))
+                extents.append(Extent(record.epoch, name, record.base, end))
         return extents
 
     def bytes_behind(self, position: Position) -> int:
@@ -179,7 +179,7 @@ class LogReader:
     def bytes_behind_all(self, positions: Sequence[Position]) -> list[int]:
         """Return how many bytes of the log follow each position. Reads the extents at most once."""
         visible = self.visible
-        extents: list[LogExtent] | None = None
+        extents: list[Extent] | None = None
         bytes_behind = []
         for position in positions:
             if visible is None or visible <= position:

@@ -64,7 +64,7 @@ def earlier_offset(source: PipelineSource, offset: Mapping[str, Any], bound: Bou
         if position.epoch != current.epoch:
             raise _not_reached(bound, current)
         extents = opened.extents(position, current)
-        size = sum(extent.bytes for extent in extents[:-1]) + current.offset - position.offset
+        size = sum(extent.end for extent in extents[:-1]) + current.offset - position.offset
     location = {"epoch": position.epoch, "file": position.file, "offset": position.offset}
     return Rewound({**location, "server_key": key, **details}, size)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.capture.kept_schemas import kept_schemas, settled_schemas
 from penstock.gtid_sets import LoggedSet
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.merge_position import MergePosition
 from penstock.model import Position, TableName
@@ -28,7 +28,7 @@ class OwnLog:
         """Return every epoch with its server's key."""
         return [(epoch.epoch, epoch.server_key) for epoch in self.log.epochs.epochs]
 
-    def runs(self) -> list[LogExtent]:
+    def runs(self) -> list[Extent]:
         """Return the runs of the log, up to the last whole transaction."""
         return self.log.extents()
 

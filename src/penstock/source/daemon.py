@@ -16,7 +16,7 @@ from penstock.commit_versions import shifted_epoch
 from penstock.errors import PenstockError, PositionPurged, ServerBusy, ServerChanged, TransientError
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB, SILENCE_SECONDS_MAX
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.holds import reader_name
 from penstock.model import Position, TableName, TablePatterns
 from penstock.retry import Retry
@@ -106,7 +106,7 @@ class _Listed:
     """The state of a daemon's log at one time, in the epoch numbers of `DaemonLog`."""
 
     epochs: list[EpochKey]
-    runs: list[LogExtent]
+    runs: list[Extent]
     head: Position | None
     gtid_set: LoggedSet
 
@@ -220,7 +220,7 @@ class DaemonLog:
 
         return self._ask(ask)
 
-    def runs(self) -> list[LogExtent]:
+    def runs(self) -> list[Extent]:
         """Return the runs in the daemon's log, in order."""
         if self._listed is not None:
             return self._listed.runs
@@ -409,10 +409,10 @@ def _epochs_of(answer: Mapping[str, Any]) -> list[EpochKey]:
     return [(epoch["epoch"], epoch["server_key"]) for epoch in answer["epochs"]]
 
 
-def extents_of(answer: Mapping[str, Any]) -> list[LogExtent]:
+def extents_of(answer: Mapping[str, Any]) -> list[Extent]:
     """Return the extents in a daemon's answer."""
     return [
-        LogExtent(extent["epoch"], extent["file"], extent["start"], extent["end"])
+        Extent(extent["epoch"], extent["file"], extent["start"], extent["end"])
         for extent in answer["extents"]
     ]
 

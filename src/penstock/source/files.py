@@ -28,6 +28,7 @@ from penstock.errors import (
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, READ_BYTES
+from penstock.logstore.extent import Extent
 from penstock.model import Position, TableName
 from penstock.source.event_starts import last_event_start
 from penstock.source.listing import LocatedFile, check_sequence, list_files
@@ -39,7 +40,6 @@ from penstock.source.source import (
     MAGIC,
     MAGIC_ENCRYPTED,
     ByteRange,
-    Extent,
     SourceOptions,
     cut,
     file_number,
@@ -262,13 +262,17 @@ class FileSource(OpenedSource):
         epoch = self._epoch(start)
         return [
             Extent(
-                located_file.file, located_file.path.stat().st_size, located_file.compression is None, epoch
+                epoch,
+                located_file.file,
+                FIRST_EVENT_OFFSET,
+                located_file.path.stat().st_size,
+                splittable=located_file.compression is None,
             )
             for located_file in located
         ]
 
     def _whole_if_copied(self, extent: Extent, located: LocatedFile) -> Extent:
-        if extent.bytes < RANGE_BYTES_MIN or not extent.splittable:
+        if extent.end < RANGE_BYTES_MIN or not extent.splittable:
             return extent
         return replace(extent, splittable=not self._head_of(located).copied)
 

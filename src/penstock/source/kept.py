@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.model import Position, TableName
 from penstock.schema.history import SchemaHistory
 from penstock.source.opened_source import OpenedSource
@@ -33,7 +33,6 @@ from penstock.source.prepared import PreparedSearch
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,
     ByteRange,
-    Extent,
     SourceOptions,
     cut,
     file_number,
@@ -50,7 +49,7 @@ class KeptLog(Protocol):
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, in ascending order."""
 
-    def runs(self) -> list[LogExtent]:
+    def runs(self) -> list[Extent]:
         """Return the runs of the log, in order. Raises SourceMissing if there is no log."""
 
     def gtid_set(self, position: Position) -> LoggedSet:
@@ -214,7 +213,7 @@ class KeptSource(OpenedSource):
             runs = [run for run in runs if place_of(run.first) <= place_of(end)]
         for run, next_run in itertools.pairwise(runs):
             self._check_joined(run, next_run)
-        return [Extent(run.file, run.end, True, run.epoch, run.start) for run in runs]
+        return runs
 
     def split(
         self,
@@ -225,8 +224,8 @@ class KeptSource(OpenedSource):
     ) -> list[ByteRange]:
         """Split [start, end) into ranges that all have a stop: later bytes belong to a later plan."""
         extents = self.extents(start, end)
-        ends = {(extent.epoch, extent.file): extent.bytes for extent in extents}
-        first = start or extents[0].position
+        ends = {(extent.epoch, extent.file): extent.end for extent in extents}
+        first = start or extents[0].first
         ranges = cut(extents, first, end, ranges_min, range_bytes, self.boundary_before)
         stopped = [
             byte_range
@@ -305,7 +304,7 @@ class KeptSource(OpenedSource):
         # A transaction that was prepared later may have the same id.
         return byte_range if place_of(byte_range.position) < place_of(before) else None
 
-    def _runs(self) -> list[LogExtent]:
+    def _runs(self) -> list[Extent]:
         runs = [run.shifted(self.shift) for run in _unbroken(self._log.runs())]
         if not runs:
             raise SourceMissing(
@@ -313,7 +312,7 @@ class KeptSource(OpenedSource):
             )
         return runs
 
-    def _from(self, runs: list[LogExtent], start: Position) -> list[LogExtent]:
+    def _from(self, runs: list[Extent], start: Position) -> list[Extent]:
         """Return the runs from a position on. Raises PositionPurged, PositionInvalid, SequenceGap."""
         start_key = place_of(start)
         if start_key < place_of(runs[0].first):
@@ -346,10 +345,10 @@ class KeptSource(OpenedSource):
             hint=f"What it has there begins at {first.first}",
         )
 
-    def _head_of(self, run: LogExtent) -> bytes:
+    def _head_of(self, run: Extent) -> bytes:
         return self.head_bytes(run.file, run.epoch)
 
-    def _check_joined(self, run: LogExtent, next_run: LogExtent) -> None:
+    def _check_joined(self, run: Extent, next_run: Extent) -> None:
         """Raise SequenceGap if transactions are missing between two runs."""
         joint = run.last, next_run.first
         if joint in self._joined:
@@ -384,7 +383,7 @@ class KeptSource(OpenedSource):
             self._repeats[epoch] = "" if before.contains(GtidSet.parse(upto)) else upto, upto
         return self._repeats[epoch]
 
-    def _begins_file(self, run: LogExtent) -> bool:
+    def _begins_file(self, run: Extent) -> bool:
         """Return whether a run contains its file from the first event on."""
         if run.start not in self._file_starts:
             self._file_starts.add(len(self._head_of(run)))
@@ -429,9 +428,9 @@ def epoch_shift(required: Sequence[EpochKey], log_epochs: Sequence[EpochKey], lo
     return min(fitting, key=lambda shift: (abs(shift), -shift))
 
 
-def _unbroken(runs: Sequence[LogExtent]) -> list[LogExtent]:
+def _unbroken(runs: Sequence[Extent]) -> list[Extent]:
     """Join consecutive runs of one file without a gap."""
-    joined: list[LogExtent] = []
+    joined: list[Extent] = []
     for run in runs:
         if joined and joined[-1].last == run.first:
             joined[-1] = replace(joined[-1], end=run.end)
@@ -440,7 +439,7 @@ def _unbroken(runs: Sequence[LogExtent]) -> list[LogExtent]:
     return joined
 
 
-def _is_file_start(run: LogExtent, start: Position, head_bytes: int) -> bool:
+def _is_file_start(run: Extent, start: Position, head_bytes: int) -> bool:
     return (start.epoch, start.file) == (run.epoch, run.file) and run.start <= head_bytes
 
 

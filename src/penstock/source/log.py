@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Disk, LocalDisk
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.merge_position import MergePosition
 from penstock.logstore.prepared import PreparedFile
 from penstock.logstore.reader import LogReader
@@ -78,7 +78,7 @@ class FolderLog:
         """Return every epoch with its server's key. Raises SourceMissing if there is no log."""
         return [(epoch.epoch, epoch.server_key) for epoch in self._open_reader().epochs.epochs]
 
-    def runs(self) -> list[LogExtent]:
+    def runs(self) -> list[Extent]:
         """Return the runs of the log, up to the last whole transaction."""
         reader = self._open_reader(refresh=True)
         return reader.extents()
@@ -128,7 +128,7 @@ class FolderLog:
         begins after the position, PositionInvalid if it ends before it.
         """
 
-        def find(reader: LogReader) -> tuple[LogReader, LogExtent]:
+        def find(reader: LogReader) -> tuple[LogReader, Extent]:
             extents = [
                 extent
                 for extent in reader.extents()

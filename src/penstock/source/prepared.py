@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from penstock._native import Decoder
 from penstock.errors import PositionInvalid, PositionPurged, SequenceGap
 from penstock.limits import PREPARED_SEARCH_BYTES_MAX
+from penstock.logstore.extent import Extent
 from penstock.model import Position
 from penstock.source.decoding import RangeDecoding
-from penstock.source.source import ByteRange, Extent, Source, place_of
+from penstock.source.source import ByteRange, Source, place_of
 
 
 @dataclass
@@ -54,7 +55,7 @@ class PreparedSearch:
             if decoder.has_outcome(xid):
                 # Transactions prepared in earlier files have ended here, so the log does not have this one.
                 return None
-            bytes_left -= (upto or extent.bytes) - extent.start
+            bytes_left -= (upto or extent.end) - extent.start
             if bytes_left <= 0:
                 break
         return None if self._noted is None else self._noted(xid, before)
@@ -69,7 +70,7 @@ class PreparedSearch:
     def _forget_purged(self, files: Sequence[Extent]) -> None:
         """Drop cached parts of files before the first available file."""
         for epoch, file in [*self._searched] if files else []:
-            if place_of(Position(epoch, file, files[0].start)) < place_of(files[0].position):
+            if place_of(Position(epoch, file, files[0].start)) < place_of(files[0].first):
                 del self._searched[epoch, file]
 
     def _search_file(self, extent: Extent, upto: int | None) -> Decoder:
@@ -82,7 +83,7 @@ class PreparedSearch:
             # A transaction that was prepared later may have the same id.
             searched = None
         start = extent.start if searched is None else searched.upto
-        stop = extent.bytes if upto is None and extent.splittable else upto
+        stop = extent.end if upto is None and extent.splittable else upto
         if searched is not None and stop is not None and start >= stop:
             self._searched[key] = searched
             return searched.decoder
@@ -97,5 +98,5 @@ class PreparedSearch:
             decoding.take_batch()
         decoder = decoding.decoder
         file, offset = decoder.position
-        self._searched[key] = _SearchedPart(offset if file == extent.file else extent.bytes, decoder)
+        self._searched[key] = _SearchedPart(offset if file == extent.file else extent.end, decoder)
         return decoder

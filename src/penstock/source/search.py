@@ -8,8 +8,9 @@ from dataclasses import replace
 from penstock._native import GtidSet
 from penstock.errors import PositionPurged
 from penstock.gtid_sets import LoggedSet, union
+from penstock.logstore.extent import Extent
 from penstock.model import Position
-from penstock.source.source import FIRST_EVENT_OFFSET, MAGIC, ByteRange, Extent, Source
+from penstock.source.source import FIRST_EVENT_OFFSET, MAGIC, ByteRange, Source
 from penstock.source.walk import TransactionWalk
 
 _EVENT_HEADER_BYTES = 19
@@ -51,8 +52,8 @@ def find_gtid_set(source: Source, gtid_set: str) -> Position:
     earliest = source.earliest()
     requested = GtidSet.parse(gtid_set)
     for extent in reversed(source.extents()):
-        if requested.contains(GtidSet.parse(gtid_set_before(source, extent.position))):
-            return extent.position
+        if requested.contains(GtidSet.parse(gtid_set_before(source, extent.first))):
+            return extent.first
     raise PositionPurged(
         f"{earliest.file} comes after transactions that the GTID set {gtid_set!r} does not have",
         position=str(earliest),
@@ -65,14 +66,14 @@ def find_time(source: Source, time_us: int) -> Position:
     files = source.extents()
     # File times are truncated to seconds: the previous file may have transactions of the rest of that second.
     later = bisect_right(files, time_us, key=lambda file: (_begun_seconds(source, file) + 1) * _SECOND_US)
-    return files[max(later - 1, 0)].position
+    return files[max(later - 1, 0)].first
 
 
 def find_time_end(source: Source, time_us: int) -> Position | None:
     """Return the start of the first file created at or after the time, None if there is none."""
     files = source.extents()
     later = bisect_left(files, time_us, key=lambda file: _begun_seconds(source, file) * _SECOND_US)
-    return files[later].position if later < len(files) else None
+    return files[later].first if later < len(files) else None
 
 
 def _gtid_set_in(source: Source, byte_range: ByteRange) -> LoggedSet:

@@ -15,6 +15,7 @@ from penstock.errors import (
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import NO_GTIDS, LoggedSet, union
 from penstock.limits import RANGE_BYTES_DEFAULT
+from penstock.logstore.extent import Extent
 from penstock.model import Position, ServerAddress, TableName
 from penstock.mysql.connection import Connection, LogFile, connect
 from penstock.mysql.follow import follow
@@ -29,7 +30,6 @@ from penstock.source.source import (
     FIRST_EVENT_OFFSET,
     MAGIC,
     ByteRange,
-    Extent,
     SourceOptions,
     cut,
     file_number,
@@ -157,7 +157,7 @@ class ServerSource(OpenedSource):
             if start is not None and place_of(end) < place_of(start):
                 raise PositionInvalid(f"the end is before the start {start}", position=str(end))
             logs = [log for log in logs if file_number(log.file) <= file_number(end.file)]
-        return [Extent(log.file, log.bytes, False, epoch) for log in logs]
+        return [Extent(epoch, log.file, FIRST_EVENT_OFFSET, log.bytes, splittable=False) for log in logs]
 
     def split(
         self,

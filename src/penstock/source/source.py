@@ -21,6 +21,7 @@ from penstock.commit_versions import epoch_base
 from penstock.errors import OptionInvalid
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, RECONNECT_TRIES_MAX
+from penstock.logstore.extent import Extent
 from penstock.logstore.layout import is_log_folder
 from penstock.model import Position, Secret, ServerAddress, TableName, TablePatterns, Tls, is_server_url
 from penstock.source.daemon_address import DaemonAddress, is_daemon_url
@@ -75,31 +76,6 @@ class ByteRange:
 
     def __str__(self) -> str:
         return f"{self.position}-{'' if self.stop is None else self.stop}"
-
-
-@dataclass(frozen=True)
-class Extent:
-    """One log file for planning, in one epoch.
-
-    `start` is where its events begin, more than 4 if the log has only the end of the file. `bytes` is where
-    they end: the stored size, which for a compressed file counts compressed bytes. Only a `splittable` file
-    can be opened at any byte.
-    """
-
-    file: str
-    bytes: int
-    splittable: bool
-    epoch: int = 0
-    start: int = FIRST_EVENT_OFFSET
-
-    @property
-    def position(self) -> Position:
-        """The position of its first event."""
-        return Position(self.epoch, self.file, self.start)
-
-    def holds(self, position: Position | None) -> bool:
-        """Return whether a position lies in this file."""
-        return position is not None and (position.epoch, position.file) == (self.epoch, self.file)
 
 
 @dataclass(frozen=True)
@@ -369,12 +345,12 @@ def cut(
         last = end.offset if end is not None and extent.holds(end) else None
         if last is None or last > first:
             spans.append((extent, first, last))
-    total = sum((last or extent.bytes) - first for extent, first, last in spans)
+    total = sum((last or extent.end) - first for extent, first, last in spans)
     size = max(min(range_bytes, -(-total // max(ranges_min, 1))), RANGE_BYTES_MIN)
     ranges = []
     for extent, first, last in spans:
-        pieces = round(((last or extent.bytes) - first) / size) if extent.splittable else 1
-        step = ((last or extent.bytes) - first) // max(pieces, 1)
+        pieces = round(((last or extent.end) - first) / size) if extent.splittable else 1
+        step = ((last or extent.end) - first) // max(pieces, 1)
         inner = [first + step * piece for piece in range(1, pieces)]
         if boundary is not None:
             positions = (Position(extent.epoch, extent.file, offset) for offset in inner)

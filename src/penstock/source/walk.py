@@ -11,9 +11,10 @@ import pyarrow
 import pyarrow.compute
 
 from penstock.limits import OFFSET_MAX, RANGE_BYTES_MIN
+from penstock.logstore.extent import Extent
 from penstock.model import Position
 from penstock.source.decoding import RangeDecoding
-from penstock.source.source import ByteRange, Extent, Source, place_of
+from penstock.source.source import ByteRange, Source, place_of
 
 # If no transaction ends in a window, the next window is this many times larger.
 _WINDOW_GROWTH = 8
@@ -109,7 +110,7 @@ def _after_bytes(
     bytes_left = bytes_max
     for extent in extents:
         first = start.offset if extent.holds(start) else extent.start
-        last = end.offset if extent.holds(end) else extent.bytes
+        last = end.offset if extent.holds(end) else extent.end
         if bytes_left < last - first:
             return extent, Position(extent.epoch, extent.file, first + bytes_left)
         bytes_left -= last - first
@@ -121,8 +122,8 @@ def _last_end_before(source: Source, extent: Extent, start: Position, target: Po
     first = start.offset if extent.holds(start) else extent.start
     byte_range = ByteRange(target.epoch, target.file, first, target.offset, aligned=True)
     last_end = _last_end_in(source, byte_range, target.offset, target.offset)
-    if last_end is None and place_of(start) < place_of(extent.position):
-        return extent.position
+    if last_end is None and place_of(start) < place_of(extent.first):
+        return extent.first
     return last_end
 
 

@@ -74,7 +74,7 @@ def keep(
             continue
         head = files.head_bytes(extent.file)
         first = max(start.offset, len(head)) if extent.holds(start) else len(head)
-        stop = end.offset if extent.holds(end) else extent.bytes
+        stop = end.offset if extent.holds(end) else extent.end
         cutter = BlockCutter(
             epoch=epoch,
             file=extent.file,

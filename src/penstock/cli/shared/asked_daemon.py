@@ -20,7 +20,7 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.holds import consumer_hold_name
 from penstock.model import Position, TableName
 from penstock.source.bounds import Bound
@@ -215,7 +215,7 @@ class AskedDaemon:
     def _epochs(self) -> list[tuple[int, str]]:
         return [(epoch["epoch"], epoch["server_key"]) for epoch in self._client.ask("epochs")["epochs"]]
 
-    def _runs(self) -> list[LogExtent]:
+    def _runs(self) -> list[Extent]:
         return extents_of(self._client.ask("extents"))
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class AskedServer:
         """Return the first transaction committed at or after a time, otherwise the server's log end."""
         start = self._source.find_time(time_us)
         for extent in self._source.extents(start):
-            position = first_in(self._source, _range_of(extent.position, None), committed_from(time_us))
+            position = first_in(self._source, _range_of(extent.first, None), committed_from(time_us))
             if position is not None:
                 return position
         return self._source.head()

@@ -21,7 +21,7 @@ from penstock.capture.kept_schemas import give_definition, kept_schemas, settled
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Buffer, FileRange
-from penstock.logstore.extent import LogExtent
+from penstock.logstore.extent import Extent
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position, TableName
@@ -152,7 +152,7 @@ async def _extents(served: Served, request: Request) -> Response:
     return JSONResponse(_extents_of(await served.threads.search(log.extents)))
 
 
-def _extents_of(extents: Iterable[LogExtent]) -> dict[str, Any]:
+def _extents_of(extents: Iterable[Extent]) -> dict[str, Any]:
     return {
         "extents": [
             {"epoch": extent.epoch, "file": extent.file, "start": extent.start, "end": extent.end}
