@@ -9,8 +9,6 @@ SHELL := /bin/bash
 VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
-EXTRAS := spark spark-connect delta duckdb iceberg postgres clickhouse redis mongodb elasticsearch opensearch kafka rabbitmq steps tier \
-  zookeeper tidb otlp console test check bench docs
 RUST_SOURCES := $(shell find native -type f -not -name '*.md') Cargo.toml Cargo.lock
 export VIRTUAL_ENV := $(VENV)
 export PATH := $(VENV)/bin:$(HOME)/.cargo/bin:$(PATH)
@@ -82,7 +80,7 @@ $(STAMPS)/environment:
 $(STAMPS)/dependencies: pyproject.toml $(STAMPS)/environment
 	@echo "installing the Python dependencies into .venv"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(PYTHON) tools/requirements.py $(EXTRAS) > $(STAMPS)/requirements.txt
+	@$(PYTHON) tools/requirements.py --all-but package > $(STAMPS)/requirements.txt
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $(STAMPS)/requirements.txt
 	@touch $@
 

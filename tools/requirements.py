@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the requirements of `pyproject.toml`, one per line: for building, running, and the given extras.
 
+    tools/requirements.py docs
+    tools/requirements.py --all-but package
+
 This allows installing the dependencies before the extension is compiled.
 """
 
@@ -21,5 +24,15 @@ def requirements(extras: list[str]) -> list[str]:
     return sorted(set(required))
 
 
+def extras_but(left_out: list[str]) -> list[str]:
+    """Return every extra except those left out."""
+    return [
+        extra
+        for extra in tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+        if extra not in left_out
+    ]
+
+
 if __name__ == "__main__":
-    print("\n".join(requirements(sys.argv[1:])))
+    is_rest, names = sys.argv[1:2] == ["--all-but"], [name for name in sys.argv[1:] if name != "--all-but"]
+    print("\n".join(requirements(extras_but(names) if is_rest else names)))

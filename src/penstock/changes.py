@@ -21,6 +21,9 @@ SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_meta
 PUTS = ("insert", "update_postimage")
 TAKES = ("delete", "update_preimage")
 
+# What the exact text of a value begins with that has bytes invalid in its character set.
+BROKEN_TEXT = "0x"
+
 
 class Origin(StrEnum):
     """Where changes come from."""

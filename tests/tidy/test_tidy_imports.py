@@ -267,6 +267,20 @@ def test_variant_imports_no_other_variant() -> None:
     assert not wrong, wrong
 
 
+def test_files_outside_name_no_single_sink() -> None:
+    sinks = ROOT / "src/penstock/sinks"
+    kinds = {path.parent.name for path in sinks.glob("*/sink.py")}
+    assert len(kinds) > 15
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in files(".py", below="src")
+        if not path.is_relative_to(sinks)
+        for module in modules_imported(path)
+        if module.startswith("penstock.sinks.") and module.split(".")[2] in kinds
+    ]
+    assert not wrong, wrong
+
+
 def test_third_party_packages_are_imported_only_where_allowed() -> None:
     wrong = [
         f"{name_of(path)} imports {package}"

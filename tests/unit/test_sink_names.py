@@ -10,7 +10,7 @@ import pytest
 from penstock.changes import Target
 from penstock.errors import OptionInvalid
 from penstock.model import Column, ServerAddress, TableName
-from penstock.sinks.mysql.check import encryption_findings
+from penstock.sinks.endpoint import encryption_findings
 from penstock.sinks.sink import BatchMark, Sink, make_sink, settings_of
 
 

@@ -12,7 +12,7 @@ from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.step import target_through
-from penstock.sinks.mysql.check import encryption_findings
+from penstock.sinks.endpoint import encryption_findings
 
 
 def preview(settings: PipelineSettings) -> dict[str, Any]:

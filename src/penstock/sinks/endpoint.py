@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address and credentials of a target: settings shared by all sinks that connect to a server."""
+"""The address and credentials of a target, shared by all sinks that connect to a server."""
 
 import re
 import ssl
@@ -10,8 +10,9 @@ from urllib.parse import unquote
 from pydantic import Field, model_validator
 
 from penstock.errors import ConnectionLost, PenstockError, TlsFailed
-from penstock.model import Secret
+from penstock.model import Secret, ServerAddress, is_loopback
 from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
+from penstock.sinks.sink import Finding
 
 # The account in a URL, which may contain several hosts.
 _ACCOUNT = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
@@ -29,6 +30,21 @@ def connection_error(what: str, problem: BaseException, position: str | None = N
             )
         cause = cause.__cause__ or cause.__context__
     return ConnectionLost(f"{what} does not answer: {problem}", position=position)
+
+
+def encryption_findings(address: ServerAddress) -> list[Finding]:
+    """Return a finding if the identity of a remote server is not verified."""
+    local = address.unix_socket is not None or is_loopback(address.host)
+    if local or address.tls.mode != "preferred":
+        return []
+    return [
+        Finding(
+            str(address),
+            "ssl_mode is preferred: encrypted where the server offers it, and no proof of which one answers",
+            fatal=False,
+            mend="Add ?ssl_mode=verify_identity to the URL, and ssl_ca where the authority is your own",
+        )
+    ]
 
 
 class Endpoint(Section):

@@ -12,10 +12,9 @@ from typing import Any
 import numpy
 import pyarrow
 
-from penstock.changes import Target
+from penstock.changes import BROKEN_TEXT, Target
 from penstock.pipeline.verify.hashed import Hashes, hashes
 from penstock.pipeline.verify.kept_values import TEXTS
-from penstock.sinks.mysql.odd import BROKEN_TEXT
 
 
 class Kind(StrEnum):

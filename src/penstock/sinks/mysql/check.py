@@ -1,24 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks whether a MySQL or MariaDB server can be a target."""
 
-from penstock.model import ServerAddress, is_loopback
 from penstock.sinks.mysql.connection import Session
 from penstock.sinks.sink import Finding
-
-
-def encryption_findings(address: ServerAddress) -> list[Finding]:
-    """Return a finding if the identity of a remote server is not verified."""
-    local = address.unix_socket is not None or is_loopback(address.host)
-    if local or address.tls.mode != "preferred":
-        return []
-    return [
-        Finding(
-            str(address),
-            "ssl_mode is preferred: encrypted where the server offers it, and no proof of which one answers",
-            fatal=False,
-            mend="Add ?ssl_mode=verify_identity to the URL, and ssl_ca where the authority is your own",
-        )
-    ]
 
 
 def findings(session: Session, statement_bytes: int) -> list[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow
 import pyarrow.compute as pc
 
-from penstock.changes import Target
+from penstock.changes import BROKEN_TEXT, Target
 from penstock.errors import ValueMalformed
 from penstock.sinks.mysql.connection import SQL_MODE, Session
 from penstock.sinks.sql.rows import WriteCounts
@@ -21,8 +21,6 @@ LENIENT = b"SET SESSION sql_mode='ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO'"
 
 _EMPTY_MEMBER = re.compile(r"[(,]''[,)]")
 _NO_MEMBER = 1265
-# The prefix of texts of bytes that are invalid in their character set.
-BROKEN_TEXT = "0x"
 
 
 @dataclass(frozen=True)

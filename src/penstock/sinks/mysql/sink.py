@@ -11,7 +11,8 @@ from penstock.changes import Target
 from penstock.errors import OperatorError
 from penstock.model import ServerAddress, TableName
 from penstock.settings.values import Bytes, validate_option
-from penstock.sinks.mysql.check import encryption_findings, findings
+from penstock.sinks.endpoint import encryption_findings
+from penstock.sinks.mysql.check import findings
 from penstock.sinks.mysql.connection import Session, connect
 from penstock.sinks.mysql.drainer_marks import create_drainer_marks
 from penstock.sinks.mysql.log import create_commit_log
