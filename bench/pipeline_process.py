@@ -99,16 +99,18 @@ def _kind(process: psutil.Process, driver: int) -> str:
 
 
 @contextmanager
-def running(settings: dict[str, Any], folder: Path, *words: str) -> Iterator[PipelineProcess]:
+def running(
+    settings: dict[str, Any], folder: Path, *words: str, local: bool = False
+) -> Iterator[PipelineProcess]:
     """Run a pipeline on two cores while the block runs, unless it ends before.
 
-    `words` are further arguments of `penstock run`.
+    `words` are further arguments of `penstock run`. It runs on Spark, or in its own process if it is `local`.
     """
     config = folder / f"{settings['name']}.yaml"
     config.write_text(yaml.safe_dump({"spark": _SPARK, **settings}))
     log = folder / f"{settings['name']}.log"
     argv = [str(Path(sys.executable).with_name("penstock")), "run", str(config)]
-    argv += ["--json", "--master", _MASTER, *words]
+    argv += ["--json", *(["--local"] if local else ["--master", _MASTER]), *words]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     started = time.perf_counter()
     with log.open("w") as said:
@@ -132,8 +134,8 @@ def running(settings: dict[str, Any], folder: Path, *words: str) -> Iterator[Pip
             thread.join()
 
 
-def run_until_caught_up(settings: dict[str, Any], folder: Path) -> PipelineProcess:
+def run_until_caught_up(settings: dict[str, Any], folder: Path, *, local: bool = False) -> PipelineProcess:
     """Run a pipeline until everything that its log had at the start is in its target."""
-    with running(settings, folder, "--until", "caught-up") as run:
+    with running(settings, folder, "--until", "caught-up", local=local) as run:
         run.wait()
     return run

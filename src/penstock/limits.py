@@ -60,6 +60,9 @@ LOAD_BATCH_BYTES_MAX = 2 * MIB
 LOAD_SILENCE_SECONDS_MAX = 600.0
 # Approximate rows in a chunk of a table: few enough to read again, enough to amortize the cost of a task.
 CHUNK_ROWS = 200_000
+# A table of at most this many rows is loaded as one chunk without a look at its key, and shares its task with
+# other small tables.
+SMALL_TABLE_ROWS = 1_000
 
 # The commit version has 31 bits for epoch and file number, and 32 bits for the start offset in units of 16
 # bytes.

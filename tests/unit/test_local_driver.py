@@ -192,8 +192,8 @@ def test_interrupt_ends_all_tasks_before_it_leaves_the_run(
 def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    def decode(plan: TaskPlan, works: list[int], *_: object) -> Iterator[pyarrow.RecordBatch]:
-        if works == [0]:
+    def decode(plan: TaskPlan, works: range, *_: object) -> Iterator[pyarrow.RecordBatch]:
+        if 0 in works:
             assert started.wait(WAIT_SECONDS_MAX)
             raise OptionInvalid("the first task fails")
         try:
@@ -205,7 +205,7 @@ def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch:
 
     monkeypatch.setattr("penstock.local.driver.decode_works", decode)
     plan: Any = SimpleNamespace(
-        record=SimpleNamespace(works=("first", "second")), in_one_stage=True, in_driver=False
+        record=SimpleNamespace(tasks=(range(1), range(1, 2))), in_one_stage=True, in_driver=False
     )
     with pytest.raises(OptionInvalid, match="the first task fails"):
         LocalDriver(2).run(plan)

@@ -57,7 +57,7 @@ def test_only_a_load_that_removes_rows_of_a_mirror_runs_in_the_process_with_the_
 def plan_of(pipeline: PipelineSettings, *, remove: bool) -> TaskPlan:
     """Return the plan of a batch of one chunk."""
     chunk: Any = SimpleNamespace(remove=remove)
-    record: Any = SimpleNamespace(works=(chunk,), chunks=(chunk,), parts=1)
+    record: Any = SimpleNamespace(works=(chunk,), tasks=(range(1),), chunks=(chunk,), parts=1)
     sink = pipeline.sink.make()
     settings: dict[str, Any] = dict.fromkeys(TaskPlan.__dataclass_fields__) | {"steps": ()}
     return TaskPlan(

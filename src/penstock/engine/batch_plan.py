@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tasks of a batch receive: its mark, its tables, and how its rows are spread."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.changes import Target
 from penstock.engine.source_log import SourceLog
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import TaskPlan
 from penstock.engine.tracked_table import Learned
-from penstock.limits import MIB
+from penstock.limits import MIB, SMALL_TABLE_ROWS
 from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, table_key
@@ -18,6 +20,9 @@ from penstock.source.offsets import Offset
 
 # Log of this size is written by one task in less time than it takes to spread it over several.
 _SPREAD_BYTES_MIN = MIB
+# Small chunks are divided into this many groups per core, of at most _GROUP_MAX chunks, so that no core waits
+# for the last group of another for long.
+_GROUPS_PER_CORE, _GROUP_MAX = 4, 256
 
 
 def task_plan(
@@ -81,6 +86,26 @@ def parts_for(ranges: Sequence[RangeWork], chunks: Sequence[ChunkWork], cores: i
     is_small = not chunks and all(stop is not None for _, stop in stretches)
     log_bytes = sum((stop or 0) - start for start, stop in stretches)
     return 1 if is_small and log_bytes < _SPREAD_BYTES_MIN else cores
+
+
+def divided_of(targets: Iterable[Target]) -> tuple[str, ...]:
+    """Return the names of the targets whose rows are divided by their primary key."""
+    return tuple(str(target.name) for target in targets if target.primary_key and not target.unique_keys)
+
+
+def groups_for(chunks: Sequence[ChunkWork], cores: int) -> tuple[int, ...]:
+    """Return how many consecutive chunks each task reads. Chunks of few rows share a task."""
+    are_small = [chunk.chunk["rows"] <= SMALL_TABLE_ROWS and not chunk.exact for chunk in chunks]
+    size_max = max(1, min(_GROUP_MAX, math.ceil(sum(are_small) / (cores * _GROUPS_PER_CORE))))
+    groups: list[int] = []
+    is_open = False
+    for is_small in are_small:
+        if is_small and is_open and groups[-1] < size_max:
+            groups[-1] += 1
+        else:
+            groups.append(1)
+        is_open = is_small
+    return tuple(groups)
 
 
 def _histories(logs: Mapping[str, SourceLog], record: BatchRecord) -> dict[int, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first stage of a batch: decode one byte range or chunk and apply the steps.
+"""The first stage of a batch: decode a byte range, or the chunks of one task, and apply the steps.
 
 The task either writes the rows itself or emits them as blobs for the parts that write them. For a sink that
 keeps state it emits only the last image of each key.
@@ -7,7 +7,7 @@ keeps state it emits only the last image of each key.
 
 import json
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -68,20 +68,19 @@ _FIRST = -1
 
 def decode_works(
     plan: TaskPlan,
-    numbers: Iterable[int],
+    numbers: Sequence[int],
     parts: RangeParts = range_parts,
     resources: TaskResources = CLOSED_AFTER_USE,
     sessions: SessionPool | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows and messages of the works with these numbers, in the columns of BETWEEN.
+    """Yield the rows and messages of one task's works, by their numbers, in the columns of BETWEEN.
 
     `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
     which the caller closes; by default, from a pool for these works.
     """
     return_large_buffers()
     with nullcontext(sessions) if sessions is not None else SessionPool() as pool:
-        for number in numbers:
-            yield from _Work(plan, number, parts, resources, pool).run()
+        yield from _Task(plan, numbers, parts, resources, pool).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
@@ -93,28 +92,80 @@ def as_json(receipt: Receipt) -> bytes:
     return json.dumps(value).encode()
 
 
-class _Work:
-    """One run over one work of a batch."""
+class _Task:
+    """The works that share a writer, one after the other."""
 
     def __init__(
         self,
         plan: TaskPlan,
-        number: int,
+        numbers: Sequence[int],
         parts: RangeParts,
         resources: TaskResources,
         sessions: SessionPool,
     ) -> None:
-        self._plan = plan
-        self._parts = parts
-        self._sessions = sessions
+        self.plan = plan
+        self.parts = parts
+        self.resources = resources
+        self.sessions = sessions
+        self.part = numbers[0]
+        self.writing = PartWriting(plan, resources)
+        self.counts = Counts()
+        self.divided = frozenset(plan.record.divided)
+        self._numbers = numbers
+
+    def run(self) -> Iterator[pyarrow.RecordBatch]:
+        """Run the works. After an error or a surprise the others only report theirs: nothing is written."""
+        has_failed = is_refused = False
+        try:
+            for number in self._numbers:
+                work = _Work(self, number)
+                yield from work.run()
+                has_failed = has_failed or work.has_failed
+                if work.is_refused:
+                    is_refused = True
+                    self.writing.abort()
+                    self.writing = PartWriting(self.plan, self.resources)
+            if is_refused:
+                self.writing.abort()
+            else:
+                yield from self._finish()
+        except PenstockError as problem:
+            has_failed = True
+            self.writing.abort()
+            for failure in self.writing.failures(problem) if self.writing.refused else [Failure(problem)]:
+                yield from _to_all_parts(self.plan, PROBLEM, self.part, pickle.dumps(failure))
+        except BaseException:
+            # The consumer stopped reading, or a bug, which the driver raises.
+            self.writing.abort()
+            raise
+        if not has_failed:
+            yield self._message(COUNTS, pickle.dumps(self.counts))
+
+    def _finish(self) -> Iterator[pyarrow.RecordBatch]:
+        receipt = self.writing.finish()
+        if receipt is not None:
+            yield self._message(RECEIPT, as_json(receipt))
+
+    def _message(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
+        part = self.part if self.plan.in_one_stage else 0
+        return _between(part, _FIRST if kind == COUNTS else self.part, self.part, kind, body)
+
+
+class _Work:
+    """One run over one work of a batch.
+
+    `is_refused` says whether it met an error or a surprise, and `has_failed` whether it met an error.
+    """
+
+    def __init__(self, task: _Task, number: int) -> None:
+        self._task = task
+        self._plan = plan = task.plan
         self._number = number
         self._work = plan.record.works[number]
-        self._divided = frozenset(plan.record.divided)
         self._seq = 0
         self._surprised: set[Any] = set()
-        self._counts = Counts()
-        self._resources = resources
-        self._steps = [resources.take(step, step.make) for step in plan.steps]
+        self._counts = task.counts
+        self._steps = [task.resources.take(step, step.make) for step in plan.steps]
         # Other steps refuse partial images of the columns that they read, and the target refuses them for the
         # remaining columns.
         self._refuses_partial_input = plan.keeps_state and any(step.reads_any_column for step in self._steps)
@@ -122,13 +173,18 @@ class _Work:
         self._table = ""
         # The source that is being read, "" after all of it was read.
         self._source = self._work.source
-        self._writing = PartWriting(plan, resources)
+        self._writing = task.writing
+        self.has_failed = False
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
         # Commit versions of transactions that a pipeline wrote itself.
         self._marked: frozenset[int] = frozenset()
         self._covered: dict[int, tuple[Target, Target]] = {}
+
+    @property
+    def is_refused(self) -> bool:
+        return self.has_failed or bool(self._surprised)
 
     def run(self) -> Iterator[pyarrow.RecordBatch]:
         try:
@@ -138,21 +194,14 @@ class _Work:
                 has_ended = True
             finally:
                 for settings, step in zip(self._plan.steps, self._steps, strict=True):
-                    self._resources.give_back(settings, step, is_intact=has_ended)
+                    self._task.resources.give_back(settings, step, is_intact=has_ended)
             if not self._surprised:
                 yield from self._end()
-            else:
-                self._writing.abort()
-            yield self._message(COUNTS, pickle.dumps(self._counts))
         except PenstockError as problem:
-            self._writing.abort()
+            self.has_failed = True
             failures = [Failure(problem, self._table, self._source)]
             for failure in self._writing.failures(problem) if self._writing.refused else failures:
                 yield from self._to_all(PROBLEM, pickle.dumps(failure))
-        except BaseException:
-            # The consumer stopped reading, or a bug, which the driver raises.
-            self._writing.abort()
-            raise
 
     # --- Input ----------------------------------------------------------------------------
 
@@ -163,7 +212,7 @@ class _Work:
         wave: list[Changes] = []
         wave_position: Position | None = None
         seen: set[tuple[str, int]] = set()
-        for part in self._parts(self._plan, self._work, self._number, self._note_ends):
+        for part in self._task.parts(self._plan, self._work, self._number, self._note_ends):
             if isinstance(part, frozenset):
                 self._marked = part
                 continue
@@ -190,7 +239,7 @@ class _Work:
 
     def _chunk(self, work: ChunkWork) -> Iterator[pyarrow.RecordBatch]:
         key = self._table = table_key(work.source, work.table)
-        if key in self._plan.unread | self._plan.passed_over:
+        if key in self._plan.unread or key in self._plan.passed_over:
             return
 
         def note_floor(watermark: Watermark) -> None:
@@ -204,7 +253,7 @@ class _Work:
         if work.ends_before and target is not None:
             yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
-            for changes in chunk_changes(self._plan, work, note_floor, self._sessions):
+            for changes in chunk_changes(self._plan, work, note_floor, self._task.sessions):
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])
@@ -383,7 +432,7 @@ class _Work:
         plan = self._plan
         if plan.in_one_stage:
             for changes in conformed:
-                self._writing.write(self._number, self._work.source, changes)
+                self._writing.write(self._task.part, self._work.source, changes)
         elif plan.spread is Spread.WHOLE:
             if len(conformed) == 1:
                 for piece in slices(conformed[0]):
@@ -423,7 +472,7 @@ class _Work:
     def _divide(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
         """Split changes by part and yield them as blobs."""
         plan, target = self._plan, changes.target
-        divided = str(target.name) in self._divided and target.name not in plan.together
+        divided = str(target.name) in self._task.divided and target.name not in plan.together
         part = parts_of(target, changes.rows, plan.spread, plan.record.parts, divided)
         if isinstance(part, int):
             for piece in slices(changes):
@@ -443,7 +492,7 @@ class _Work:
         if self._surprised:
             return
         if self._plan.in_one_stage:
-            self._writing.empty(self._number, key, target, version)
+            self._writing.empty(self._task.part, key, target, version)
             return
         for held in [gathered for gathered in self._gathered if gathered.name == target.name]:
             del self._gathered[held]
@@ -458,9 +507,6 @@ class _Work:
         self._table = self._source = ""
         if self._aside is not None:
             self._aside.finish()
-        receipt = self._writing.finish()
-        if receipt is not None:
-            yield self._message(RECEIPT, as_json(receipt))
 
     # --- Messages ------------------------------------------------------------------------------
 
@@ -477,17 +523,16 @@ class _Work:
             yield from self._to_all(SURPRISE, pickle.dumps(surprise))
 
     def _to_all(self, kind: str, body: bytes) -> Iterator[pyarrow.RecordBatch]:
-        parts = 1 if self._plan.in_one_stage else self._plan.record.parts
-        for part in range(parts):
-            yield _between(part, _FIRST, self._number, kind, body)
-
-    def _message(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
-        part = self._number if self._plan.in_one_stage else 0
-        return _between(part, _FIRST if kind == COUNTS else self._number, self._number, kind, body)
+        return _to_all_parts(self._plan, kind, self._number, body)
 
     def _row(self, part: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
         self._seq += 1
         return _between(part, self._number, self._seq, kind, body)
+
+
+def _to_all_parts(plan: TaskPlan, kind: str, work: int, body: bytes) -> Iterator[pyarrow.RecordBatch]:
+    for part in range(1 if plan.in_one_stage else plan.record.parts):
+        yield _between(part, _FIRST, work, kind, body)
 
 
 def _between(part: int, work: int, seq: int, kind: str, body: bytes) -> pyarrow.RecordBatch:

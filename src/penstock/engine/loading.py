@@ -7,7 +7,7 @@ nothing is locked.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,12 @@ import structlog
 from penstock.changes import Target
 from penstock.engine.tables import PipelineTables
 from penstock.errors import OptionInvalid, PenstockError, SchemaChanged, SchemaPending, TransientError
+from penstock.limits import SMALL_TABLE_ROWS
 from penstock.model import Position, TableName
 from penstock.pipeline.hidden_changes import Follows, follows
 from penstock.pipeline.load.chunks import Chunk, plan_over
 from penstock.pipeline.load.session import LoadSession, check_condition, open_session
+from penstock.pipeline.load.small_tables import small_chunks
 from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
@@ -35,6 +37,10 @@ _log = structlog.get_logger(__name__)
 # little.
 _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
+# A small table counts as this part of a chunk.
+_SMALL_SHARE = 1 / 16
+# Fewer tables are cut one by one, which costs about as much.
+_SMALL_TABLES_MIN = 8
 # The reason of a full load that began again. Unlike the first attempt, it may meet its own rows in the
 # target.
 _AGAIN = "again"
@@ -48,7 +54,8 @@ class Loading:
         self._state = state
         self._sink = sink
         self._width = (settings.load.parallel or cores) * _CHUNKS_PER_CORE
-        self._chunks: dict[str, list[dict[str, Any]]] = {}
+        # By the name of their record: the chunks of a table, or those of several small tables by key.
+        self._chunks: dict[str, Any] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}
         self._sources = {source.name for source in settings.sources}
@@ -82,18 +89,7 @@ class Loading:
         asked = [wish for wish in wishes if wish.state == "asked"]
         try:
             if self._settings.load.mode != "none":
-                for key in tables.there():
-                    if (
-                        key not in loads
-                        and self._is_active(key)
-                        and key not in tables.stopped
-                        and not tables.is_streamed(key)
-                    ):
-                        load = self._plan(
-                            key, tables, loads, None, remove=self._is_written_before(checkpoint)
-                        )
-                        if load is not None:
-                            loads[key] = load
+                self._plan_new(checkpoint, tables, loads)
             for wish in asked:
                 if wish.source in self._sources:
                     self._take_up(wish, tables, loads)
@@ -123,6 +119,23 @@ class Loading:
                 # A runner finished its last batch and died before it could record that.
                 self._note_ended(wish.number, checkpoint)
         return checkpoint
+
+    def _plan_new(self, checkpoint: Checkpoint, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
+        """Plan the first load of every table that has none."""
+        remove = self._is_written_before(checkpoint)
+        keys = [
+            key
+            for key in tables.there()
+            if key not in loads
+            and self._is_active(key)
+            and key not in tables.stopped
+            and not tables.is_streamed(key)
+        ]
+        small = {} if remove else self._cut_small(keys, tables)
+        for key in keys:
+            load = self._plan(key, tables, loads, None, remove=remove, pages=small.get(key))
+            if load is not None:
+                loads[key] = load
 
     def _is_active(self, key: str) -> bool:
         return _source_of(key) in self._sources
@@ -216,8 +229,9 @@ class Loading:
         *,
         afresh: bool = False,
         remove: bool = False,
+        pages: str | None = None,
     ) -> TableLoad | None:
-        """Cut a table into chunks; return None if nothing has to be read.
+        """Cut a table into chunks, unless `pages` has them; return None if nothing has to be read.
 
         With `afresh` the pipeline had continued without the table and may have missed deletes. With `remove`
         its first load deletes rows that only the target has.
@@ -226,10 +240,14 @@ class Loading:
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.shared.target_of(key) is None:
             return None
-        pages = (
-            f"loads-{hashlib.blake2b(f'{key} {wish and wish.number}'.encode(), digest_size=8).hexdigest()}"
-        )
-        chunks = self._cut(key, target, tables, pages, first=wish is None and not remove)
+        if pages is None:
+            pages = _pages_of(f"{key} {wish and wish.number}")
+            rows = [
+                chunk.rows
+                for chunk in self._cut(key, target, tables, pages, first=wish is None and not remove)
+            ]
+        else:
+            rows = [chunk["rows"] for chunk in self._chunks[pages][key]]
         _, watermark = self._session(source)
         settings = self._settings.load
         where = settings.where_of(table.database, table.table)
@@ -254,8 +272,8 @@ class Loading:
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0
         return TableLoad(
-            chunks=len(chunks),
-            rows=sum(chunk.rows for chunk in chunks),
+            chunks=len(rows),
+            rows=sum(rows),
             pages=pages,
             where=where,
             remove=remove,
@@ -270,9 +288,12 @@ class Loading:
         target = tables.source_target(key)
         if target is None or tables.shared.target_of(key) is None:
             return replace(load, done=load.chunks, begins_again=False)
-        chunks = self._cut(key, target, tables, load.pages, first=False)
+        # Small tables share a record.
+        pages = _pages_of(f"{key} {load.request or _AGAIN}")
+        chunks = self._cut(key, target, tables, pages, first=False)
         return replace(
             load,
+            pages=pages,
             chunks=len(chunks),
             done=0,
             rows=sum(chunk.rows for chunk in chunks),
@@ -301,6 +322,39 @@ class Loading:
         self._chunks.pop(pages, None)
         _log.info("a load begins", table=key, chunks=len(chunks), rows=sum(chunk.rows for chunk in chunks))
         return chunks
+
+    def _cut_small(self, keys: Sequence[str], tables: PipelineTables) -> dict[str, str]:
+        """Find the small tables among those to be loaded first; return the record of their chunks, by key.
+
+        All of a source's small tables have one record.
+        """
+        pages: dict[str, str] = {}
+        for source in self._settings.sources:
+            by_name = {
+                target.name: key
+                for key in keys
+                if _source_of(key) == source.name
+                and (target := tables.source_target(key)) is not None
+                and not tables.is_keyless(key)
+            }
+            if source.server is None or len(by_name) < _SMALL_TABLES_MIN:
+                continue
+            session, watermark = self._session(source)
+            targets = [
+                target for key in by_name.values() if (target := tables.source_target(key)) is not None
+            ]
+            chunks = {
+                by_name[chunk.table]: [replace(chunk, commit_ts=watermark.commit_ts).to_json()]
+                for chunk in small_chunks(session, targets, self._settings.load.chunk_rows)
+            }
+            if not chunks:
+                continue
+            name = _pages_of(" ".join(chunks))
+            self._state.put_large(name, chunks)
+            self._chunks[name] = chunks
+            pages |= dict.fromkeys(chunks, name)
+            _log.info("small tables are loaded whole", source=source.name, tables=len(chunks))
+        return pages
 
     def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
         """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
@@ -370,24 +424,26 @@ class Loading:
         finishes."""
         works: list[ChunkWork] = []
         rows, rows_max = 0, self._width * self._settings.load.chunk_rows
+        room = float(_CHUNKS_MAX)
         done: dict[str, int] = {}
         finished: list[str] = []
         for key, load in checkpoint.loads.items():
             if load.finished or key in checkpoint.stopped or key in self._waiting:
                 continue
-            room = _CHUNKS_MAX - len(works)
             if room <= 0 or rows >= rows_max:
                 break
             source, table = split_key(key)
             # Without a key, rows read a moment after the log position would be applied twice.
-            exact = key in self._keyless and not self._chunks_of(load)[0]["key"]
+            chunks = self._chunks_of(key, load)
+            exact = key in self._keyless and not chunks[0]["key"]
             if exact and works:
                 break
             taken = []
-            for chunk in self._chunks_of(load)[load.done : load.done + room]:
-                if rows >= rows_max:
+            for chunk in chunks[load.done :]:
+                if rows >= rows_max or room <= 0:
                     break
                 rows += chunk["rows"]
+                room -= 1 if chunk["rows"] > SMALL_TABLE_ROWS else _SMALL_SHARE
                 taken.append(chunk)
             works += [
                 ChunkWork(
@@ -422,17 +478,22 @@ class Loading:
         for number in record.finished:
             if number not in running:
                 self._note_ended(number, checkpoint)
-        for key in record.loads:
-            load = checkpoint.loads[key]
-            if load.finished:
-                self._chunks.pop(load.pages, None)
-                self._state.drop_large(load.pages)
+        finished = {checkpoint.loads[key].pages for key in record.loads if checkpoint.loads[key].finished}
+        for pages in finished - {load.pages for load in checkpoint.loads.values() if not load.finished}:
+            self._chunks.pop(pages, None)
+            self._state.drop_large(pages)
 
-    def _chunks_of(self, load: TableLoad) -> list[dict[str, Any]]:
+    def _chunks_of(self, key: str, load: TableLoad) -> Sequence[Mapping[str, Any]]:
         chunks = self._chunks.get(load.pages)
         if chunks is None:
             chunks = self._chunks[load.pages] = self._state.get_large(load.pages) or []
-        return chunks
+        chunks_of_table: Sequence[Mapping[str, Any]] = chunks[key] if isinstance(chunks, Mapping) else chunks
+        return chunks_of_table
+
+
+def _pages_of(what: str) -> str:
+    """Return the name of the record of a load's chunks."""
+    return f"loads-{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
 
 
 def _source_of(key: str) -> str:

@@ -113,7 +113,8 @@ def chunk_changes(
     source = plan.sources[work.source]
     known = plan.tables[table_key(work.source, work.table)]
     assert source.server is not None, "only tables of a server are cut into chunks"
-    rate = None if plan.rate_rows is None else plan.rate_rows / max(1, len(plan.record.chunks))
+    tasks = len(plan.record.tasks) - len(plan.record.ranges)
+    rate = None if plan.rate_rows is None else plan.rate_rows / max(1, tasks)
     yield from read_chunk(
         source.server,
         known.current,

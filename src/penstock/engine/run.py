@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from penstock.engine.batch_plan import parts_for
+from penstock.engine.batch_plan import divided_of, groups_for, parts_for
 from penstock.engine.batches import Batches, BegunBatch
 from penstock.engine.beginning import (
     at_their_servers,
@@ -331,15 +331,10 @@ class PipelineRun:
                 ranges += works
         if not ranges and not chunks:
             return None
-        divided = [
-            str(name)
-            for name, target in self._tables.targets.items()
-            if target.primary_key and not target.unique_keys
-        ]
         parts = self._settings.batch.parts or parts_for(ranges, chunks, self._cores)
-        return BatchRecord(
-            number, begin, end, tuple(ranges), tuple(chunks), parts, loads, tuple(finished), tuple(divided)
-        )
+        divided, groups = divided_of(self._tables.targets.values()), groups_for(chunks, self._cores)
+        works = tuple(ranges), tuple(chunks)
+        return BatchRecord(number, begin, end, *works, parts, loads, tuple(finished), divided, groups=groups)
 
     def _after_loss(self, state: PipelineState, checkpoint: Checkpoint, error: PositionPurged) -> Checkpoint:
         """Continue at the end of each purged log and reread its tables. Raises `error` if none may."""

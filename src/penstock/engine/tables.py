@@ -539,8 +539,9 @@ class PipelineTables:
         """Prepare every target whose columns or keys have changed, and the targets in `again` in any case."""
         wanted = self.shared.wanted(self.stopped, self._written | self.targets.keys())
         self._sink.check_together([target for target, _ in wanted.values()])
-        for target, key in wanted.values():
-            self._prepare_or_stop(key, target, again=target.name in again)
+        with self._sink.preparing():
+            for target, key in wanted.values():
+                self._prepare_or_stop(key, target, again=target.name in again)
         self._save()
 
     def check_columns(self) -> None:

@@ -128,12 +128,12 @@ class _Job:
 
     def run(self) -> list[pyarrow.RecordBatch]:
         """Run both stages; return the messages."""
-        works = range(len(self._plan.record.works))
-        if len(works) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
+        tasks = range(len(self._plan.record.tasks))
+        if len(tasks) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
             # A thread costs more than a small batch.
-            self._run_threads(self._decode_and_write, works)
+            self._run_threads(self._decode_and_write, tasks)
             return self._messages
-        self._run_threads(self._decode, works)
+        self._run_threads(self._decode, tasks)
         parts = self._shuffle.parts()
         if self._plan.in_driver:
             rows = chain.from_iterable(map(self._shuffle.rows_of, parts))
@@ -146,19 +146,20 @@ class _Job:
         self._shuffle.close()
         self._sessions.close()
 
-    def _decode(self, work: int) -> None:
+    def _decode(self, task: int) -> None:
+        works = self._plan.record.tasks[task]
         rows = self._until_ended(
-            decode_works(self._plan, [work], self._parts, self._resources, self._sessions)
+            decode_works(self._plan, works, self._parts, self._resources, self._sessions)
         )
         if self._plan.in_one_stage and not self._plan.in_driver:
             self._messages.extend(rows)
             return
-        output = self._shuffle.output_of(work)
+        output = self._shuffle.output_of(works[0])
         for row in rows:
             output.append(row)
 
-    def _decode_and_write(self, work: int) -> None:
-        self._decode(work)
+    def _decode_and_write(self, task: int) -> None:
+        self._decode(task)
         for part in self._shuffle.parts():
             self._write(part)
 

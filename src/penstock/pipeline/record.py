@@ -7,6 +7,7 @@ of it under its number.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 from penstock.coordinate.store import reading_record
@@ -100,7 +101,9 @@ class BatchRecord:
     the resnapshot requests that end with it. Rows of the targets in `divided` are assigned to parts by their
     key, rows of other targets stay together. The list is recorded, so a retry divides the same way even if
     other keys are known by then. `written` are the targets of an exact load that got rows, recorded
-    before the sink commits it; None until then.
+    before the sink commits it; None until then. `groups` are how many consecutive chunks each task reads; ()
+    is one each, as an earlier version of Penstock ran them. They are recorded, because a sink knows the part
+    of a retry by its number.
     """
 
     number: int
@@ -113,6 +116,7 @@ class BatchRecord:
     finished: tuple[str, ...] = ()
     divided: tuple[str, ...] = ()
     written: tuple[str, ...] | None = None
+    groups: tuple[int, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -127,10 +131,19 @@ class BatchRecord:
         """The sources that the batch reads."""
         return frozenset(work.source for work in self.works) | self.end.keys()
 
-    @property
+    @cached_property
     def works(self) -> tuple[RangeWork | ChunkWork, ...]:
         """The works of the tasks, in the order in which their rows apply: log ranges first, then tables."""
         return (*self.ranges, *self.chunks)
+
+    @cached_property
+    def tasks(self) -> tuple[range, ...]:
+        """The numbers of the works of each task."""
+        ends = [*range(len(self.ranges)), len(self.ranges)]
+        for count in self.groups or [1] * len(self.chunks):
+            ends.append(ends[-1] + count)
+        assert ends[-1] == len(self.works), "each work belongs to one task"
+        return tuple(map(range, ends, ends[1:]))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -145,6 +158,7 @@ class BatchRecord:
             "finished": list(self.finished),
             "divided": list(self.divided),
             **({} if self.written is None else {"written": list(self.written)}),
+            **({"groups": list(self.groups)} if self.groups else {}),
         }
 
     @classmethod
@@ -165,4 +179,5 @@ class BatchRecord:
                 tuple(value["finished"]),
                 tuple(value["divided"]),
                 tuple(value["written"]) if "written" in value else None,
+                tuple(map(int, value.get("groups", ()))),
             )

@@ -251,6 +251,11 @@ class Sink(ABC):
         allow the change, or if the change would lose values; the table is then loaded again.
         """
 
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Return a context for calls of `prepare`, which are durable at its end, or else at their own."""
+        yield
+
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
         """Return the columns that the tables of prepared targets do not have, by target.
 

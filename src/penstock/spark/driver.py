@@ -24,6 +24,7 @@ from penstock.engine.task_plan import BETWEEN_SQL, TaskPlan
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.local.driver import LocalDriver
+from penstock.pipeline.load.session_pool import SessionPool
 from penstock.spark.shipping import pickle_for_executors
 from penstock.spark.verifying import SparkSpreading
 
@@ -96,10 +97,10 @@ class SparkDriver:
                     self._session.conf.set(_ROWS_AT_ONCE, self._rows_at_once)
 
     def _run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
-        data, works, parts = pickle_for_executors(plan, plan.steps), len(plan.record.works), plan.record.parts
-        # Many small works share a task, because starting a task costs more than a work.
-        tasks = min(works, _TASKS_PER_PART * max(parts, 1))
-        frame: Any = self._session.range(0, works, 1, tasks).mapInArrow(partial(_decode, data), BETWEEN_SQL)
+        data, tasks, parts = pickle_for_executors(plan, plan.steps), len(plan.record.tasks), plan.record.parts
+        # Many tasks share one of Spark's, because starting one costs more than a small work.
+        slices = min(tasks, _TASKS_PER_PART * max(parts, 1))
+        frame: Any = self._session.range(0, tasks, 1, slices).mapInArrow(partial(_decode, data), BETWEEN_SQL)
         if plan.in_driver:
             frames = frame.toArrow().sort_by([(name, "ascending") for name in ("part", "work", "seq")])
             return list(write_parts(plan, frames.to_batches()))
@@ -174,8 +175,10 @@ def _cores_of(session: SparkSession) -> int:
 
 def _decode(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     plan = _unpickle_plan(data)
-    for batch in batches:
-        yield from decode_works(plan, batch.column(0).to_pylist())
+    with SessionPool() as sessions:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                yield from decode_works(plan, plan.record.tasks[task], sessions=sessions)
 
 
 def _write(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -178,7 +178,7 @@ def hold_order(session: LoadSession, chunk: Chunk) -> None:
     if not chunk.order:
         return
     if not session.tidb:
-        session.query("START TRANSACTION")
+        session.begin()
         # Any statement on the table takes a metadata lock. The read reports what is wrong with the table.
         with suppress(ServerUnsupported):
             session.query(f"SELECT 1 FROM {chunk.table.sql} LIMIT 0")

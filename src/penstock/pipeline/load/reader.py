@@ -65,13 +65,11 @@ def read_chunk(
     differently than when the chunk was planned, PrivilegeMissing. Sessions come from `sessions`, if passed.
     """
     open_or_take = open_session if sessions is None else sessions.session
+    take_watermark = watermark_of if sessions is None else sessions.watermark
     reading = _Reading(target, chunk, instance, columns, where)
     throttle = _throttle(rate)
     if exact:
-        with open_exact(address, [target.name], epoch=epoch) as snapshot:
-            if on_watermark is not None:
-                on_watermark(snapshot.watermark)
-            yield from _throttled(reading.changes(snapshot.session, snapshot.watermark), throttle)
+        yield from _throttled(_exact_changes(address, target, reading, epoch, on_watermark), throttle)
         return
     retry = Retry("reading a chunk again", tries=tries_max - 1)
     is_given, planned_ts = watermark is not None, chunk.commit_ts
@@ -80,7 +78,7 @@ def read_chunk(
         try:
             with open_or_take(address) as session:
                 if watermark is None:
-                    watermark = watermark_of(session, epoch, planned_ts)
+                    watermark = take_watermark(session, epoch, planned_ts)
                 _check_server(session, watermark)
                 read_as_of(session, watermark)
                 hold_order(session, chunk)
@@ -102,6 +100,20 @@ def read_chunk(
             if isinstance(problem, AnswerTimedOut) or not reading.can_resume:
                 raise
             retry.wait(problem, table=str(target.name))
+
+
+def _exact_changes(
+    address: ServerAddress,
+    target: Target,
+    reading: "_Reading",
+    epoch: int,
+    on_watermark: Callable[[Watermark], None] | None,
+) -> Iterator[Changes]:
+    """Yield the rows of a table as they were at one log position."""
+    with open_exact(address, [target.name], epoch=epoch) as snapshot:
+        if on_watermark is not None:
+            on_watermark(snapshot.watermark)
+        yield from reading.changes(snapshot.session, snapshot.watermark)
 
 
 def read_rows(

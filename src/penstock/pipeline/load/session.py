@@ -46,6 +46,8 @@ class LoadSession(Closing):
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        # Whether `begin` opened a transaction that was not ended.
+        self.in_transaction = False
 
     def close(self) -> None:
         """End the session, its transaction and its locks."""
@@ -65,6 +67,17 @@ class LoadSession(Closing):
     def tidb(self) -> bool:
         """Whether the server belongs to a TiDB cluster."""
         return self.identity.is_tidb
+
+    def begin(self) -> None:
+        """Open a transaction, which `roll_back` ends."""
+        self.query("START TRANSACTION")
+        self.in_transaction = True
+
+    def roll_back(self) -> None:
+        """End the transaction that `begin` opened, if there is one."""
+        if self.in_transaction:
+            self.query("ROLLBACK")
+            self.in_transaction = False
 
     def query(self, sql: str, *args: Any) -> list[dict[str, Any]]:
         """Run a statement with few result rows. Text must be ASCII or UTF-8."""

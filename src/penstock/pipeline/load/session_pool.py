@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions that the chunks of a batch use one after another.
 
-A session costs several round trips, among them those of TLS and of the login: more than a small table.
+A session costs several round trips, among them those of TLS and of the login, and a watermark costs three:
+more than a small table.
 """
 
 import math
@@ -9,14 +10,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from penstock.closing import Closing
 from penstock.errors import PenstockError, TransientError
 from penstock.model import ServerAddress
 from penstock.pipeline.load.session import LoadSession, open_session
+from penstock.pipeline.load.watermark import Watermark, watermark_of
 
 # Servers, and the networks in between, close sessions that are idle for some minutes, often without notice.
 _IDLE_SECONDS_MAX = 20.0
+# Reads use a watermark for this long. Changes after it are applied to their rows again.
+_WATERMARK_SECONDS_MAX = 1.0
 
 
 class SessionPool(Closing):
@@ -26,6 +31,8 @@ class SessionPool(Closing):
         self._lock = threading.Lock()
         # Each session with the time at which it was returned.
         self._idle: list[tuple[float, LoadSession]] = []
+        # With the time at which each was taken, and the epoch of its position.
+        self._watermarks: WeakKeyDictionary[LoadSession, tuple[float, int, Watermark]] = WeakKeyDictionary()
         self._is_closed = False
 
     @contextmanager
@@ -47,6 +54,19 @@ class SessionPool(Closing):
             session.close()
             raise
         self._give_back(session)
+
+    def watermark(self, session: LoadSession, epoch: int, commit_ts: int | None) -> Watermark:
+        """Return a watermark like `watermark_of`, possibly that of an earlier read over the same session."""
+        if session.tidb:
+            return watermark_of(session, epoch, commit_ts)
+        now = time.monotonic()
+        with self._lock:
+            taken_at, of_epoch, watermark = self._watermarks.get(session, (-math.inf, epoch, None))
+        if watermark is None or of_epoch != epoch or now - taken_at > _WATERMARK_SECONDS_MAX:
+            watermark = watermark_of(session, epoch)
+            with self._lock:
+                self._watermarks[session] = now, epoch, watermark
+        return watermark
 
     def close(self) -> None:
         """Close the idle sessions now, and those in use once they are returned."""
@@ -83,7 +103,7 @@ class SessionPool(Closing):
         if is_kept:
             try:
                 # The transaction locks the definition of the chunk's table.
-                session.query("ROLLBACK")
+                session.roll_back()
             except PenstockError:
                 # The chunk was read completely, so this error does not matter.
                 is_kept = False

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -36,6 +37,7 @@ from penstock.settings.values import Bytes, Section
 from penstock.sinks.images import unrepresentable_counts
 from penstock.sinks.lake.parquet_files import DataFile, Folder, PartFiles
 from penstock.sinks.lake.rows import feed_fields, stored_rows, stored_schema
+from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.types import is_widened
 from penstock.sinks.sink import (
     BatchMark,
@@ -55,6 +57,9 @@ EXTRA = ""
 _FILE_BYTES_DEFAULT = 128 << 20
 # How many tables a commit publishes at once.
 _THREADS_MAX = 16
+# The schemas of the folders that this process wrote last, each with the stamp of its file.
+_SCHEMAS_MAX = 8192
+_schemas: dict[str, tuple[tuple[int, int, int], pyarrow.Schema]] = {}
 # Readers of Parquet folders ignore names that start with an underscore.
 _STAGED, _MANIFESTS, _SCHEMA = "_staged", "_penstock", "_schema.parquet"
 _MANIFEST = re.compile(r"\d{12,}\.json")
@@ -88,6 +93,8 @@ class FilesSink(Sink):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        # Inside `preparing`: the folders whose new schema is written, and not in place yet.
+        self._prepared: dict[str, Folder] | None = None
 
     def check(self) -> Sequence[Finding]:
         try:
@@ -105,7 +112,8 @@ class FilesSink(Sink):
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         folder = self._folder(path_of(target))
-        known, schema = _known_schema(folder), self._changed_schema(folder, target, evolution)
+        known = _known_schema(folder)
+        schema = self._changed_schema(folder, known, target, evolution)
         if known is None:
             return [f"begin a feed of changes in {self.location(target)}"]
         return (
@@ -114,13 +122,27 @@ class FilesSink(Sink):
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         folder = self._folder(path_of(target))
-        known, schema = _known_schema(folder), self._changed_schema(folder, target, evolution)
+        known = _known_schema(folder)
+        schema = self._changed_schema(folder, known, target, evolution)
         if known is None or not known.equals(schema):
             with _TranslateErrors(self.settings.path):
                 folder.filesystem.create_dir(folder.file(_STAGED), recursive=True)
-                _write_atomically(
-                    folder, _SCHEMA, lambda stream: parquet.write_table(schema.empty_table(), stream)
-                )
+                _write_beside(folder, _SCHEMA, lambda stream: parquet.write_metadata(schema, stream))
+                if self._prepared is None:
+                    _put_in_place([folder], _SCHEMA)
+                else:
+                    self._prepared[folder.path] = folder
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        prepared: dict[str, Folder] = {}
+        self._prepared = prepared
+        try:
+            yield
+        finally:
+            self._prepared = None
+        with _TranslateErrors(self.settings.path):
+            _put_in_place(list(prepared.values()), _SCHEMA)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for manifests."""
@@ -152,7 +174,6 @@ class FilesSink(Sink):
             self._remove(table, prefix_of(mark), {final for _, final in tables[table]})
             for staged, final in tables[table]:
                 self._publish(staged, final)
-            _sync(self._folder(table))
 
         # Each table waits for the disk or the object store a few times.
         threads = max(1, min(_THREADS_MAX, len(tables)))
@@ -160,6 +181,7 @@ class FilesSink(Sink):
             manifests.filesystem.create_dir(manifests.path, recursive=True)
             if not _is_published(manifests, mark):
                 _run_all(pool, publish_table, tables)
+                _sync_names(map(self._folder, tables))
                 text = json.dumps({"batch": mark.number, "files": published}).encode()
                 _write_atomically(manifests, _manifest_of(mark), lambda stream: stream.write(text))
             # Remaining files were staged by failed or repeated tasks.
@@ -229,13 +251,15 @@ class FilesSink(Sink):
             bytes_max=self.settings.file_bytes,
             compression=self.settings.compression,
             prefix=f"{prefix_of(mark)}-{part}",
+            with_bounds=False,
         )
 
-    def _changed_schema(self, folder: Folder, target: Target, evolution: Evolution) -> pyarrow.Schema:
-        """Return the columns for new files. Raises SchemaChanged."""
+    def _changed_schema(
+        self, folder: Folder, known: pyarrow.Schema | None, target: Target, evolution: Evolution
+    ) -> pyarrow.Schema:
+        """Return the columns for new files, where `known` are those of the folder. Raises SchemaChanged."""
         changes = pyarrow.schema(_native.arrow_schema(target.declared, mariadb=target.mariadb))
         wanted = stored_schema(target, feed_fields(changes))
-        known = _known_schema(folder)
         if known is None or evolution is Evolution.IGNORE:
             return wanted if known is None else known
         changed = [
@@ -312,10 +336,13 @@ class _FeedWriter(Writer):
         self._bytes += changes.rows.nbytes
 
     def finish(self) -> Receipt:
-        staged: list[Any] = []
+        staged, unsynced = list[Any](), list[str]()
         for target, _, files in self._tables.values():
             with self.working_on(target.name), _TranslateErrors(self._sink.settings.path):
-                staged += [_staged_entry(target, file) for file in files.finish()]
+                staged += [_staged_entry(target, file) for file in files.close()]
+            unsynced += files.take_unsynced()
+        with _TranslateErrors(self._sink.settings.path):
+            sync_paths(unsynced)
         return Receipt(
             rows=self._counts.total(),
             bytes=self._bytes,
@@ -378,8 +405,24 @@ def _agree(known: pyarrow.DataType, wanted: pyarrow.DataType) -> bool:
 
 
 def _known_schema(folder: Folder) -> pyarrow.Schema | None:
-    if not _is_there(folder, _SCHEMA):
+    if not folder.local:
+        return _read_schema(folder) if _is_there(folder, _SCHEMA) else None
+    try:
+        written = os.stat(folder.file(_SCHEMA))
+    except FileNotFoundError:
         return None
+    # A batch of many small tables would spend more on reading their schemas than on writing their rows.
+    stamp = written.st_ino, written.st_mtime_ns, written.st_size
+    known = _schemas.get(folder.path)
+    if known is None or known[0] != stamp:
+        known = stamp, _read_schema(folder)
+        if len(_schemas) >= _SCHEMAS_MAX:
+            _schemas.clear()
+        _schemas[folder.path] = known
+    return known[1]
+
+
+def _read_schema(folder: Folder) -> pyarrow.Schema:
     with folder.filesystem.open_input_file(folder.file(_SCHEMA)) as opened:
         return parquet.read_schema(opened)
 
@@ -390,25 +433,34 @@ def _is_there(folder: Folder, name: str) -> bool:
 
 
 def _write_atomically(folder: Folder, name: str, write: Any) -> None:
-    """Write a file atomically. A local file is renamed, while object stores only show closed files."""
-    first = f"_{name}.new" if folder.local else name
+    """Write a file that is visible once it is whole and durable."""
+    _write_beside(folder, name, write)
+    _put_in_place([folder], name)
+
+
+def _write_beside(folder: Folder, name: str, write: Any) -> None:
+    """Write a file for `_put_in_place`. Object stores only show closed files, so there it is in place."""
+    first = _name_beside(name) if folder.local else name
     with folder.filesystem.open_output_stream(folder.file(first)) as stream:
         write(stream)
-    if folder.local:
-        with open(folder.file(first), "rb") as opened:
-            os.fsync(opened.fileno())
-        folder.filesystem.move(folder.file(first), folder.file(name))
-        _sync(folder)
 
 
-def _sync(folder: Folder) -> None:
-    """Make the file names in a local folder durable."""
-    if folder.local:
-        opened = os.open(folder.path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+def _put_in_place(folders: Sequence[Folder], name: str) -> None:
+    """Make the files that `_write_beside` wrote visible and durable, each of them atomically."""
+    folders = [folder for folder in folders if folder.local]
+    sync_paths(folder.file(_name_beside(name)) for folder in folders)
+    for folder in folders:
+        folder.filesystem.move(folder.file(_name_beside(name)), folder.file(name))
+    _sync_names(folders)
+
+
+def _name_beside(name: str) -> str:
+    return f"_{name}.new"
+
+
+def _sync_names(folders: Iterable[Folder]) -> None:
+    """Make the names in local folders durable."""
+    sync_paths(folder.path for folder in folders if folder.local)
 
 
 class _TranslateErrors:

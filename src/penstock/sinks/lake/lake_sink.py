@@ -20,6 +20,7 @@ from penstock.sinks.lake.history import HistoryTable
 from penstock.sinks.lake.mirror import MirrorTable
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles, translate_file_errors
 from penstock.sinks.lake.rows import check_keys, stored_rows
+from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.lake.table_sink import Mode, TableSink
 from penstock.sinks.sink import (
@@ -90,7 +91,7 @@ class LakeSink(TableSink[LakeTable]):
             with translate_file_errors(self.location(target)):
                 self._commit_staged(mark, target, files)
 
-    def output(self, table: LakeTable) -> PartFiles:
+    def output(self, table: LakeTable, *, with_bounds: bool = True) -> PartFiles:
         """Return a writer for new files of a table."""
         return PartFiles(
             table.folder,
@@ -98,6 +99,7 @@ class LakeSink(TableSink[LakeTable]):
             bytes_max=self.settings.file_bytes,
             compression=self.settings.compression,
             prefix=table.file_prefix,
+            with_bounds=with_bounds,
         )
 
     # --- Commits ----------------------------------------------------------------------------
@@ -193,11 +195,14 @@ class LakeWriter(Writer):
                     table.commit(numbers_of(self._mark))
                 self._unrepresentable += table.unrepresentable
                 self._whole[name] = None
-        staged = []
+        staged, unsynced = [], list[str]()
         for name, (target, _, files) in self._staged.items():
             with self.working_on(name), translate_file_errors(str(name)):
-                written = files.finish()
+                written = files.close()
+            unsynced += files.take_unsynced()
             staged.append({"target": target.to_json(), "files": [file.to_json() for file in written]})
+        with translate_file_errors("the data files"):
+            sync_paths(unsynced)
         return Receipt(
             sum(self._rows.values()),
             self._bytes,
@@ -222,7 +227,8 @@ class LakeWriter(Writer):
         name = changes.target.name
         if name not in self._staged:
             table = self._open_table(changes.target)
-            self._staged[name] = changes.target, table, self._sink.output(table)
+            # The commit reads the bounds from the files' footers.
+            self._staged[name] = changes.target, table, self._sink.output(table, with_bounds=False)
         _, table, files = self._staged[name]
         rows = pyarrow.Table.from_batches([changes.rows])
         if self._sink.mode is Mode.MIRROR:

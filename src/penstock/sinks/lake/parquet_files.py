@@ -15,6 +15,7 @@ import pyarrow.fs
 import pyarrow.parquet as parquet
 
 from penstock.errors import ConnectionLost, DiskFailed, PenstockError
+from penstock.sinks.lake.syncing import sync_paths
 
 # A row group is buffered while a file is written or read: its maximum number of rows, and bytes in memory.
 ROW_GROUP_ROWS = 128 * 1024
@@ -112,7 +113,10 @@ def local_folder(path: str, *, make: bool = True) -> Folder:
 
 
 class PartFiles:
-    """Writes rows to new files of a folder, each up to about a number of bytes. Used by one thread."""
+    """Writes rows to new files of a folder, each up to about a number of bytes. Used by one thread.
+
+    Their descriptions have no bounds if `with_bounds` is false.
+    """
 
     def __init__(
         self,
@@ -122,13 +126,16 @@ class PartFiles:
         bytes_max: int,
         compression: str = "snappy",
         prefix: str = "part",
+        with_bounds: bool = True,
     ) -> None:
         self._folder = folder
         self._schema = schema
         self._bytes_max = bytes_max
         self._compression = compression
         self._prefix = prefix
+        self._with_bounds = with_bounds
         self._written: list[DataFile] = []
+        self._unsynced: list[str] = []
         self._name = ""
         self._stream: Any = None
         self._writer: parquet.ParquetWriter | None = None
@@ -150,9 +157,20 @@ class PartFiles:
 
     def finish(self) -> list[DataFile]:
         """Close the last file, and return all files written. Local files are durable."""
+        self.close()
+        sync_paths(self.take_unsynced())
+        return self._written
+
+    def close(self) -> list[DataFile]:
+        """Close the last file, and return all files written. Those of `take_unsynced` are not durable yet."""
         self._write_group()
         self._close()
         return self._written
+
+    def take_unsynced(self) -> list[str]:
+        """Return the paths of the files that the caller has to sync."""
+        unsynced, self._unsynced = self._unsynced, []
+        return unsynced
 
     def abort(self) -> None:
         """Delete the files written."""
@@ -183,18 +201,11 @@ class PartFiles:
         size = self._stream.tell()
         self._stream.close()
         if self._folder.local:
-            _sync(self._folder.file(self._name))
+            self._unsynced.append(self._folder.file(self._name))
         footer = self._writer.writer.metadata
-        self._written.append(DataFile(self._name, footer.num_rows, size, bounds_of(footer)))
+        bounds = bounds_of(footer) if self._with_bounds else {}
+        self._written.append(DataFile(self._name, footer.num_rows, size, bounds))
         self._writer = self._stream = None
-
-
-def _sync(path: str) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def bounds_of(footer: parquet.FileMetaData) -> dict[str, Bounds]:
