@@ -44,7 +44,7 @@ def topics() -> Topics:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """A topic for this test only."""
     return str(request.node.name).replace("[", "-").replace("]", "")[-80:]
 
 
@@ -54,7 +54,7 @@ def test_partitions_become_a_log_in_commit_order(topics: Topics, topic: str, tmp
     topics.watermark(topic, 125)
     with running_topic_capture(topics.source(topic), tmp_path) as capture:
         wait_for_ts(capture, 120)
-        # The transaction 130 is not complete, and so not in the log.
+        # The transaction 130 is incomplete, so it is not in the log.
         topics.send(topic, 2, row(130, "INSERT", 3, "x"))
         topics.watermark(topic, 131)
         wait_for_ts(capture, 130)
@@ -118,7 +118,7 @@ def test_latest_starts_with_the_first_whole_transaction(topics: Topics, topic: s
         topics.send(topic, 0, row(later, "INSERT", 9))
         topics.watermark(topic, later + 1)
         wait_for_ts(capture, later)
-    # Of a transaction that is as old as the start, other rows may have been sent before.
+    # Other rows of a transaction as old as the start may have been sent earlier.
     assert changes(tmp_path) == [(later, "insert", "shop.t", 9, "n")]
 
 
@@ -171,7 +171,7 @@ def test_precheck_waits_for_the_first_messages_of_every_partition(
     topics.send(topic, 1, row(111, "INSERT", 2))
     with closing(open_reader(topics.source(topic), TicdcSettings())) as reader:
         consume, answers = reader._consume, count()
-        # As of a broker that answers late for one partition: every other reading finds nothing.
+        # Simulates a broker that responds late for one partition: every second read returns nothing.
         monkeypatch.setattr(reader, "_consume", lambda: consume() if next(answers) % 2 else [])
         assert len(list(reader.first_contents())) == 2
 

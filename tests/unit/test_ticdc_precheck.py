@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock check over a storage sink: what would stop an instance is named before."""
+"""penstock check over a storage sink reports in advance what would stop an instance."""
 
 from pathlib import Path
 

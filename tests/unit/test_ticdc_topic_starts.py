@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that begins in the middle of TiCDC's topic has whole transactions only, and all of them."""
+"""A log that begins in the middle of TiCDC's topic has only whole transactions, and all of them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ RUN_MS = 40_000
 
 @dataclass(frozen=True)
 class SentMessage:
-    """A message with the methods of the library's."""
+    """A message with the methods of the library's messages."""
 
     number: int
     at: int
@@ -54,7 +54,7 @@ class SentMessage:
 
 
 class TopicConsumer:
-    """A consumer of messages in memory, which gives the next ones of a partition chosen by chance."""
+    """A consumer of messages in memory, which returns the next messages of a random partition."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class TopicConsumer:
         at = self._offsets[number]
         self._offsets[number] = at + 1
         low, high = self._bounds[number]
-        # Messages arrive after the bounds were asked for.
+        # Messages arrive after the request for the bounds.
         self._bounds[number] = low, max(high, at + 1)
         return self._partitions[number][at]
 
@@ -133,7 +133,7 @@ def sent_partitions(random: Random) -> tuple[list[list[SentMessage]], dict[int, 
 
 
 def topic_reader(consumer: TopicConsumer, monkeypatch: pytest.MonkeyPatch) -> KafkaReader:
-    """Return a reader whose client library gives the consumer's messages."""
+    """Return a reader whose client library returns the consumer's messages."""
     monkeypatch.setattr(confluent_kafka, "Consumer", lambda options: consumer)
     return KafkaReader({}, (TOPIC,), KafkaMessages(None))
 

@@ -8,7 +8,7 @@ from penstock.ticdc.watermarks import WatermarkMerge
 PARTITIONS = 3
 RUNS = 300
 
-# What is in each partition: rows and watermarks with their commit timestamps.
+# The content of each partition: rows and watermarks with their commit timestamps.
 _Sent = list[list[tuple[str, int]]]
 # A row's partition and commit timestamp.
 _Row = tuple[int, int]
@@ -74,7 +74,7 @@ def test_every_transaction_is_released_once_in_order_after_any_crash() -> None:
         while offsets is not None:
             offsets = run(partitions, random, offsets, released, to_end=crashes % 7 == 6)
             crashes += 1
-            # TiCDC goes on sending watermarks: those before the recorded offsets are not read again.
+            # TiCDC continues to send watermarks; those before the recorded offsets are not read again.
             last = max(commit_ts for _, commit_ts in partitions[0]) + 1
             for queue in partitions:
                 queue.append(("watermark", last))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads that TiDB wrote, as a MySQL binlog: every reader gets what TiDB's own client shows."""
+"""Payloads that TiDB wrote, as a MySQL binlog: every reader gets the values that TiDB's own client shows."""
 
 import datetime
 import subprocess
@@ -24,7 +24,7 @@ from tools.servers.packages import install
 SIX_STATEMENTS, ALL_TYPES, ONLY_NULLS = 2, 4, 5
 CUT_STEP_BYTES = 61
 LOCAL = datetime.datetime(2026, 11, 22, 11, 15, 0, 123456)
-# What TiDB's client shows of the row with every type; BIT is shown as its bytes, TIMESTAMP was shown in UTC.
+# The output of TiDB's client for the row with every type; BIT as its bytes, TIMESTAMP in UTC.
 ROW_OF_ALL_TYPES = {
     "id": Decimal(9223372036854775809),
     "i8": -5,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Penstock asks a TiDB cluster, against a stand-in for PD and TiKV in this process."""
+"""Penstock's requests to a TiDB cluster, against a stand-in for PD and TiKV in this process."""
 
 import json
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_restarted_pd_is_connected_again(cluster: Cluster, fake: FakeCluster) ->
 
 @pytest.mark.deep(guard="tests/unit/test_tidb_cluster.py::test_restarted_pd_is_connected_again")
 def test_every_call_to_a_pd_that_stops_ends() -> None:
-    # About one in a hundred of these calls waited for ever while gRPC repeated calls by itself.
+    # About one in a hundred of these calls never returned while gRPC repeated calls by itself.
     for _ in range(500):
         with FakeCluster() as fake:
             opened = Cluster([fake.address])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commit versions of a TiDB cluster are commit timestamps, which no position tells."""
+"""Commit versions of a TiDB cluster are commit timestamps, which cannot be derived from positions."""
 
 import pyarrow
 import pytest
@@ -43,14 +43,14 @@ def test_rows_read_at_a_commit_timestamp_contain_the_changes_up_to_it() -> None:
     assert Watermark.from_json(watermark.to_json()) == watermark
     of_server = Watermark(POSITION, 1, 2)
     assert (of_server.version + 1, of_server.floor) == (POSITION.commit_version, POSITION.commit_version)
-    # What 0.1 wrote has no commit timestamp, and still has none.
+    # Records of version 0.1 have no commit timestamp, and still have none.
     assert "commit_ts" not in of_server.to_json()
     assert Watermark.from_json(of_server.to_json()) == of_server
 
 
 def test_subscriber_gets_the_same_commit_timestamps_from_every_daemon() -> None:
     rows = pyarrow.record_batch({"_commit_version": pyarrow.array([COMMIT_TS], pyarrow.int64())})
-    # The other daemon counts one epoch more, which is part of a server's commit versions.
+    # The other daemon counts one epoch more, and the epoch is part of a server's commit versions.
     shift = (
         Position(1, "mysql-bin.000003", 4).commit_version - Position(0, "mysql-bin.000003", 4).commit_version
     )

@@ -227,7 +227,7 @@ def status_port() -> Iterator[str]:
             self.end_headers()
             start = query.get("start_job_id", 1 << 40)
             jobs = sorted((job for job in JOBS if job["id"] <= start), key=lambda job: -job["id"])
-            # Below the first job, TiDB's iterator is in other data.
+            # Before the first job, TiDB's iterator reaches other data.
             foreign = {"id": 84, "type": 0, "state": 5, "schema_id": 0, "table_id": 0}
             self.wfile.write(json.dumps((jobs or [foreign])[: query["limit"]]).encode())
 

@@ -35,7 +35,7 @@ END = last_commit_ts(PAYLOADS)
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the drainer report its progress at once, for tests that wait for it."""
+    """Make the drainer report its progress immediately, for tests that wait for it."""
     monkeypatch.setattr("penstock.tidb.drainer._DURABLE_SECONDS", 0.0)
     monkeypatch.setattr("penstock.tidb.membership.HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr("penstock.tidb.membership.LISTING_SECONDS", 0.05)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from a TiDB cluster: what they ask its servers, and which commit version rows get."""
+"""Loads from a TiDB cluster: their queries, and the commit versions of their rows."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

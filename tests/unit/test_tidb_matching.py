@@ -117,7 +117,7 @@ def test_commit_that_another_pump_released_is_counted_and_not_released() -> None
     matching = matching_of(prewrite(1), released_ts=9)
     with pytest.raises(BinlogInconsistent, match="after 9 was released"):
         matching.check(*commit(1, 5))
-    # What TiKV recorded is the truth, so it closes the prewrite.
+    # TiKV's record is authoritative, so it closes the prewrite.
     matching.add(*commit(1, 5), 1)
     assert (matching.release(), matching.late, matching.open_count) == ([], 1, 0)
 
@@ -169,7 +169,7 @@ class Simulation:
         self.matching = self.kind(0, self._was_released)
 
     def step(self, choice: random.Random) -> None:
-        """Do one of the possible steps."""
+        """Perform a random step of those that are possible."""
         steps: list[Callable[[random.Random], None]] = [self._begin, self._fake, self._crash]
         steps += [self._prewrite] * 3 if self.begun else []
         steps += [self._decide] * 3 if self.prewritten else []
@@ -179,7 +179,7 @@ class Simulation:
         self._release()
 
     def finish(self) -> None:
-        """Let every transaction end, and the resolver decide the open ones."""
+        """Let every transaction end, and let the resolver decide the open transactions."""
         for start_ts in self.prewritten:
             self.outcomes[start_ts] = self._draw()
         self.prewritten.clear()
@@ -214,7 +214,7 @@ class Simulation:
         self._store(*(commit(start_ts, commit_ts) if commit_ts else rollback(start_ts)))
 
     def _resolve(self, choice: random.Random) -> None:
-        """Ask TiKV about the open prewrites, as the resolver does."""
+        """Query TiKV for the open prewrites, as the resolver does."""
         for open_prewrite in self.matching.open_prewrites():
             commit_ts = self.outcomes.get(open_prewrite.start_ts)
             if commit_ts is not None:
@@ -242,7 +242,7 @@ class Simulation:
             self.matching.add(head, digest, len(self.log) - 1)
 
     def _release(self) -> None:
-        """Note the releases: a consumer sees each, in order, and skips what it saw before a crash."""
+        """Record the releases: a consumer sees each in order, and skips those that it saw before a crash."""
         released = self.matching.release()
         for entry in released:
             start = len(self.log) if entry.replay_start is None else entry.replay_start

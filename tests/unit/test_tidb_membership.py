@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Pumps in a merge follow the registry, and none that may hold transactions is left out."""
+"""The Pumps in a merge follow the registry; a Pump that may hold transactions is never left out."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ PUMPS = ("first", "second")
 
 
 class _Merging:
-    """A run of a drainer: its merge, its members, and what it has made durable."""
+    """A run of a drainer: its merge, its members, and its durable state."""
 
     def __init__(self, etcd: Etcd, folder: Path, position: int = 0) -> None:
         self.queue = MergeQueue(position, 1 << 20)

@@ -35,7 +35,7 @@ PUMPS_MAX = 4
 
 @dataclass
 class _Pump:
-    """A Pump: what it will send, in order. An entry without a start is a fake binlog."""
+    """A Pump: the binlogs that it will send, in order. An entry without a start is a fake binlog."""
 
     sends: list[tuple[int, int | None]] = field(default_factory=list)
     serves: bool = True
@@ -144,7 +144,7 @@ class MembershipMachine(RuleBasedStateMachine):
         for name, pump in list(self.pumps.items()):
             has_left = pump.state is NodeState.OFFLINE and self.queue.reached(name) is None
             if has_left and len(self.pumps) > 1:
-                # What it had cannot be read again.
+                # Its binlogs cannot be read again.
                 del self.pumps[name]
 
     @rule(choice=st.integers(0, 5))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merge of Pumps: commit order, nothing lost, nothing early, whatever the Pumps do."""
+"""The merge of Pumps: commit order, nothing lost, nothing early, for any behaviour of the Pumps."""
 
 from dataclasses import dataclass, field
 
@@ -62,7 +62,7 @@ def test_pump_that_does_not_announce_itself_is_reported_as_late() -> None:
     listed_at = merge.position
     merge.offer("first", _transaction(9))
     merge.offer("second", _transaction(10))
-    # The control: without the announcement the merge cannot know that 8 is to come.
+    # The control: without the announcement, the merge cannot know that 8 will arrive.
     assert taken + _take_all(merge) == [1, 2, 3, 4, 5, 6, 7, 9]
     merge.join("third", listed_at)
     with pytest.raises(TransactionLate, match="third"):
@@ -107,7 +107,7 @@ def test_buffer_is_bounded_while_a_pump_is_away() -> None:
 
 @dataclass
 class _Pump:
-    """A Pump: what it will send, in order. An entry without a start is a fake binlog."""
+    """A Pump: the binlogs that it will send, in order. An entry without a start is a fake binlog."""
 
     sends: list[tuple[int, int | None]] = field(default_factory=list)
     serves: bool = True
@@ -165,7 +165,7 @@ class MergeMachine(RuleBasedStateMachine):
         name, pump = self._pump(choice)
         if not pump.serves or name not in self.merge.members:
             return
-        # A stream is opened after what the merge has, as after a lost connection.
+        # A stream starts after the last binlog of the merge, as after a lost connection.
         reached = self.merge.reached(name)
         for commit, start in [entry for entry in pump.sends if entry[0] > reached][:count]:
             if start is None:
@@ -223,7 +223,7 @@ class MergeMachine(RuleBasedStateMachine):
         timestamps = sorted({commit for commit, _ in self.log})
         kept = timestamps[: max(len(timestamps) - lost, 0)]
         position = kept[-1] if kept else 0
-        # Pumps that left had waited for the log to be durable.
+        # Pumps that left had waited until the log was durable.
         durable = max((commit for commit, _ in self.log if not self._is_pullable(commit)), default=0)
         position = max(position, durable)
         self.log = [entry for entry in self.log if entry[0] <= position]
@@ -263,7 +263,7 @@ def test_log_is_every_transaction_in_commit_order() -> None:
 
 
 class _EagerMerge(Merge):
-    """A merge without the rule: it releases what any member has sent."""
+    """A merge without the rule: it releases everything that any member has sent."""
 
     @property
     def frontier(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port of a Pump or Drainer: who may connect, and what keeps it from being served."""
+"""The port of a Pump or Drainer: permitted clients, and failures that prevent serving."""
 
 import asyncio
 import functools
@@ -221,7 +221,7 @@ class Streaming:
 
 
 def call_with_largest_window() -> bytes:
-    """Return what a client sends that makes one call and permits the server to send 2 GiB."""
+    """Return the bytes of a client that makes one call and permits the server to send 2 GiB."""
 
     def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
         return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader of a Pump does with refusals, defects and late transactions."""
+"""A Pump's reader handles refusals, defects and late transactions."""
 
 from collections.abc import Iterator
 from typing import Any

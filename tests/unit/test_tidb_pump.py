@@ -273,7 +273,7 @@ def test_wrong_cluster_is_refused_in_the_words_of_the_original(start: Start) -> 
     begun = start()
     with PumpClient(begun.pump.address, cluster_id=7002) as other:
         assert refusal(lambda: other.write(b"")) == ("UNKNOWN", "cluster ID are mismatch, 7002 vs 7001")
-        # A Drainer has to stop; the original stops at any refusal.
+        # A Drainer must stop here; the original stops at any refusal.
         assert refusal(lambda: other.pull_some(1))[0] == "FAILED_PRECONDITION"
     assert begun.pump.status()["refused"] == {"wrong cluster id": 2}
 
@@ -372,7 +372,7 @@ def test_decision_waits_for_its_prewrite(start: Start, tmp_path: Path) -> None:
     begun = start()
     path = Decisions(LocalDisk(), tmp_path / "shop.pump").put(9, 11)
     wait_until(lambda: begun.pump.status()["decisions"] == {"9": "waits for its prewrite"})
-    # Another transaction's decision shows that a pass is over.
+    # A decision about another transaction shows that a pass is over.
     begun.client.write(prewrite(1))
     Decisions(LocalDisk(), tmp_path / "shop.pump").put(1, 5)
     assert begun.client.pull_some(1) == [matched(1, 5)]
@@ -388,7 +388,7 @@ def test_impossible_decision_is_refused_once_and_stays_as_a_record(
     begun = start()
     for payload in (prewrite(1), commit(1, 7), prewrite(6)):
         begun.client.write(payload)
-    # A rollback of a committed transaction, or a commit that is not after everything that was released.
+    # A rollback of a committed transaction, or a commit before the last release.
     start_ts = 6 if commit_ts else 1
     path = Decisions(LocalDisk(), tmp_path / "shop.pump").put(start_ts, commit_ts)
     wait_until(lambda: not path.exists())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Pump joins and leaves its cluster, and what it waits for."""
+"""How a Pump joins and leaves its cluster, and the conditions that it waits for."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def test_closing_pump_waits_for_drainers_and_goes_on_sending_fakes(start: Start)
     ask(begun.pump.address, "PUT", "/state/pump-1/close")
     wait_until(lambda: "the Drainer d has everything up to 5 only" in str(begun.pump.status()["problem"]))
     assert begun.pump.state is NodeState.CLOSING
-    # The original Drainer stores a fake's timestamp only when later ones follow.
+    # The original Drainer stores a fake's timestamp only if later fakes follow.
     pulling = begun.client.pull()
     fakes = [BinlogHead.decode(next(pulling)).commit_ts for _ in range(3)]
     register_drainer(begun.cluster, max_commit_ts=fakes[1])
@@ -173,7 +173,7 @@ def test_closing_pump_waits_for_drainers_to_store_its_last_commit(start: Start) 
     assert last_ts >= commit_ts
     register_drainer(begun.cluster, max_commit_ts=last_ts)
     begun.wait_for(NodeState.OFFLINE)
-    # A Drainer does not have to read what follows, which only says that there is nothing.
+    # A Drainer need not read the following fake, which only says that nothing is left.
     assert begun.node["maxCommitTS"] == last_ts
 
 

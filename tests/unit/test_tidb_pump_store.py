@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Pump keeps: durable before it is acknowledged, the same after a restart, refused by name."""
+"""The store of a Pump: durable before it is acknowledged, the same after a restart, invalid payloads refused
+by name.
+"""
 
 import struct
 import zlib
@@ -61,7 +63,7 @@ def test_restart_anywhere_changes_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for payload in (prewrite(1), prewrite(3), commit(3, 5), prewrite(6), commit(1, 7), commit(6, 9)):
         assert write(store, payload) == [None]
-        # As a killed process leaves it.
+        # The state that a killed process leaves.
         store.abandon()
         store = open_store(tmp_path)
     assert [commit_ts for commit_ts, _ in pulled(store)] == [5, 7, 9]
@@ -110,7 +112,8 @@ def test_entries_that_neither_the_index_nor_the_trimmed_log_has_are_not_passed_o
         write(store, prewrite(start_ts, bytes(1000)))
         write(store, commit(start_ts, start_ts + 1))
     store.close()
-    # The index is damaged after its first entry, and the log has lost what would replace the next ones.
+    # The index is damaged after its first entry, and the log has lost the data that would replace the next
+    # entries.
     (path,) = (tmp_path / "shop.pump/releases").iterdir()
     path.write_bytes(path.read_bytes()[: 2 * 64])
     segments = sorted(tmp_path.glob("shop.pump/*/*.binlog"))
@@ -329,7 +332,7 @@ def test_payload_that_lacks_its_last_part_is_passed_over(tmp_path: Path) -> None
     store.log.store()
     store.abandon()
     (segment,) = tmp_path.glob("shop.pump/*/*.binlog")
-    # The first of two parts, as a crash between two events leaves it.
+    # The first of two parts, as left by a crash between two events.
     content = bytearray(segment.read_bytes())
     start = len(content) - location.size
     struct.pack_into("<Q", content, start + 19, location.size * 2)

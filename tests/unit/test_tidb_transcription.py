@@ -62,7 +62,7 @@ class HistoryOfJobs:
 
 
 class LoggedEvents:
-    """What was stored in the log, and what was added and not stored yet."""
+    """The events that were stored in the log, and the events that are not stored yet."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []

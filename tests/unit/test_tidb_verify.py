@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing a target with a TiDB cluster: which part of the merged log belongs to the rows that were read."""
+"""Compare a target with a TiDB cluster: which part of the merged log belongs to the rows that were read."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +35,7 @@ from tools.tidb.cluster import FakeCluster
 
 PAYLOADS = sample_payloads()
 END = last_commit_ts(PAYLOADS)
-# Of `tests/samples/tidb/source.sql`: one row is inserted and updated.
+# The table of `tests/samples/tidb/source.sql` of which one row is inserted and updated.
 TABLE = Target(
     TableName("shop", "cpk"),
     (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a test run: a selection that is empty, or too small for CI, is refused."""
+"""Options of a test run: an empty selection, or one too small for CI, is refused."""
 
 import json
 from pathlib import Path

@@ -41,12 +41,12 @@ def store(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
 
 
 def penstock(store: MemoryStore, *words: str, text: str = "") -> Any:
-    """Run a command about the store."""
+    """Run a command of the product on the store."""
     return CliRunner().invoke(make_app(), [*words, "--coordination", store.url], input=text)
 
 
 def export(store: MemoryStore, *words: str) -> str:
-    """Export, and return what is printed."""
+    """Run the export, and return its output."""
     result = penstock(store, "export", *words)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -62,7 +62,7 @@ def test_unit_is_copied_beside_the_original(store: MemoryStore) -> None:
     copied = replace(read_job(store, "orders-y"), updated_us=0)
     assert copied == replace(JOB, name="orders-y", labels={"unit": "y"}, values={"unit": "y"})
     assert read_job(store, "orders-x").version == 1
-    # Applied again, and applied without a change, neither restarts anything.
+    # Applying again, and applying without a change, restart nothing.
     for words in (["--set", "unit=y"], []):
         again = penstock(store, "apply", *words, text=text)
         assert again.stdout == f"orders-{'y' if words else 'x'}: version 1, unchanged\n"
