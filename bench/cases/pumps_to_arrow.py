@@ -25,7 +25,7 @@ TITLE = "Two Pumps to Arrow, one core (rates per second of CPU of the Drainer)"
 
 _ROWS_PER_SECOND = 300_000
 _BATCH = 256
-#: Rows of a transaction, and the part of the size that such transactions have.
+#: Number of rows per transaction, and the share of the data in such transactions.
 _SHAPES = {"1,000 rows": (1000, 1.0), "10 rows": (10, 0.2)}
 #: What the process of the Drainer may have above what it had at its start, while transactions wait.
 _RESIDENT_MAX = 4 * DRAINER_BUFFER_BYTES_DEFAULT

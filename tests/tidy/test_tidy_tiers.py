@@ -38,7 +38,7 @@ def deep_markers() -> Iterator[Deep]:
 
 
 def is_long(tree: ast.Module, test: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a test is long in all of its cases, by itself or with its module."""
+    """Return whether a test is long in all of its cases, by itself or with its module."""
     of_module = [
         part
         for node in tree.body

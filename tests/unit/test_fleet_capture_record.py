@@ -55,7 +55,7 @@ def lease_of(store: MemoryStore) -> Lease:
 
 
 def has_log(tenure: CaptureTenure) -> bool:
-    """Tell whether the capture has opened its log."""
+    """Return whether the capture has opened its log."""
     try:
         return tenure.capture is not None and tenure.capture.log().epoch is not None
     except PenstockError:

@@ -221,7 +221,7 @@ class _Copying:
         first.
         """
         holders = sorted(kept, key=lambda host: host.name)
-        # A drained member keeps its copy. So the copy that it waits for does not replace another copy.
+        # A drained owner keeps its copy, so the awaited copy is an additional one.
         chosen = [awaited] if awaited is not None and owner.drained else []
         former = self._placing.hosts.get(self._current.owners.get(work.name, ""))
         if former is not None and former.may_keep(work) and former not in (owner, *holders):

@@ -40,7 +40,7 @@ def rotate(server: Server) -> None:
 
 
 def _is_checkpointed(server: Server) -> bool:
-    """Tell whether a MariaDB server has logged a checkpoint that frees all earlier files."""
+    """Return whether a MariaDB server has logged a checkpoint that frees all earlier files."""
     file = server.sql("SHOW MASTER STATUS")[0][0]
     events = server.sql(f"SHOW BINLOG EVENTS IN '{file}'")
     return any(event[2] == "Binlog_checkpoint" and event[5] == file for event in events)

@@ -41,7 +41,7 @@ def until_answered(ask: Callable[[], _Answer]) -> _Answer:
 
 
 def is_lost(ask: Callable[[], object]) -> bool:
-    """Tell whether a store does not answer."""
+    """Return whether a store does not answer."""
     try:
         ask()
     except CoordinationLost:

@@ -84,7 +84,7 @@ class MemoryFleet:
         return tenure.capture if isinstance(tenure, CaptureTenure) else None
 
     def all_captured(self, *names: str) -> bool:
-        """Tell whether some members capture every instance."""
+        """Return whether some members capture every instance."""
         return set().union(*map(self.captured, names)) == set(self.works)
 
     def stop(self) -> None:

@@ -124,7 +124,7 @@ class SinkBackend(ABC):
 
     @classmethod
     def has_table_errors(cls) -> bool:
-        """Tell whether one table can fail while others do not."""
+        """Return whether one table can fail while others do not."""
         return cls.spoil is not SinkBackend.spoil
 
     def rows(self, sink: Sink, target: Target) -> list[Row]:

@@ -39,7 +39,7 @@ _BINLOG_STATE = frozenset(
     {"gtid_binlog_pos", "gtid_binlog_state", "gtid_current_pos", "gtid_slave_pos"}
     | {"gtid_executed", "gtid_owned", "gtid_purged"}
 )
-# Options that a running server accepts, with the effect that they have at its start.
+# Options that have the same effect on a running server as at its start.
 _RUNTIME_OPTIONS = frozenset({"binlog-row-metadata", "sync-binlog"})
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _SYSTEM_DATABASES = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
