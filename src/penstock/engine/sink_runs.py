@@ -220,7 +220,7 @@ class _SinkRun:
             raise
 
     def _failed(self, error: Exception) -> PenstockError:
-        """Return the failure of the sink that an error means.
+        """Convert the error that ended a sink into a PenstockError.
 
         An error that is not a PenstockError, such as that of a client library, is logged with its traceback.
         """

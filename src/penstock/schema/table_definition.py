@@ -154,7 +154,7 @@ _PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_star
 
 
 def hidden_columns(*, versioned: bool, hashes: int) -> list[Column]:
-    """Return the columns that MariaDB adds after the last, with the names and types of its metadata."""
+    """Return the hidden columns that MariaDB appends to a table, named and typed as in its table map."""
     return [*(_PERIOD if versioned else ()), *(hash_column(number) for number in range(1, hashes + 1))]
 
 
