@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::counts::{Counts, RowCounts};
 use crate::checksum::crc32;
-use crate::column::Kind;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
 use crate::event::format_description::Format;
-use crate::event::rows::{count_changes, RowsHead, TABLE_ID_NONE};
+use crate::event::image_lengths::ImageLengths;
+use crate::event::rows::{RowsHead, TABLE_ID_NONE};
 use crate::event::table_map::{table_id, TableMap};
 use crate::event::EventKind;
 
@@ -20,6 +20,9 @@ const TABLES_KEPT_BYTES_MAX: usize = 16 << 20;
 /// Limit for the table maps of a single transaction, in bytes.
 const TABLES_OPEN_BYTES_MAX: usize = 256 << 20;
 
+/// How many tables are searched before the map of all tables.
+const TABLES_RECENT_MAX: usize = 16;
+
 /// All bits: a statement may change any table.
 pub(super) const ALL_TABLES: u64 = u64::MAX;
 
@@ -28,15 +31,17 @@ struct Table {
     bit: u64,
     rows: Arc<RowCounts>,
     /// How to skip its rows; None if the log lacks the metadata.
-    kinds: Option<Vec<Kind>>,
+    lengths: Option<ImageLengths>,
 }
 
 /// The tables of the table maps so far.
 #[derive(Default)]
 pub(super) struct Tables {
     open: HashMap<u64, Arc<Table>>,
-    /// The table of the last table map, which nearly always is the table of the next rows event.
-    last: Option<(u64, Arc<Table>)>,
+    /// The tables announced last, each as in `open`. The next table is nearly always among them.
+    recent: Vec<(u64, Arc<Table>)>,
+    /// Index in `recent` of the table announced last, which nearly always is the table of the next rows event.
+    last: usize,
     bytes: usize,
 }
 
@@ -45,8 +50,10 @@ impl Tables {
     #[inline]
     pub fn announce(&mut self, body: &[u8], format: &Format, counts: &Counts) -> Result<u64> {
         let id = table_id(body, format.table_id_bytes_table_map)?;
-        if let Some((last, table)) = &self.last {
-            if *last == id && *table.body == *body {
+        let recent = self.recent.iter().position(|(recent_id, _)| *recent_id == id);
+        if let Some((at, table)) = recent.and_then(|at| Some((at, &self.recent.get(at)?.1))) {
+            if *table.body == *body {
+                self.last = at;
                 return Ok(table.bit);
             }
         }
@@ -55,8 +62,30 @@ impl Tables {
             None => self.open_table(id, body, format, counts)?,
         };
         let bit = table.bit;
-        self.last = Some((id, table));
+        self.remember(recent, id, table);
         Ok(bit)
+    }
+
+    /// Puts a table into its slot of the recent tables, or into the slot of another table if there are too many.
+    fn remember(&mut self, slot: Option<usize>, id: u64, table: Arc<Table>) {
+        let next = || if self.recent.len() < TABLES_RECENT_MAX { self.recent.len() } else { self.last + 1 };
+        self.last = slot.unwrap_or_else(next) % TABLES_RECENT_MAX;
+        match self.recent.get_mut(self.last) {
+            Some(slot) => *slot = (id, table),
+            None => self.recent.push((id, table)),
+        }
+    }
+
+    /// Returns the table of a rows event.
+    #[inline]
+    fn get(&self, id: u64) -> Option<&Arc<Table>> {
+        match self.recent.get(self.last) {
+            Some((last, table)) if *last == id => Some(table),
+            _ => match self.recent.iter().find(|(recent_id, _)| *recent_id == id) {
+                Some((_, table)) => Some(table),
+                None => self.open.get(&id),
+            },
+        }
     }
 
     fn open_table(&mut self, id: u64, body: &[u8], format: &Format, counts: &Counts) -> Result<Arc<Table>> {
@@ -68,7 +97,8 @@ impl Tables {
         let bit = 1 << (crc32(&name) & 63);
         // Events with a valid checksum are kept even if a column's type is unknown.
         let kinds = TableMap::read(body, format).and_then(|map| map.skip_kinds()).ok();
-        let table = Arc::new(Table { body: body.into(), bit, rows: counts.rows_of(&name), kinds });
+        let lengths = kinds.map(ImageLengths::new);
+        let table = Arc::new(Table { body: body.into(), bit, rows: counts.rows_of(&name), lengths });
         if let Some(previous) = self.open.insert(id, table.clone()) {
             self.bytes -= previous.body.len();
         }
@@ -79,19 +109,16 @@ impl Tables {
     #[inline]
     pub fn count(&self, kind: EventKind, body: &[u8], format: &Format) -> Result<Option<u32>> {
         let head = RowsHead::read(body, kind, format.table_id_bytes_rows)?;
-        let table = match &self.last {
-            Some((last, table)) if *last == head.table_id => table,
-            _ => match self.open.get(&head.table_id) {
-                Some(table) => table,
-                None if head.table_id == TABLE_ID_NONE && head.images.is_empty() => return Ok(Some(0)),
-                None => return Err(not_announced(head.table_id)),
-            },
+        let table = match self.get(head.table_id) {
+            Some(table) => table,
+            None if head.table_id == TABLE_ID_NONE && head.images.is_empty() => return Ok(Some(0)),
+            None => return Err(not_announced(head.table_id)),
         };
-        let Some(kinds) = &table.kinds else { return Ok(None) };
+        let Some(lengths) = &table.lengths else { return Ok(None) };
         let counted = if kind.has_compressed_rows() {
-            decompress(head.images).and_then(|images| count_changes(&head, &images, kinds, kind))
+            decompress(head.images).and_then(|images| lengths.count_changes(&head, &images, kind))
         } else {
-            count_changes(&head, head.images, kinds, kind)
+            lengths.count_changes(&head, head.images, kind)
         };
         if let (Ok(rows), Some(change)) = (&counted, kind.change()) {
             table.rows.add(change, *rows);

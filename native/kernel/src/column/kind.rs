@@ -173,8 +173,9 @@ impl Kind {
         }
     }
 
+    /// Returns how long a value is.
     #[inline]
-    fn width(&self) -> Width {
+    pub(crate) fn width(&self) -> Width {
         match self {
             Kind::Null => Width::Bytes(0),
             Kind::Integer { bytes, .. } | Kind::Enumeration { bytes, .. } | Kind::Set { bytes, .. } => {
@@ -201,8 +202,8 @@ impl Kind {
     }
 }
 
-/// The length of a value.
-enum Width {
+/// The length of a value: fixed, or in a prefix of some bytes.
+pub(crate) enum Width {
     Bytes(usize),
     Prefix(u8),
 }

@@ -61,6 +61,7 @@ pub use declared::DeclaredColumn;
 pub(crate) use integer::write_signed as write_integer;
 pub(crate) use integer::write_unsigned as write_unsigned_integer;
 pub use kind::Kind;
+pub(crate) use kind::Width;
 pub use layout::{Form, Layout};
 pub use noted::{noted, Noted};
 pub(crate) use sent::value as value_of_text;

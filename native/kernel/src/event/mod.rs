@@ -8,6 +8,7 @@ pub mod format_description;
 pub mod gtid;
 pub mod headers;
 pub mod heartbeat;
+pub mod image_lengths;
 pub mod incident;
 pub mod mariadb_gtid;
 pub mod previous_gtids;

@@ -103,26 +103,6 @@ pub fn skip_image(cursor: &mut Cursor<'_>, kinds: &[Kind], present: &[u8], parti
     Ok(())
 }
 
-/// Counts the changes of an event. An update has two images, other changes have one.
-pub fn count_changes(head: &RowsHead<'_>, images: &[u8], kinds: &[Kind], kind: EventKind) -> Result<u32> {
-    let json_columns = kinds.iter().filter(|kind| matches!(kind, Kind::Json { .. })).count();
-    let partial_json = (kind == EventKind::PartialUpdateRows).then_some(json_columns);
-    let mut cursor = Cursor::new(images);
-    let mut changes = 0u32;
-    while !cursor.is_empty() {
-        let before = cursor.remaining();
-        skip_image(&mut cursor, kinds, head.present, None)?;
-        if kind.change() == Some(Change::Update) {
-            skip_image(&mut cursor, kinds, head.present_after, partial_json)?;
-        }
-        if cursor.remaining() == before {
-            return Err(malformed("row images without bytes"));
-        }
-        changes = changes.saturating_add(1);
-    }
-    Ok(changes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

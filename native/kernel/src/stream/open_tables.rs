@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::column::{DeclaredColumn, Kind};
+use crate::column::DeclaredColumn;
 use crate::emit::envelope::EnvelopeTable;
 use crate::emit::messages_batch::MessageTable;
+use crate::event::image_lengths::ImageLengths;
 use crate::event::table_map::TableMap;
 use crate::limits::TABLES_OPEN_MAX;
 
@@ -78,7 +79,7 @@ pub(super) struct OpenTable {
     pub(super) database: Arc<str>,
     pub(super) table: Arc<str>,
     /// How to skip the rows of a table that is not read, if the log has the metadata.
-    pub(super) kinds: Option<Vec<Kind>>,
+    pub(super) lengths: Option<ImageLengths>,
     pub(super) usage: Usage,
 }
 

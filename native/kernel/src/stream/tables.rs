@@ -8,14 +8,14 @@ use super::message_tables::{table_view, Keys};
 use super::open_tables::{Answer, OpenTable, TableRequest, Usage};
 use super::proof::{charset_of, source_columns};
 use super::sources::{declared_columns, logged_columns, logged_sources};
-use crate::column::Kind;
 use crate::emit::envelope::EnvelopeTable;
 use crate::emit::rows::{RowsView, SourceColumn};
 use crate::emit::system::TableRef;
 use crate::emit::typed::{Plan, TableBatch};
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::compressed::decompress;
-use crate::event::rows::{count_changes, RowsHead, TABLE_ID_NONE};
+use crate::event::image_lengths::ImageLengths;
+use crate::event::rows::{RowsHead, TABLE_ID_NONE};
 use crate::event::table_map::{self, TableMap};
 use crate::event::{EventKind, Header};
 use crate::frame::events::Span;
@@ -42,7 +42,7 @@ impl Decoder {
                         body: body.into(),
                         database: map.database.clone(),
                         table: map.table.clone(),
-                        kinds: kinds_to_skip(&map, &usage)?,
+                        lengths: lengths_to_skip(&map, &usage)?,
                         usage,
                     });
                     self.tables.known.insert(definition.into(), table.clone());
@@ -179,8 +179,8 @@ impl Decoder {
                 open.selected += changes;
                 changes
             }
-            _ => match &table.kinds {
-                Some(kinds) => count_changes(&head, images, kinds, kind)?,
+            _ => match &table.lengths {
+                Some(lengths) => lengths.count_changes(&head, images, kind)?,
                 // These rows are not needed, and the metadata to split them is missing, so they are not counted.
                 None => 0,
             },
@@ -231,13 +231,13 @@ impl Decoder {
 }
 
 /// Returns how to skip the rows of a table that is not read; None if the log lacks the metadata.
-fn kinds_to_skip(map: &TableMap, usage: &Usage) -> Result<Option<Vec<Kind>>> {
+fn lengths_to_skip(map: &TableMap, usage: &Usage) -> Result<Option<ImageLengths>> {
     if !matches!(usage, Usage::Skip | Usage::Walk) {
         return Ok(None);
     }
     match map.skip_kinds() {
         Err(error) if error.kind() == ErrorKind::SchemaUnknown => Ok(None),
-        kinds => kinds.map(Some),
+        kinds => Ok(Some(ImageLengths::new(kinds?))),
     }
 }
 
