@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow
-import structlog
 
 from penstock.changes import SYSTEM_COLUMNS as SYSTEM_COLUMNS
 from penstock.changes import StatementOrigin
@@ -60,8 +59,6 @@ _HINT_START = (
     "No event may start here: `penstock inspect FILE` shows where events start. If one does, the bytes are"
     " damaged: copy the file again, or read from the live server"
 )
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 
 from typing import Any
 
-import structlog
-
 from penstock.errors import StatementLogged
 from penstock.model import Position, TablePatterns
 from penstock.schema.statements.row_changes import RowChange, change_of, tables_of
@@ -17,8 +15,6 @@ _HINT = (
     " PIPELINE --repair` mends the target; other readers start behind it ({end}) and read the tables again."
     " Servers log rows under binlog_format = ROW, but for MariaDB's tables that are versioned by transaction"
 )
-
-_log = structlog.get_logger(__name__)
 
 
 def refuse_change(
@@ -64,7 +60,14 @@ def warn_of_unlogged_rows(
     ):
         for name in sorted(tables):
             if selected.matches(name.database, name.table):
-                _log.warning(warning, table=str(name), **context)
+                _warn(warning, table=str(name), **context)
     for database in sorted(statement_tables.databases):
         if selected.may_match_in(database):
-            _log.warning("a database was dropped without its rows in the log", database=database, **context)
+            _warn("a database was dropped without its rows in the log", database=database, **context)
+
+
+def _warn(event: str, **context: str) -> None:
+    # Each planning worker of a Spark query imports this module, and few of them log.
+    import structlog
+
+    structlog.get_logger(__name__).warning(event, **context)
