@@ -18,7 +18,8 @@ import pytest
 import penstock.engine.batches as batches_module
 import penstock.engine.run as run_module
 from penstock.changes import Changes
-from penstock.engine.task_plan import BETWEEN, COUNTS, ROWS, TaskPlan
+from penstock.engine.task_plan import COUNTS, ROWS, TaskPlan
+from penstock.engine.task_rows import Row
 from penstock.errors import DiskFailed, OptionInvalid
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.local import driver as local_driver
@@ -192,7 +193,7 @@ def test_interrupt_ends_all_tasks_before_it_leaves_the_run(
 def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    def decode(plan: TaskPlan, works: range, *_: object) -> Iterator[pyarrow.RecordBatch]:
+    def decode(plan: TaskPlan, works: range, *_: object, **_more: object) -> Iterator[Row]:
         if 0 in works:
             assert started.wait(WAIT_SECONDS_MAX)
             raise OptionInvalid("the first task fails")
@@ -215,10 +216,8 @@ def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch:
 # --- The shuffle -----------------------------------------------------------------------------
 
 
-def between(part: int, work: int, seq: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
-    return pyarrow.RecordBatch.from_pylist(
-        [{"part": part, "work": work, "seq": seq, "kind": kind, "body": body}], schema=BETWEEN
-    )
+def between(part: int, work: int, seq: int, kind: str, body: bytes) -> Row:
+    return Row(part, work, seq, kind, body)
 
 
 @pytest.fixture
@@ -236,11 +235,7 @@ def test_rows_of_a_part_are_ordered_by_work_and_sequence_after_all_words(shuffle
             output.append(between(seq % 2, work, seq, ROWS, bytes(100)))
         output.append(between(0, -1, work, COUNTS, b"word"))
     assert shuffle.parts() == [0, 1]
-    rows = [
-        (row["work"], row["seq"])
-        for batch in shuffle.rows_of(0)
-        for row in batch.select(["work", "seq"]).to_pylist()
-    ]
+    rows = [(row.work, row.seq) for row in shuffle.rows_of(0)]
     assert rows == [(-1, 0), (-1, 1), *((work, seq) for work in (0, 1) for seq in range(2, 41, 2))]
 
 
@@ -255,7 +250,7 @@ def test_rows_beyond_the_memory_bound_are_spilled_to_an_unnamed_file(
         output.append(between(0, 0, seq, ROWS, body))
     assert pyarrow.total_allocated_bytes() - before < 2 * len(body)
     assert not list(tmp_path.iterdir()), "a kill leaves nothing behind"
-    assert [batch.column("body")[0].as_py() == body for batch in shuffle.rows_of(0)] == [True] * 20
+    assert [row.body == pyarrow.py_buffer(body) for row in shuffle.rows_of(0)] == [True] * 20
 
 
 def test_unusable_spill_folder_is_reported_with_tmpdir(

@@ -2,6 +2,7 @@
 """Assign rows to parts, and pack rows into blobs."""
 
 import datetime
+import random
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 from penstock.changes import Changes, Origin, Target
 from penstock.engine import parts as parts_module
+from penstock.engine import task_rows
 from penstock.engine.parts import Run, blob_of, changes_of, in_log_order, parts_of, slices
+from penstock.engine.task_plan import COUNTS, ROWS
+from penstock.engine.task_rows import Row, body_of, rows_in
 from penstock.model import Column, TableName
 from penstock.sinks.sink import Spread
 
@@ -84,6 +88,46 @@ def test_rows_that_may_share_another_key_stay_together() -> None:
     assert isinstance(parts_of(target_of("bigint"), rows, Spread.KEYS, 8, divided=False), int)
     assert isinstance(parts_of(target_of("bigint"), rows, Spread.TABLES, 8, divided=True), int)
     assert parts_of(target_of("bigint"), rows, Spread.WHOLE, 8, divided=True) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_arrive_equal_within_a_process_and_as_arrow(seed: int) -> None:
+    chosen = random.Random(seed)
+    tables = [
+        changes(
+            name,
+            [
+                (chosen.randint(1, 30), row, chosen.choice(["insert", "delete"]))
+                for row in range(chosen.randint(1, 9))
+            ],
+        )
+        for name in "abc"
+    ]
+    runs = in_log_order(tables) if chosen.random() < 0.7 else None
+    plain = Row(0, 3, 1, ROWS, body_of(tables, runs, is_in_process=True))
+    encoded = Row(0, 3, 1, ROWS, body_of(tables, runs, is_in_process=False))
+    assert isinstance(plain.body, tuple)
+    assert not isinstance(encoded.body, tuple)
+    [read] = rows_in([encoded.to_arrow()])
+    for row in (encoded, read, *rows_in([plain.to_arrow()]), *rows_in([read.to_arrow()])):
+        assert row[:4] == plain[:4]
+        for arrived, sent in zip(row.changes(), plain.changes(), strict=True):
+            assert (arrived.target, arrived.source, arrived.origin) == (sent.target, sent.source, sent.origin)
+            assert arrived.rows.equals(sent.rows)
+
+
+def test_messages_arrive_equal_as_arrow() -> None:
+    message = Row(0, -1, 2, COUNTS, b"counts")
+    [read] = rows_in([message.to_arrow()])
+    assert read == message
+    assert [*rows_in([read.to_arrow()])] == [message]
+
+
+def test_many_rows_are_compressed_within_a_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = changes("a", [(1, 0, "insert")])
+    monkeypatch.setattr(task_rows, "_PLAIN_BYTES_MAX", few.rows.nbytes)
+    assert isinstance(body_of([few], is_in_process=True), tuple)
+    assert isinstance(body_of([few, few], is_in_process=True), bytes)
 
 
 def test_blob_round_trips() -> None:

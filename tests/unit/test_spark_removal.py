@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow
 import pytest
 
-from penstock.engine.task_plan import BETWEEN, COUNTS, TaskPlan
+from penstock.engine.task_plan import COUNTS, TaskPlan
+from penstock.engine.task_rows import Row
 from penstock.pipeline.settings import PipelineSettings
 from penstock.spark.driver import SparkDriver
 from tests.support.pipeline.local_runs import notes_pipeline
@@ -37,18 +37,17 @@ class Session:
 def test_only_a_load_that_removes_rows_of_a_mirror_runs_in_the_process_with_the_session(
     remove: bool, settings: dict[str, str], in_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    word = {"part": 0, "work": 0, "seq": 1, "kind": COUNTS, "body": b"counts"}
+    message = Row(0, 0, 1, COUNTS, b"counts")
 
-    def decode(*_arguments: object) -> Iterator[pyarrow.RecordBatch]:
-        yield pyarrow.RecordBatch.from_pylist([word], schema=BETWEEN)
+    def decode(*_arguments: object, **_more: object) -> Iterator[Row]:
+        yield message
 
     monkeypatch.setattr("penstock.local.driver.decode_works", decode)
     pipeline = notes_pipeline(tmp_path, {"spark": {"staging": str(tmp_path)} | settings})
     driver = SparkDriver(Session())  # type: ignore[arg-type]
     plan = plan_of(pipeline, remove=remove)
     if in_driver:
-        [words] = driver.run(plan)
-        assert words.to_pylist() == [word]
+        assert driver.run(plan) == [message]
     else:
         with pytest.raises(Executors):
             driver.run(plan)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first stage of a batch: decode a byte range, or the chunks of one task, and apply the steps.
 
-The task either writes the rows itself or emits them as blobs for the parts that write them. For a sink that
-keeps state it emits only the last image of each key.
+The task either writes the rows itself or emits them for the parts that write them. For a sink that keeps
+state it emits only the last image of each key.
 """
 
 import json
@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pyarrow
@@ -19,10 +20,9 @@ from penstock.changes import Changes, DefiningStatement, Origin, Target
 from penstock.engine.allocator import return_large_buffers
 from penstock.engine.joints import Ends
 from penstock.engine.part_writing import PartWriting
-from penstock.engine.parts import blob_of, in_log_order, parts_of, slices, table_part
+from penstock.engine.parts import in_log_order, parts_of, slices, table_part
 from penstock.engine.reading import RangeParts, chunk_changes, range_parts, removed_changes
 from penstock.engine.task_plan import (
-    BETWEEN,
     COUNTS,
     EMPTIED,
     OF_CHUNK,
@@ -42,6 +42,7 @@ from penstock.engine.task_plan import (
     place_key,
 )
 from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
+from penstock.engine.task_rows import Row, body_of
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
 from penstock.pipeline.cascades import may_cascade
@@ -72,15 +73,18 @@ def decode_works(
     parts: RangeParts = range_parts,
     resources: TaskResources = CLOSED_AFTER_USE,
     sessions: SessionPool | None = None,
-) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows and messages of one task's works, by their numbers, in the columns of BETWEEN.
+    *,
+    is_in_process: bool = False,
+) -> Iterator[Row]:
+    """Yield the rows and messages of one task's works, by their numbers.
 
     `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
-    which the caller closes; by default, from a pool for these works.
+    which the caller closes; by default, from a pool for these works. `is_in_process` tells
+    whether the rows stay in this process.
     """
     return_large_buffers()
     with nullcontext(sessions) if sessions is not None else SessionPool() as pool:
-        yield from _Task(plan, numbers, parts, resources, pool).run()
+        yield from _Task(plan, numbers, parts, resources, pool, is_in_process).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
@@ -102,8 +106,10 @@ class _Task:
         parts: RangeParts,
         resources: TaskResources,
         sessions: SessionPool,
+        is_in_process: bool,
     ) -> None:
         self.plan = plan
+        self.body_of = partial(body_of, is_in_process=is_in_process)
         self.parts = parts
         self.resources = resources
         self.sessions = sessions
@@ -113,7 +119,7 @@ class _Task:
         self.divided = frozenset(plan.record.divided)
         self._numbers = numbers
 
-    def run(self) -> Iterator[pyarrow.RecordBatch]:
+    def run(self) -> Iterator[Row]:
         """Run the works. After an error or a surprise the others only report theirs: nothing is written."""
         has_failed = is_refused = False
         try:
@@ -141,14 +147,14 @@ class _Task:
         if not has_failed:
             yield self._message(COUNTS, pickle.dumps(self.counts))
 
-    def _finish(self) -> Iterator[pyarrow.RecordBatch]:
+    def _finish(self) -> Iterator[Row]:
         receipt = self.writing.finish()
         if receipt is not None:
             yield self._message(RECEIPT, as_json(receipt))
 
-    def _message(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
+    def _message(self, kind: str, body: bytes) -> Row:
         part = self.part if self.plan.in_one_stage else 0
-        return _between(part, _FIRST if kind == COUNTS else self.part, self.part, kind, body)
+        return Row(part, _FIRST if kind == COUNTS else self.part, self.part, kind, body)
 
 
 class _Work:
@@ -186,7 +192,7 @@ class _Work:
     def is_refused(self) -> bool:
         return self.has_failed or bool(self._surprised)
 
-    def run(self) -> Iterator[pyarrow.RecordBatch]:
+    def run(self) -> Iterator[Row]:
         try:
             has_ended = False
             try:
@@ -205,7 +211,7 @@ class _Work:
 
     # --- Input ----------------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[pyarrow.RecordBatch]:
+    def _rows(self) -> Iterator[Row]:
         if isinstance(self._work, ChunkWork):
             yield from self._chunk(self._work)
             return
@@ -237,7 +243,7 @@ class _Work:
     def _note_ends(self, ends: Ends) -> None:
         self._counts.ends[self._number] = ends
 
-    def _chunk(self, work: ChunkWork) -> Iterator[pyarrow.RecordBatch]:
+    def _chunk(self, work: ChunkWork) -> Iterator[Row]:
         key = self._table = table_key(work.source, work.table)
         if key in self._plan.unread or key in self._plan.passed_over:
             return
@@ -303,7 +309,7 @@ class _Work:
             self._counts.cascaded.add(key)
         return Changes(target, rows, name) if rows.num_rows else None
 
-    def _statement(self, work: RangeWork, statement: LoggedStatement) -> Iterator[pyarrow.RecordBatch]:
+    def _statement(self, work: RangeWork, statement: LoggedStatement) -> Iterator[Row]:
         # Errors from here on, in the log after this batch, do not belong to any table.
         self._table = ""
         key = place_key(work.source, statement.position)
@@ -366,7 +372,7 @@ class _Work:
 
     # --- Output ---------------------------------------------------------------------------
 
-    def _wave(self, wave: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+    def _wave(self, wave: list[Changes]) -> Iterator[Row]:
         passed: list[Changes] = []
         for changes in wave:
             self._table = table_key(self._work.source, changes.source)
@@ -382,7 +388,7 @@ class _Work:
         if passed:
             yield from self._output(passed)
 
-    def _output(self, changes: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+    def _output(self, changes: list[Changes]) -> Iterator[Row]:
         """Output the changes that the steps returned, in the columns of their prepared targets."""
         conformed = []
         for stepped in changes:
@@ -428,7 +434,7 @@ class _Work:
         self._covered[id(target)] = (target, prepared)
         return prepared
 
-    def _emit(self, conformed: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+    def _emit(self, conformed: list[Changes]) -> Iterator[Row]:
         plan = self._plan
         if plan.in_one_stage:
             for changes in conformed:
@@ -436,9 +442,9 @@ class _Work:
         elif plan.spread is Spread.WHOLE:
             if len(conformed) == 1:
                 for piece in slices(conformed[0]):
-                    yield self._row(0, ROWS, blob_of([piece]))
+                    yield self._row(0, ROWS, self._task.body_of([piece]))
             else:
-                yield self._row(0, ROWS, blob_of(conformed, in_log_order(conformed)))
+                yield self._row(0, ROWS, self._task.body_of(conformed, in_log_order(conformed)))
         elif plan.keeps_state:
             for changes in conformed:
                 yield from self._gather(changes)
@@ -446,7 +452,7 @@ class _Work:
             for changes in conformed:
                 yield from self._divide(changes)
 
-    def _gather(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
+    def _gather(self, changes: Changes) -> Iterator[Row]:
         held = self._gathered.get(changes.target)
         if held is None:
             # Rows are flushed by size before compacting them would pay off.
@@ -459,7 +465,7 @@ class _Work:
         if self._bytes >= _GATHERED_BYTES_MAX:
             yield from self._flush_gathered()
 
-    def _flush_gathered(self) -> Iterator[pyarrow.RecordBatch]:
+    def _flush_gathered(self) -> Iterator[Row]:
         origin = Origin.LOAD if isinstance(self._work, ChunkWork) else Origin.LOG
         for target, held in self._gathered.items():
             rows = held.rows()
@@ -469,14 +475,14 @@ class _Work:
         self._gathered.clear()
         self._bytes = 0
 
-    def _divide(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
-        """Split changes by part and yield them as blobs."""
+    def _divide(self, changes: Changes) -> Iterator[Row]:
+        """Split changes by part and yield them."""
         plan, target = self._plan, changes.target
         divided = str(target.name) in self._task.divided and target.name not in plan.together
         part = parts_of(target, changes.rows, plan.spread, plan.record.parts, divided)
         if isinstance(part, int):
             for piece in slices(changes):
-                yield self._row(part, ROWS, blob_of([piece]))
+                yield self._row(part, ROWS, self._task.body_of([piece]))
             return
         if not plan.keeps_state and _moves(changes, part):
             # Both images of an update belong to one part, and so do all changes of either key.
@@ -486,9 +492,9 @@ class _Work:
             rows = changes.rows.filter(pyarrow.array(part == number))
             if rows.num_rows:
                 for piece in slices(changes.with_rows(rows)):
-                    yield self._row(number, ROWS, blob_of([piece]))
+                    yield self._row(number, ROWS, self._task.body_of([piece]))
 
-    def _empty(self, key: str, target: Target, version: int) -> Iterator[pyarrow.RecordBatch]:
+    def _empty(self, key: str, target: Target, version: int) -> Iterator[Row]:
         if self._surprised:
             return
         if self._plan.in_one_stage:
@@ -501,7 +507,7 @@ class _Work:
         whole = self._plan.spread is Spread.WHOLE
         yield self._row(0 if whole else table_part(target.name, self._plan.record.parts), EMPTIED, body)
 
-    def _end(self) -> Iterator[pyarrow.RecordBatch]:
+    def _end(self) -> Iterator[Row]:
         yield from self._flush_gathered()
         # Errors from the dead-letter writer do not belong to any table or source.
         self._table = self._source = ""
@@ -515,30 +521,24 @@ class _Work:
         if self._aside is not None:
             self._aside.add(rejected, source)
 
-    def _surprise(self, what: str, key: Any, source: str, value: Any) -> Iterator[pyarrow.RecordBatch]:
+    def _surprise(self, what: str, key: Any, source: str, value: Any) -> Iterator[Row]:
         if (what, key) not in self._surprised:
             self._surprised.add((what, key))
             self._seq += 1
             surprise = Surprise(what, self._number, self._seq, source, value)
             yield from self._to_all(SURPRISE, pickle.dumps(surprise))
 
-    def _to_all(self, kind: str, body: bytes) -> Iterator[pyarrow.RecordBatch]:
+    def _to_all(self, kind: str, body: bytes) -> Iterator[Row]:
         return _to_all_parts(self._plan, kind, self._number, body)
 
-    def _row(self, part: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
+    def _row(self, part: int, kind: str, body: bytes | tuple[Changes, ...]) -> Row:
         self._seq += 1
-        return _between(part, self._number, self._seq, kind, body)
+        return Row(part, self._number, self._seq, kind, body)
 
 
-def _to_all_parts(plan: TaskPlan, kind: str, work: int, body: bytes) -> Iterator[pyarrow.RecordBatch]:
+def _to_all_parts(plan: TaskPlan, kind: str, work: int, body: bytes) -> Iterator[Row]:
     for part in range(1 if plan.in_one_stage else plan.record.parts):
-        yield _between(part, _FIRST, work, kind, body)
-
-
-def _between(part: int, work: int, seq: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
-    columns = [[part], [work], [seq], [kind], [body]]
-    arrays = [pyarrow.array(values, field.type) for values, field in zip(columns, BETWEEN, strict=True)]
-    return pyarrow.RecordBatch.from_arrays(arrays, schema=BETWEEN)
+        yield Row(part, _FIRST, work, kind, body)
 
 
 def _moves(changes: Changes, part: Any) -> bool:

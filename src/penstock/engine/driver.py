@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import pyarrow
-
 from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import TaskPlan
+from penstock.engine.task_rows import Row
 from penstock.pipeline.verify.comparison import Spreading
 
 
@@ -28,8 +27,8 @@ class Driver(Protocol):
     def spreading(self) -> Spreading:
         """Where comparisons of large tables run."""
 
-    def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
-        """Run the tasks of a plan to their end. Return their messages, in the columns of BETWEEN, unordered.
+    def run(self, plan: TaskPlan) -> Iterable[Row]:
+        """Run the tasks of a plan to their end. Return their messages, unordered.
 
         Call `decode_works` for each work. If the plan has one stage, that yields the messages. Otherwise pass
         all rows of a part to one call of `write_parts`, sorted by work and seq. With `plan.in_driver` write

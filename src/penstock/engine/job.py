@@ -5,8 +5,7 @@ import json
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import pyarrow
+from typing import Any
 
 from penstock.engine.driver import Driver
 from penstock.engine.joints import prove_joints
@@ -20,6 +19,7 @@ from penstock.engine.task_plan import (
     Surprise,
     TaskPlan,
 )
+from penstock.engine.task_rows import Row
 from penstock.sinks.sink import Receipt
 
 
@@ -42,20 +42,20 @@ def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
     return outcome
 
 
-def _outcome(messages: Iterable[pyarrow.RecordBatch]) -> Outcome:
+def _outcome(messages: Iterable[Row]) -> Outcome:
     outcome = Outcome()
-    receipts = []
-    for row in (row for batch in messages for row in batch.to_pylist()):
-        body = row["body"]
-        if row["kind"] == RECEIPT:
-            receipts.append((row["part"], body))
-        elif row["kind"] == SURPRISE:
+    receipts: list[tuple[int, Receipt]] = []
+    for row in messages:
+        body: Any = row.body
+        if row.kind == RECEIPT:
+            receipts.append((row.part, _receipt(bytes(body))))
+        elif row.kind == SURPRISE:
             outcome.surprises.append(pickle.loads(body))
-        elif row["kind"] == PROBLEM:
+        elif row.kind == PROBLEM:
             outcome.failures.append(pickle.loads(body))
-        elif row["kind"] == COUNTS:
+        elif row.kind == COUNTS:
             outcome.counts.append(pickle.loads(body))
-    outcome.receipts = [_receipt(body) for _, body in sorted(receipts)]
+    outcome.receipts = [receipt for _, receipt in sorted(receipts, key=lambda of_part: of_part[0])]
     outcome.surprises.sort(key=lambda surprise: (surprise.work, surprise.seq))
     return outcome
 

@@ -16,7 +16,6 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-import pyarrow
 import structlog
 
 from penstock.engine.decode_task import decode_works
@@ -24,6 +23,7 @@ from penstock.engine.reading import RangeParts, range_parts
 from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import TaskPlan
 from penstock.engine.task_resources import TaskResources
+from penstock.engine.task_rows import Row
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost
 from penstock.local.reused_resources import ReusedResources
@@ -71,7 +71,7 @@ class LocalDriver:
         """Return a driver for one of several runs in this process, which share the decoded ranges."""
         return LocalDriver(self.cores, self._buffered_bytes_max // runs, ranges.parts)
 
-    def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
+    def run(self, plan: TaskPlan) -> Iterable[Row]:
         """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost if they were cancelled,
         DiskFailed if rows cannot be spilled."""
         with closing(
@@ -123,10 +123,10 @@ class _Job:
         self._cancelled = cancelled
         self._shuffle = Shuffle(buffered_bytes_max)
         self._sessions = SessionPool()
-        self._messages: list[pyarrow.RecordBatch] = []
+        self._messages: list[Row] = []
         self._error: BaseException | None = None
 
-    def run(self) -> list[pyarrow.RecordBatch]:
+    def run(self) -> list[Row]:
         """Run both stages; return the messages."""
         tasks = range(len(self._plan.record.tasks))
         if len(tasks) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
@@ -149,7 +149,7 @@ class _Job:
     def _decode(self, task: int) -> None:
         works = self._plan.record.tasks[task]
         rows = self._until_ended(
-            decode_works(self._plan, works, self._parts, self._resources, self._sessions)
+            decode_works(self._plan, works, self._parts, self._resources, self._sessions, is_in_process=True)
         )
         if self._plan.in_one_stage and not self._plan.in_driver:
             self._messages.extend(rows)
@@ -167,7 +167,7 @@ class _Job:
         rows = self._until_ended(self._shuffle.rows_of(part))
         self._messages.extend(write_parts(self._plan, rows, self._resources))
 
-    def _until_ended(self, rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    def _until_ended(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
             if self._has_ended:
                 raise _cancelled_error()

@@ -14,6 +14,7 @@ from typing import IO
 import pyarrow
 
 from penstock.engine.task_plan import BETWEEN, ROWS
+from penstock.engine.task_rows import Row, rows_in
 from penstock.errors import DiskFailed
 
 
@@ -48,7 +49,7 @@ class Shuffle:
         """Return the parts with rows or messages, ascending."""
         return sorted({part for output in self._outputs for part in output.parts})
 
-    def rows_of(self, part: int) -> Iterator[pyarrow.RecordBatch]:
+    def rows_of(self, part: int) -> Iterator[Row]:
         """Yield the rows of a part: messages first, then rows by work and sequence number.
 
         Call it once per part, after every work has finished. It releases each row after yielding it.
@@ -66,40 +67,39 @@ class Shuffle:
 
 
 class WorkOutput:
-    """The output of one work, by part: batches in memory and the numbers of spilled batches, in order."""
+    """The output of one work, by part: rows in memory and the numbers of spilled rows, in order."""
 
     def __init__(self, shuffle: Shuffle, work: int) -> None:
         self.work = work
-        self.parts: dict[int, list[pyarrow.RecordBatch | int]] = {}
-        self._messages: dict[int, list[pyarrow.RecordBatch]] = {}
+        self.parts: dict[int, list[Row | int]] = {}
+        self._messages: dict[int, list[Row]] = {}
         self._shuffle = shuffle
         self._spill: _SpillFile | None = None
 
-    def append(self, batch: pyarrow.RecordBatch) -> None:
-        """Append one row of BETWEEN. Raises DiskFailed."""
-        part, kind = batch.column("part")[0].as_py(), batch.column("kind")[0].as_py()
-        rows = self.parts.setdefault(part, [])
-        if batch.column("work")[0].as_py() < 0:
-            self._messages.setdefault(part, []).append(batch)
-        elif kind != ROWS or self._shuffle.reserve(batch.nbytes):
-            rows.append(batch)
+    def append(self, row: Row) -> None:
+        """Append a row. Raises DiskFailed."""
+        rows = self.parts.setdefault(row.part, [])
+        if row.work < 0:
+            self._messages.setdefault(row.part, []).append(row)
+        elif row.kind != ROWS or self._shuffle.reserve(row.nbytes):
+            rows.append(row)
         else:
             if self._spill is None:
                 self._spill = _SpillFile()
-            rows.append(self._spill.write(batch))
+            rows.append(self._spill.write(row))
 
-    def messages_of(self, part: int) -> list[pyarrow.RecordBatch]:
+    def messages_of(self, part: int) -> list[Row]:
         """Return the messages that come before all rows of a part."""
         return self._messages.get(part, [])
 
-    def rows_of(self, part: int) -> Iterator[pyarrow.RecordBatch]:
+    def rows_of(self, part: int) -> Iterator[Row]:
         """Yield the rows of a part in the order they were appended."""
         rows = self.parts.get(part, [])
         rows.reverse()
         while rows:
             row = rows.pop()
             if isinstance(row, int):
-                assert self._spill is not None, "a spilled batch has a file"
+                assert self._spill is not None, "a spilled row has a file"
                 row = self._spill.read(row)
             yield row
 
@@ -111,7 +111,7 @@ class WorkOutput:
 
 
 class _SpillFile:
-    """An unnamed file of batches: written by one thread, then read by several."""
+    """An unnamed file of rows: written by one thread, then read by several."""
 
     def __init__(self) -> None:
         with _translate_disk_errors():
@@ -121,20 +121,20 @@ class _SpillFile:
         self._lock = threading.Lock()
         self._written = 0
 
-    def write(self, batch: pyarrow.RecordBatch) -> int:
-        """Append a batch and return its number."""
+    def write(self, row: Row) -> int:
+        """Append a row and return its number."""
         with _translate_disk_errors():
-            self._writer.write_batch(batch)
+            self._writer.write_batch(row.to_arrow())
         self._written += 1
         return self._written - 1
 
-    def read(self, number: int) -> pyarrow.RecordBatch:
-        """Return a batch by its number. The first call ends writing."""
+    def read(self, number: int) -> Row:
+        """Return a row by its number. The first call ends writing."""
         with self._lock, _translate_disk_errors():
             if self._reader is None:
                 self._writer.close()
                 self._reader = pyarrow.ipc.open_file(self._file)
-            return self._reader.get_batch(number)
+            return next(rows_in([self._reader.get_batch(number)]))
 
     def close(self) -> None:
         self._file.close()

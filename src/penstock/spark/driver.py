@@ -21,6 +21,7 @@ from pyspark.sql.functions import expr
 from penstock.engine.decode_task import decode_works
 from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import BETWEEN_SQL, TaskPlan
+from penstock.engine.task_rows import Row, rows_in
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.local.driver import LocalDriver
@@ -54,7 +55,7 @@ class SparkDriver:
         because executors share no memory."""
         return self
 
-    def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
+    def run(self, plan: TaskPlan) -> Iterable[Row]:
         """Run a plan's tasks to their end; see `Driver.run`.
 
         Tasks that read the target through this process's session run in this process. Raises ConnectionLost
@@ -96,22 +97,21 @@ class SparkDriver:
                 if self._runs == 0:
                     self._session.conf.set(_ROWS_AT_ONCE, self._rows_at_once)
 
-    def _run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
+    def _run(self, plan: TaskPlan) -> Iterable[Row]:
         data, tasks, parts = pickle_for_executors(plan, plan.steps), len(plan.record.tasks), plan.record.parts
         # Many tasks share one of Spark's, because starting one costs more than a small work.
         slices = min(tasks, _TASKS_PER_PART * max(parts, 1))
         frame: Any = self._session.range(0, tasks, 1, slices).mapInArrow(partial(_decode, data), BETWEEN_SQL)
         if plan.in_driver:
             frames = frame.toArrow().sort_by([(name, "ascending") for name in ("part", "work", "seq")])
-            return list(write_parts(plan, frames.to_batches()))
+            return list(write_parts(plan, rows_in(frames.to_batches())))
         if not plan.in_one_stage:
             frame = (
                 self._by_part(frame, parts)
                 .sortWithinPartitions("work", "seq")
                 .mapInArrow(partial(_write, data), BETWEEN_SQL)
             )
-        results: list[pyarrow.RecordBatch] = frame.toArrow().to_batches()
-        return results
+        return list(rows_in(frame.toArrow().to_batches()))
 
     def _by_part(self, frame: Any, parts: int) -> Any:
         """Return a frame with a partition for each part."""
@@ -178,11 +178,12 @@ def _decode(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pya
     with SessionPool() as sessions:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from decode_works(plan, plan.record.tasks[task], sessions=sessions)
+                for row in decode_works(plan, plan.record.tasks[task], sessions=sessions):
+                    yield row.to_arrow()
 
 
 def _write(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    return write_parts(_unpickle_plan(data), batches)
+    return (row.to_arrow() for row in write_parts(_unpickle_plan(data), rows_in(batches)))
 
 
 def _unpickle_plan(data: bytes) -> TaskPlan:
