@@ -126,6 +126,10 @@ class Clock:
         batches = import_module("penstock.engine.batches")
         source = import_module("penstock.source.daemon").DaemonSource
         state = import_module("penstock.pipeline.state").PipelineState
+        follower = import_module("penstock.engine.head_follower").HeadFollower
+        self.after(
+            follower, "next", "read by the pipeline", lambda stretch, *_: stretch and stretch.end.position
+        )
         self.after(source, "wait_behind", "reported to the pipeline", lambda listing, *_: _head_of(listing))
         self.after(run, "_next", "planned", lambda record, *_: _end_of(record))
         self.after(state, "begin", "the plan is recorded", lambda _none, _state, record: _end_of(record))
