@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.engine import recording
-from penstock.engine.job import Outcome
 from penstock.engine.recording import Recording
-from penstock.engine.task_plan import Counts
 from penstock.errors import LeaseLost
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.state import Checkpoint
-
-DONE = Outcome(counts=[Counts(rows=1)])
 
 
 class State:
@@ -65,9 +61,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def run(recordings: Recording, record: BatchRecord, outcome: Outcome = DONE) -> bool:
+def run(recordings: Recording, record: BatchRecord, *, is_plain: bool = True) -> bool:
     recordings.begin(record, Checkpoint("g", record.number - 1))
-    return recordings.end(record, Checkpoint("g", record.number), outcome)
+    return recordings.end(record, Checkpoint("g", record.number), is_plain=is_plain)
 
 
 def test_every_batch_of_a_sink_that_cannot_rewind_is_recorded_before_and_after_it_runs() -> None:
@@ -96,10 +92,10 @@ def test_load_of_a_sink_that_can_rewind_is_recorded_after_all_batches_before_it(
     assert state.records == ["done 1", "done 2", "begin 3", "done 3"]
 
 
-def test_batch_with_rejected_rows_is_recorded_at_once() -> None:
+def test_batch_with_rejected_rows_or_a_new_table_is_recorded_at_once() -> None:
     state, recordings = recorded_by(CacheSink())
     run(recordings, batch(1))
-    assert run(recordings, batch(2), Outcome(counts=[Counts(rejected=1)]))
+    assert run(recordings, batch(2), is_plain=False)
     assert state.records == ["done 1", "done 2"]
 
 

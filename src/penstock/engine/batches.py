@@ -148,7 +148,8 @@ class Batches:
         self.retried(commit)
         committed = time.monotonic()
         floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
-        checkpoint, is_recorded = self._record(checkpoint, record, floors, read, outcome)
+        is_plain = not tasks.has_surprises and not any(counts.rejected for counts in outcome.counts)
+        checkpoint, is_recorded = self._record(checkpoint, record, floors, read, is_plain=is_plain)
         for name in self.logs.keys() & checkpoint.offsets.keys() if is_recorded else ():
             self.logs[name].hold(Offset.from_json(checkpoint.offsets[name]))
         self.loading.done(checkpoint, record)
@@ -163,14 +164,15 @@ class Batches:
         record: BatchRecord,
         floors: Mapping[str, int],
         read: Mapping[str, int],
-        outcome: Outcome | None = None,
+        *,
+        is_plain: bool = False,
     ) -> tuple[Checkpoint, bool]:
         """Record a batch that the sink has committed; see `Recording.end`."""
         self.tables.done()
         checkpoint = replace(checkpoint.after(record), stopped=dict(self.tables.stopped))
         loads = {key: replace(checkpoint.loads[key], floor=floor) for key, floor in floors.items()}
         checkpoint = replace(checkpoint, loads={**checkpoint.loads, **loads}).with_read_versions(read)
-        is_recorded = self.retried(partial(self.recording.end, record, checkpoint, outcome))
+        is_recorded = self.retried(partial(self.recording.end, record, checkpoint, is_plain=is_plain))
         self.begun.record = None
         return checkpoint, is_recorded
 
@@ -231,6 +233,8 @@ class _Tasks:
         self.checkpoint = checkpoint
         self.record = record
         self.learned = Learned()
+        # Whether a task met something that had to be prepared for.
+        self.has_surprises = False
         self._batches = batches
 
     def run(self) -> Outcome:
@@ -296,7 +300,7 @@ class _Tasks:
                 return outcome
             if asks_again(outcome.surprises, asked):
                 break
-            rounds, asked = rounds + 1, outcome.surprises
+            rounds, asked, self.has_surprises = rounds + 1, outcome.surprises, True
             tables.learn(asked, self.learned, floors_of(self.checkpoint))
             for surprise in asked:
                 if surprise.what == OF_STATEMENT and "references" in surprise.value.text.lower():

@@ -4,12 +4,11 @@
 A batch is recorded before it runs, so that a replay covers the same changes under the same number, and again
 when it is done. A sink that `can_rewind` needs neither: a replay may begin at any earlier position. Its small
 batches at the head of a log take less time than two durable writes, so their ends are recorded together. The
-records of loads and of rejected rows are never delayed.
+records of loads, of rejected rows and of batches that met something new are never delayed.
 """
 
 import time
 
-from penstock.engine.job import Outcome
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.sinks.sink import Sink
@@ -27,7 +26,7 @@ class Recording:
         self._recorded_at = 0.0
         self._confirmed_at = 0.0
         # Whether batches are done that the state does not have yet.
-        self._is_behind = False
+        self.is_behind = False
 
     def begin(self, record: BatchRecord, checkpoint: Checkpoint) -> None:
         """Record a batch before it runs, if its replay must be the same batch."""
@@ -38,22 +37,23 @@ class Recording:
         self.settle(checkpoint)
         self._state.begin(record)
 
-    def end(self, record: BatchRecord, checkpoint: Checkpoint, outcome: Outcome | None) -> bool:
-        """Record that a batch is done, now or with later batches. Return whether it is recorded."""
-        is_plain = not record.chunks and outcome is not None
-        has_rejected = outcome is not None and any(counts.rejected for counts in outcome.counts)
+    def end(self, record: BatchRecord, checkpoint: Checkpoint, *, is_plain: bool) -> bool:
+        """Record that a batch is done, now or with later batches. Return whether it is recorded.
+
+        A plain batch has rows of known tables alone, none of which was rejected.
+        """
         is_due = time.monotonic() >= self._recorded_at + _UNRECORDED_SECONDS_MAX
-        self._is_behind = True
-        if self._can_rewind and is_plain and not has_rejected and not is_due:
+        self.is_behind = True
+        if self._can_rewind and is_plain and not record.chunks and not is_due:
             return False
         self.settle(checkpoint)
         return True
 
     def settle(self, checkpoint: Checkpoint) -> None:
         """Record the run's latest checkpoint, unless the state has it."""
-        if self._is_behind:
+        if self.is_behind:
             self._state.write(checkpoint)
-            self._is_behind = False
+            self.is_behind = False
             self._recorded_at = time.monotonic()
 
     def _confirm(self) -> None:

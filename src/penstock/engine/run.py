@@ -238,7 +238,9 @@ class PipelineRun:
         resumed: Checkpoint | None = None
         pacing = Pacing(self._settings, self._sink, self._driver, self._stop)
         while not self._stop.is_set():
-            if (paused := state.pause_message()) is not None:
+            # Between two records of plain batches, the state is not asked for a pause and for requests.
+            is_recorded = not batches.recording.is_behind
+            if is_recorded and (paused := state.pause_message()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
                 break
             if self._aside.has_returned:
@@ -247,7 +249,8 @@ class PipelineRun:
             if resumed is None:
                 resumed = at_their_servers(self._logs, checkpoint, lambda work: self._retried(work, state))
                 checkpoint = checkpoint if resumed == checkpoint else self._noted(state.write(resumed))
-            checkpoint = self._noted(self._loading.planned(checkpoint, self._tables))
+            if is_recorded:
+                checkpoint = self._noted(self._loading.planned(checkpoint, self._tables))
             try:
                 record = self._next(state, checkpoint)
             except PositionPurged as problem:
