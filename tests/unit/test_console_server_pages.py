@@ -21,6 +21,8 @@ SECRET = "s3cr3t-v4lue"
 ACCOUNTS: list[dict[str, Any]] = [
     {"name": "boss", "token": f"{SECRET}-boss", "admin": True},
     {"name": "local", "token": f"{SECRET}-local", "admin": True, "instances": ["other"]},
+    {"name": "part", "token": f"{SECRET}-part", "admin": True, "tables": ["fuzzed.u"]},
+    {"name": "masked", "token": f"{SECRET}-masked", "admin": True, "masked": {"fuzzed.t": ["id"]}},
     {"name": HOSTILE, "token": f"{SECRET}-guest", "tables": ["fuzzed.u"]},
 ]
 FINDINGS: list[dict[str, Any]] = [
@@ -61,6 +63,10 @@ def test_check_is_for_administrators_of_the_instance(daemon: ServedLog) -> None:
     assert daemon.ask("GET", path, token=f"{SECRET}-boss").json == {"servers": FINDINGS}
     for name in ("guest", "local"):
         assert daemon.ask("GET", path, token=f"{SECRET}-{name}").status == 403
+    for name in ("part", "masked"):
+        answer = daemon.ask("GET", path, token=f"{SECRET}-{name}")
+        assert answer.status == 403
+        assert "findings may name all of it" in str(answer.json)
     assert daemon.ask("GET", "/v1/instances/nothing/check", token=f"{SECRET}-boss").status == 404
 
 

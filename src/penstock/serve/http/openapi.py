@@ -161,7 +161,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     (
         "get",
         f"{_INSTANCE}/check",
-        "Settings of the servers that break or hide changes; administrators only",
+        "Settings of the servers that break or hide changes; administrators of all tables and columns only",
         "",
         _JSON,
     ),

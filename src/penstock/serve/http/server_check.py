@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.errors import AccessDenied
 from penstock.serve.access import account_of
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
@@ -19,7 +20,14 @@ def routes(served: Served, check: Callable[[str], list[dict[str, Any]]], threads
 
     async def checked(request: Request) -> Response:
         name = request.path_params["instance"]
-        account_of(request).prove_administers(name)
+        account = account_of(request)
+        account.prove_administers(name)
+        if not account.sees_all_values:
+            raise AccessDenied(
+                f"account {account.name} may read a part of {name}, and findings may name all of it",
+                hint="Run: penstock check URL, or leave out the account's tables and masked: access in"
+                " penstock.yaml",
+            )
         served.instance(name)
         return JSONResponse({"servers": await run_in(threads, check, name)})
 
