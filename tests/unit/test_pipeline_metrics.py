@@ -42,6 +42,12 @@ BATCH = {
     "outdated": 1,
     "bytes": 900,
     "batch_rejected": 3,
+    "filtered": 1,
+    "operations": {
+        "read": {"insert": 7, "update": 2, "delete": 1},
+        "dead": {"update": 1},
+        "written": {"insert": 8},
+    },
     "phases": {"run": 0.4, "commit": 0.2, "record": 0.01},
     "tables": {"loading": 1, "loaded": 2, "stopped": 0},
     "chunks": 10,
@@ -91,8 +97,9 @@ def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> N
         assert get(address, "/")[0] == 404
     values = samples(text)
     assert status == 200
-    assert values["penstock_pipeline_rows_total", "notes", "", "", "read"] == len(NOTE_IDS)
-    assert values["penstock_pipeline_rows_total", "notes", "", "", "written"] == len(NOTE_IDS)
+    # Label values are sorted by the names of their labels.
+    assert values["penstock_pipeline_rows_total", "insert", "notes", "", "", "read"] == len(NOTE_IDS)
+    assert values["penstock_pipeline_rows_total", "insert", "notes", "", "", "written"] == len(NOTE_IDS)
     assert values["penstock_pipeline_batches_total", "notes", "", ""] == 2
     assert values["penstock_pipeline_batch_seconds_count", "commit", "notes", "", ""] == 2
     assert values["penstock_pipeline_state", "notes", "", "", "running"] == 1
@@ -123,9 +130,14 @@ def test_every_field_of_a_report_is_counted() -> None:
     meter = PipelineMeter(Clock())
     for _ in range(2):
         meter.observe(BATCH)
-    stages = ("read", "loaded", "written", "outdated")
-    rows = [value(meter, "penstock_pipeline_rows_total", stage=stage) for stage in stages]
-    assert rows == [20, 4, 22, 2]
+    stages = {"read": "update", "loaded": "load", "dead": "update", "written": "insert"}
+    rows = [
+        value(meter, "penstock_pipeline_rows_total", stage=stage, operation=operation)
+        for stage, operation in stages.items()
+    ]
+    assert rows == [4, 4, 2, 16]
+    assert value(meter, "penstock_pipeline_rows_total", stage="filtered") == 2
+    assert value(meter, "penstock_pipeline_rows_total", stage="outdated") == 2
     assert value(meter, "penstock_pipeline_dead_letters_total") == 6
     assert value(meter, "penstock_pipeline_read_bytes_total") == 1800
     assert value(meter, "penstock_pipeline_binlog_file", source="shop") == 7

@@ -22,6 +22,7 @@ from penstock.engine.joints import Ends
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.parts import in_log_order, parts_of, slices, table_part
 from penstock.engine.reading import RangeParts, chunk_changes, range_parts, removed_changes
+from penstock.engine.row_counts import DEAD, READ, count_changes, count_operations
 from penstock.engine.task_plan import (
     COUNTS,
     EMPTIED,
@@ -295,6 +296,7 @@ class _Work:
         rows = batch.to_arrow()
         self._counts.rows += rows.num_rows
         self._counts.bytes += rows.nbytes
+        self._counts.count(READ, count_operations(rows))
         if rows.num_rows:
             last = rows.column("_commit_timestamp")[-1]
             self._counts.time_us = max(self._counts.time_us, last.cast(pyarrow.int64()).as_py() or 0)
@@ -376,7 +378,11 @@ class _Work:
         passed: list[Changes] = []
         for changes in wave:
             self._table = table_key(self._work.source, changes.source)
+            left = 0
             for stepped in run_steps(self._steps, changes):
+                if self._steps:
+                    outcome = stepped.changes if isinstance(stepped, Rejected) else stepped
+                    left += count_changes(outcome).total()
                 if isinstance(stepped, Rejected):
                     self._reject(stepped, changes)
                     continue
@@ -385,6 +391,9 @@ class _Work:
                     # A removed row is located by the key of its target, which a step may have chosen.
                     refuse_absent(stepped.rows, stepped.target.primary_key, str(stepped.source))
                 passed.append(stepped)
+            if self._steps:
+                # A step in Python may add rows.
+                self._counts.filtered += max(0, count_changes(changes).total() - left)
         if passed:
             yield from self._output(passed)
 
@@ -518,6 +527,7 @@ class _Work:
 
     def _reject(self, rejected: Rejected, source: Changes) -> None:
         self._counts.rejected += len(rejected.changes)
+        self._counts.count(DEAD, count_changes(rejected.changes))
         if self._aside is not None:
             self._aside.add(rejected, source)
 

@@ -4,10 +4,13 @@
 A sink knows only its own tables. If it rejects rows of a target, the engine needs to know their source table.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from penstock.changes import Changes, DefiningStatement, Target
+from penstock.engine.row_counts import count_changes
 from penstock.engine.task_plan import Failure, TaskPlan
 from penstock.engine.task_resources import TaskResources
 from penstock.errors import PenstockError
@@ -29,6 +32,7 @@ class PartWriting:
         self._sink: Sink | None = None
         self._part = 0
         self._tables: dict[TableName, set[str]] = {}
+        self._operations: Counter[str] = Counter()
         self.refused = False
 
     def write(self, part: int, source: str, changes: Changes) -> None:
@@ -36,6 +40,7 @@ class PartWriting:
         self._note(changes.target, table_key(source, changes.source))
         with self._asking():
             self._opened(part).write(changes)
+        self._operations.update(count_changes(changes))
 
     def empty(self, part: int, key: str, target: Target, version: int) -> None:
         """Empty the target of a table, as `Writer.empty` does. Raises the errors of the sink."""
@@ -56,7 +61,7 @@ class PartWriting:
             receipt = self._writer.finish()
         self._writer = None
         self._release_sink(is_intact=True)
-        return receipt
+        return replace(receipt, operations=dict(self._operations))
 
     def abort(self) -> None:
         """Abandon the rows and release the writer."""

@@ -3,6 +3,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -139,6 +140,8 @@ class Progress:
             "bytes": sum(counts.bytes for counts in outcome.counts),
             "phases": {name: round(spent, 3) for name, spent in phases.items()},
             "tables": _count_tables(checkpoint),
+            "operations": _count_operations(outcome),
+            "filtered": sum(counts.filtered for counts in outcome.counts),
         }
         if record.end:
             shown["positions"] = {name: str(Offset.from_json(offset)) for name, offset in record.end.items()}
@@ -225,6 +228,18 @@ class Progress:
     def _of_sources(self) -> dict[str, Any]:
         aside = {name: str(problem) for name, problem in self.aside.items()}
         return {"sources_aside": aside} if aside else {}
+
+
+def _count_operations(outcome: Outcome) -> dict[str, dict[str, int]]:
+    """Return the changes of a batch by stage and operation."""
+    stages: dict[str, Counter[str]] = {}
+    for counts in outcome.counts:
+        for stage, operations in counts.by_stage.items():
+            stages.setdefault(stage, Counter()).update(operations)
+    written = Counter[str]()
+    for receipt in outcome.receipts:
+        written.update(receipt.operations)
+    return {stage: dict(counted) for stage, counted in {**stages, "written": written}.items() if counted}
 
 
 def _count_tables(checkpoint: Checkpoint) -> dict[str, int]:

@@ -7,6 +7,7 @@ unprepared (a definition, a statement, a new target) writes nothing and returns 
 arrive before anything is written, so the engine prepares for them and runs the same batch again.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,12 +147,20 @@ class Counts:
     time_us: int = 0
     rejected: int = 0
     chunk_rows: int = 0
+    # Changes that steps removed without rejecting them.
+    filtered: int = 0
+    # Changes by stage and operation: see `row_counts`.
+    by_stage: dict[str, Counter[str]] = field(default_factory=dict)
     # For a table that was read at one log position: the commit version up to which its rows include changes.
     floors: dict[str, int] = field(default_factory=dict)
     # Tables, by key, whose changes may have changed rows of other tables without a log record.
     cascaded: set[str] = field(default_factory=set)
     # For a range: where it was opened and where the next range begins, by the number of the work.
     ends: dict[int, Ends] = field(default_factory=dict)
+
+    def count(self, stage: str, operations: Counter[str]) -> None:
+        """Count changes of a stage."""
+        self.by_stage.setdefault(stage, Counter()).update(operations)
 
 
 def place_key(source: str, position: Any) -> str:

@@ -139,6 +139,8 @@ class Receipt:
     outdated: int = 0
     # Columns of the rows that their table does not have, so that their values were left out, by target.
     columns_missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # The changes that the writer received, by operation. The engine counts them.
+    operations: Mapping[str, int] = field(default_factory=dict)
 
 
 class Writer(ABC):

@@ -319,17 +319,23 @@ _PIPELINE = (
     ),
     _histogram(
         "pipeline_batch_seconds",
-        "Duration of each batch by phase: its tasks, the sink's commit, and the record of its position",
+        "Duration of each batch by phase: its tasks (run), the sink's commit, and the record of its position."
+        " Tasks read, transform and write one piece after the other, and at the same time as each other, so a"
+        " batch has no duration for each of these",
         *_SINK,
         "phase",
         bounds=BATCH_BOUNDS,
     ),
     _counter(
         "pipeline_rows",
-        "Rows by stage: read from the log, loaded from tables, written to the target,"
-        " and left out because the target has newer ones",
+        "Rows by stage: read from the log, loaded from tables, removed by steps (filtered), rejected by a"
+        " step (dead), written to the sink, and left out there because the target has newer ones (outdated)."
+        " An update counts once. The operation is insert, update, delete or load; filtered and outdated rows"
+        " have none, because steps and sinks convert operations",
         *_SINK,
         "stage",
+        "operation",
+        optional="operation",
     ),
     _counter("pipeline_read_bytes", "Bytes of the decoded rows", *_SINK),
     _counter("pipeline_dead_letters", "Rows that a step rejected into the dead letters", *_SINK),

@@ -27,7 +27,13 @@ _STATES = {
     "retrying": "retrying",
     "failed": "failed",
 }
-_STAGES = ("read", "loaded", "written", "outdated")
+_LOG_OPERATIONS = ("insert", "update", "delete")
+# The operations of each stage. Rows of a load are an operation of their own.
+_STAGES = {
+    "read": _LOG_OPERATIONS,
+    "loaded": ("load",),
+    **dict.fromkeys(("dead", "written"), (*_LOG_OPERATIONS, "load")),
+}
 
 
 @dataclass
@@ -47,7 +53,9 @@ class _SinkMeter:
     tables: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     load_seconds: float | None = None
-    rows: Counter = field(default_factory=lambda: Counter(*_STAGES))
+    rows: Counter = field(default_factory=lambda: _new_rows_counter())
+    # Rows of stages whose operations are unknown.
+    rows_without_operation: dict[str, int] = field(default_factory=lambda: {"filtered": 0, "outdated": 0})
     read_bytes: float = 0.0
     batches: int = 0
     dead_letters: float = 0.0
@@ -103,6 +111,15 @@ class PipelineMeter:
                 _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink, shard=shard)
 
 
+def _new_rows_counter() -> Counter:
+    """Return a counter of rows by stage and operation, with each at 0."""
+    rows = Counter()
+    for stage, operations in _STAGES.items():
+        for operation in operations:
+            rows.add(stage, operation, by=0)
+    return rows
+
+
 def _count_long_batch(meter: _SinkMeter, begun: float) -> None:
     meter.batch_begun = begun
     if _is_caught_up(meter):
@@ -112,14 +129,12 @@ def _count_long_batch(meter: _SinkMeter, begun: float) -> None:
 
 def _count_batch(meter: _SinkMeter, report: Mapping[str, Any], now: float) -> None:
     meter.batches += 1
-    loaded = report["loaded"]
-    counts = zip(
-        _STAGES,
-        (report["rows"] - loaded, loaded, report["written"], report.get("outdated", 0)),
-        strict=True,
-    )
-    for stage, rows in counts:
-        meter.rows.add(stage, by=rows)
+    meter.rows.add("loaded", "load", by=report["loaded"])
+    for stage, operations in report["operations"].items():
+        for operation, rows in operations.items():
+            meter.rows.add(stage, operation, by=rows)
+    for stage in meter.rows_without_operation:
+        meter.rows_without_operation[stage] += report.get(stage, 0)
     meter.read_bytes += report["bytes"]
     meter.dead_letters += report["batch_rejected"]
     meter.unrepresentable += sum(report.get("unrepresentable", {}).values())
@@ -161,6 +176,8 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
     readings.add("penstock_pipeline_batch_running_seconds", running, **labels)
     readings.add("penstock_pipeline_batches_total", meter.batches, **labels)
     readings.add_counter("penstock_pipeline_rows_total", meter.rows, **labels)
+    for stage, rows in meter.rows_without_operation.items():
+        readings.add("penstock_pipeline_rows_total", rows, stage=stage, **labels)
     readings.add("penstock_pipeline_read_bytes_total", meter.read_bytes, **labels)
     readings.add("penstock_pipeline_dead_letters_total", meter.dead_letters, **labels)
     readings.add("penstock_pipeline_unrepresentable_total", meter.unrepresentable, **labels)
