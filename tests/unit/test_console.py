@@ -2,11 +2,13 @@
 """The web console over a daemon in this process: what pages show, and what is refused."""
 
 import ast
+import gc
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.client import HTTPConnection
+from functools import partial
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +306,47 @@ def test_streams_are_limited_and_released_when_the_browser_leaves(
         answer.close()
         connection.close()
         wait_until(lambda: "insert" in browser.get("/history", table="fuzzed.t", key="1").words)
+
+
+def _reads(answer: HTTPResponse, text: bytes) -> bool:
+    return text in answer.readline()
+
+
+def test_one_session_leaves_streams_for_other_sessions(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(streams, "SESSION_STREAMS_MAX", 2)
+    # The slots of closed pages must not wait for the garbage collector.
+    gc.disable()
+    try:
+        with console_of(daemon) as browser:
+            browser.get("/")
+            cookies = {"Cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
+            followers = [
+                HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS_MAX) for _ in range(2)
+            ]
+            answers = []
+            for follower in followers:
+                follower.request("GET", "/tail?follow=1", headers=cookies)
+                answers.append(answer := follower.getresponse())
+                wait_until(partial(_reads, answer, b"nothing new"))
+            assert "this session follows" in browser.get("/history", table="fuzzed.t", key="1").words
+            other = Browser(browser.port)
+            assert "insert" in other.get("/history", table="fuzzed.t", key="1").words
+            for closable in (*answers, *followers):
+                closable.close()
+            wait_until(lambda: "insert" in browser.get("/history", table="fuzzed.t", key="1").words)
+    finally:
+        gc.enable()
+
+
+def test_stream_ends_at_its_next_part_after_its_browser_has_left() -> None:
+    places = streams.Streams()
+    stream = places.limited("session", lambda: iter([{"kind": "progress"}] * 3))
+    assert next(stream) == {"kind": "progress"}
+    stream.leave()
+    assert list(stream) == []
 
 
 def history_of_table(daemon: ServedLog, table: str) -> list[tuple[str, Any, Any]]:

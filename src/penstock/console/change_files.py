@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.console.changed_cells import changed_cells
 from penstock.console.lists import FORMATS, csv_cell
 from penstock.console.rendering import iso_text
+from penstock.console.streams import Stream, StreamResponse
 from penstock.errors import OptionInvalid
 
 _COLUMNS = (
@@ -24,12 +25,18 @@ _COLUMNS = (
 )
 
 
-def export_changes(name: str, parts: Iterable[Mapping[str, Any]], file_format: str) -> Response:
-    """Return a file of changes that is sent while they are read. Raises OptionInvalid."""
+def export_changes(
+    name: str, parts: Iterable[Mapping[str, Any]], file_format: str, stream: Stream | None = None
+) -> Response:
+    """Return a file of changes that is sent while they are read, from a stream if there is one.
+
+    Raises OptionInvalid.
+    """
     if file_format not in FORMATS:
         raise OptionInvalid(f"there is no format {file_format[:64]!r}", hint=f"Use {', '.join(FORMATS)}")
-    return StreamingResponse(
+    return StreamResponse(
         _json_pieces(parts) if file_format == "json" else _csv_pieces(parts),
+        stream,
         media_type=FORMATS[file_format],
         headers={"Content-Disposition": f'attachment; filename="{name}.{file_format}"'},
     )

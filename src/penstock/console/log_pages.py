@@ -51,14 +51,15 @@ def verify_log(visit: Visit) -> Response:
     url, name = visit.query("daemon"), visit.query("instance")
     is_asked = bool(visit.query("run"))
     status = visit.fleet.ask_instance(url, name, "status")
-    lines = visit.streams.limited(partial(_verified, visit, url, name)) if is_asked else iter(())
+    lines = visit.open_stream(partial(_verified, visit, url, name)) if is_asked else None
     return visit.stream(
         "log_verify.html",
+        lines,
         daemon=url,
         instance=name,
         log_bytes=status.get("log_bytes"),
         is_asked=is_asked,
-        lines=lines,
+        lines=lines or (),
     )
 
 

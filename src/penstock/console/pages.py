@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages. Each page answers one question of an operator, from the answers of daemons and stores."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -235,8 +235,10 @@ def tail(visit: Visit) -> Response:
     wanted["changes"] = [change] if change else None
     is_asked = bool(url and visit.query("follow"))
     follow = partial(tail_changes, visit.fleet, url, name, wanted)
+    stream = visit.open_stream(follow) if is_asked else None
     return visit.stream(
         "tail.html",
+        stream,
         choices=choices,
         daemon=url,
         instance=name,
@@ -246,7 +248,7 @@ def tail(visit: Visit) -> Response:
         is_asked=is_asked,
         problems=problems,
         rows_max=ROWS_MAX,
-        changes=map(_with_cells, visit.streams.limited(follow)) if is_asked else iter(()),
+        changes=map(_with_cells, stream or ()),
     )
 
 
@@ -266,11 +268,12 @@ def history(visit: Visit) -> Response:
         "limit": int(limit) if limit.isdecimal() and int(limit) else _CHANGES_DEFAULT,
     }
     is_asked = bool(table and key and url)
-    changes = visit.streams.limited(partial(_parts, visit, url, name, row)) if is_asked else iter(())
-    if visit.is_export and is_asked:
-        return export_changes("history", changes, visit.query("export"))
+    stream = visit.open_stream(partial(visit.fleet.history, url, name, row)) if is_asked else None
+    if visit.is_export and stream is not None:
+        return export_changes("history", _changes(stream), visit.query("export"), stream)
     return visit.stream(
         "history.html",
+        stream,
         choices=choices,
         daemon=url,
         instance=name,
@@ -280,14 +283,14 @@ def history(visit: Visit) -> Response:
         limit=row["limit"],
         is_asked=is_asked,
         problems=problems,
-        changes=map(_with_cells, changes),
+        changes=map(_with_cells, _changes(stream or ())),
     )
 
 
-def _parts(visit: Visit, url: str, name: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a history that the page shows. Raises the daemon's errors."""
+def _changes(parts: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a history that the page shows."""
     readers = 0
-    for part in visit.fleet.history(url, name, row):
+    for part in parts:
         if part["kind"] == "readers":
             readers = len(part["readers"])
         elif part["kind"] == "change":

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 
+from penstock.console.streams import Stream, StreamResponse
 from penstock.console.words import LANGUAGES, translate
 from penstock.errors import DependencyMissing
 from penstock.sizes import size_text
@@ -37,13 +38,15 @@ class Renderer:
         text = self._environment.get_template(template).render(self._all(language, values))
         return HTMLResponse(text, status)
 
-    def stream(self, template: str, language: str, values: Mapping[str, Any]) -> Response:
-        """Return a page whose values include iterators, which are read while the page is sent."""
+    def stream(
+        self, template: str, language: str, stream: Stream | None, values: Mapping[str, Any]
+    ) -> Response:
+        """Return a page whose values include the parts of a stream, which are read while the page is sent."""
         # Do not buffer, because the next value may take long to arrive.
         pieces = self._environment.get_template(template).generate(
             self._all(language, {**values, "is_stream": True})
         )
-        return StreamingResponse(pieces, media_type="text/html; charset=utf-8")
+        return StreamResponse(pieces, stream, "text/html; charset=utf-8")
 
     def _all(self, language: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return {

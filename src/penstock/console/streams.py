@@ -1,37 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are sent while their values arrive. Each one occupies a thread, so their number is limited."""
+"""Pages that are sent while their values arrive. Each one occupies a thread, so their number is limited.
+
+stream = visit.open_stream(read)
+return StreamResponse(pieces_of(stream), stream, media_type="text/html")
+"""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError, QuotaReached
 from penstock.serve.problems import problem_body
 
 # The web server has 40 threads, and the other pages need some of them.
 STREAMS_MAX = 12
+# One session must leave streams for other sessions.
+SESSION_STREAMS_MAX = 4
+
+
+class Stream(Iterator[dict[str, Any]]):
+    """The parts of one page. One thread reads them; any thread may call `leave`."""
+
+    def __init__(self, read: Callable[[threading.Event], Generator[dict[str, Any], None, None]]) -> None:
+        self._has_left = threading.Event()
+        self._parts = read(self._has_left)
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._parts)
+
+    def leave(self) -> None:
+        """End the stream at its next part, because its browser has disconnected."""
+        self._has_left.set()
+
+    def close(self) -> None:
+        """End the stream, which no thread reads any more."""
+        self._parts.close()
 
 
 class Streams:
     """The streams of a console. Thread-safe."""
 
     def __init__(self) -> None:
-        self._free = threading.BoundedSemaphore(STREAMS_MAX)
+        self._lock = threading.Lock()
+        self._open: Counter[str] = Counter()
 
-    def limited(self, read: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-        """Yield the parts that `read` returns. An error becomes the last part, because the page has begun
-        already.
+    def limited(self, session: str, read: Callable[[], Iterator[dict[str, Any]]]) -> Stream:
+        """Return a stream of the parts that `read` returns, for a session.
+
+        An error becomes the last part, because the page has begun already.
         """
-        if not self._free.acquire(blocking=False):
-            problem = QuotaReached(
-                "too many people follow changes or search the log", hint="Close a page, or try again later"
-            )
-            yield {"kind": "problem", **problem_body(problem)}
-            return
+
+        def parts(has_left: threading.Event) -> Generator[dict[str, Any], None, None]:
+            try:
+                with self._counted(session):
+                    for part in read():
+                        if has_left.is_set():
+                            return
+                        yield part
+            except PenstockError as problem:
+                yield {"kind": "problem", **problem_body(problem)}
+
+        return Stream(parts)
+
+    @contextmanager
+    def _counted(self, session: str) -> Iterator[None]:
+        """Count a stream as open inside the block. Raises QuotaReached."""
+        with self._lock:
+            if self._open[session] >= SESSION_STREAMS_MAX:
+                raise QuotaReached(
+                    f"this session follows changes or searches the log on {SESSION_STREAMS_MAX} pages",
+                    hint="Close one of these pages",
+                )
+            if self._open.total() >= STREAMS_MAX:
+                raise QuotaReached(
+                    "too many people follow changes or search the log",
+                    hint="Close a page, or try again later",
+                )
+            self._open[session] += 1
         try:
-            yield from read()
-        except PenstockError as problem:
-            yield {"kind": "problem", **problem_body(problem)}
+            yield
         finally:
-            # This also runs if the browser has disconnected and the page is no longer read.
-            self._free.release()
+            with self._lock:
+                self._open[session] -= 1
+                # A console sees many sessions.
+                if not self._open[session]:
+                    del self._open[session]
+
+
+class StreamResponse(StreamingResponse):
+    """A response that closes its stream when it ends or the browser disconnects.
+
+    The garbage collector would close the stream much later, because templates refer to themselves.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[str],
+        stream: Stream | None,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._stream = stream
+
+    async def listen_for_disconnect(self, receive: Receive) -> None:
+        await super().listen_for_disconnect(receive)
+        if self._stream is not None:
+            # A thread may be waiting for the next part.
+            self._stream.leave()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._stream is not None:
+                self._stream.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request of a browser: the user, the language, and the permissions."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -14,7 +15,7 @@ from penstock.console.lists import export_lists
 from penstock.console.pipeline_files import PipelineFiles
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
-from penstock.console.streams import Streams
+from penstock.console.streams import Stream, Streams
 from penstock.console.words import LANGUAGES
 from penstock.errors import AccessDenied, PenstockError, StreamError
 from penstock.serve.masking import HIDDEN_TEXT, Masking
@@ -145,9 +146,13 @@ class Visit:
         path = self.request.url.path.removeprefix(self.base_path)
         return export_lists(path, bytes(page.body).decode(), self.query("export"), self.query("list"))
 
-    def stream(self, template: str, **values: Any) -> Response:
-        """Return a page that is sent while its values are being read."""
-        return self.renderer.stream(template, self.language, self._all(values))
+    def open_stream(self, read: Callable[[], Iterator[dict[str, Any]]]) -> Stream:
+        """Return a stream of the parts that `read` returns, within the limits of the session."""
+        return self.streams.limited(self.identity, read)
+
+    def stream(self, template: str, stream: Stream | None, **values: Any) -> Response:
+        """Return a page that is sent while the parts of its stream are being read."""
+        return self.renderer.stream(template, self.language, stream, self._all(values))
 
     def redirect(self, path: str, **query: str) -> Response:
         """Return a redirection to another page of the console."""
