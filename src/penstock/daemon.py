@@ -34,7 +34,7 @@ from penstock.captures import (
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.session_guard import SessionGuard
-from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
+from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store, without_password
 from penstock.desired import DesiredSettings, SettingsState, SettingsThread, StoredInstances
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.fleet.control import FleetControl
@@ -317,6 +317,8 @@ class Daemon:
         readings.add_states("penstock_settings_state", self._settings_thread.state, SettingsState)
         read_certificate(readings, self._settings.listen.tls)
         self._pipelines.read(readings)
+        if self._fleet is not None:
+            self._fleet.read(readings)
 
     def _captures_itself(self, name: str) -> bool:
         return name in self._own.by_name or name in self._groups
@@ -448,6 +450,14 @@ class _Fleet:
         """End all captures, and leave the fleet."""
         self.member.stop()
         self._directory.stop()
+
+    def read(self, readings: Readings) -> None:
+        """Add whether this member holds the leases of the instances that it captures."""
+        store = without_password(self._settings.coordination_url())
+        for name, tenure in self.member.tenures().items():
+            if isinstance(tenure, CaptureTenure):
+                labels = {"store": store, "kind": "capture", "work": name}
+                readings.add("penstock_lease_held", float(tenure.is_held), **labels)
 
     def captures(self) -> list[Capture]:
         """Return the captures that run in this process."""

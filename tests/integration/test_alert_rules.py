@@ -22,6 +22,7 @@ RULES = Path(__file__).resolve().parents[2] / "ops/penstock.rules.yml"
 SHOP = 'penstock_instance="shop"'
 SINK = 'pipeline="shop", sink="", shard=""'
 COMPARED = 'pipeline="shop", sink=""'
+LEASE = 'store="zookeeper://h", kind="pipeline", work="shop"'
 # A pipeline in two processes.
 SHARDS = [f'pipeline="shop", sink="", shard="{number}-of-2"' for number in range(2)]
 MEMBER = 'subscription="cache", member="h1"'
@@ -122,6 +123,15 @@ SCENARIOS: dict[str, list[Series]] = {
     ],
     "PenstockVerifyDifferences": [Series(f"penstock_verify_differences{{{COMPARED}}}", 0, 3)],
     "PenstockVerifyStale": [Series(f"penstock_verify_last_success_timestamp_seconds{{{COMPARED}}}", 0, -1e6)],
+    "PenstockLeaseLost": [
+        # A process that waits for its turn has no lease.
+        Series(f'penstock_lease_held{{{LEASE}, instance="a"}}', 1, 0),
+        Series(f'penstock_lease_held{{{LEASE}, instance="b"}}', 0, 0),
+    ],
+    "PenstockTwoHolders": [
+        Series(f'penstock_lease_held{{{LEASE}, instance="a"}}', 1, 1),
+        Series(f'penstock_lease_held{{{LEASE}, instance="b"}}', 0, 1),
+    ],
     "PenstockPipelineFailed": [Series(f'penstock_pipeline_state{{{SINK}, state="failed"}}', 0, 1)],
     "PenstockPipelineRetrying": [Series(f'penstock_pipeline_state{{{SINK}, state="retrying"}}', 0, 1)],
     "PenstockPipelineLagHigh": [Series(f"penstock_pipeline_lag_seconds{{{SINK}}}", 1, 700)],
@@ -184,7 +194,7 @@ def test_series_of_the_scenarios_have_the_labels_of_their_metrics() -> None:
     for text in each(texts):
         name, _, selector = text.partition("{")
         definition = DEFINITIONS.get(name) or DEFINITIONS[name.removesuffix("_bucket")]
-        assert set(re.findall(r'(\w+)="', selector)) - {"le"} == set(definition.labels), text
+        assert set(re.findall(r'(\w+)="', selector)) - {"le", "instance"} == set(definition.labels), text
 
 
 @pytest.mark.deep(guard="tests/unit/test_metric_names.py::test_every_named_metric_is_in_the_registry")

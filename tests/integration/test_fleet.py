@@ -16,6 +16,7 @@ from penstock.cli.app import make_app
 from penstock.client import Subscriber
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess, Refused
+from tests.support.daemon.scraping import samples
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -161,6 +162,9 @@ def test_instance_is_captured_by_another_member_when_its_capturer_dies(
             orders.insert()
             assert fleet.wait_for_capturer(second) == second
             orders.insert()
+        metrics = samples(fleet.daemons[second].get("/metrics").decode())
+        held = {labels: value for labels, value in metrics.items() if labels[0] == "penstock_lease_held"}
+        assert held == {("penstock_lease_held", "capture", fleet.coordination, "shop"): 1}
         # The store alone and every member report the same.
         for words in (
             ("--coordination", fleet.coordination),

@@ -109,6 +109,24 @@ def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> N
     assert values["process_cpu_seconds_total",] > 0
 
 
+def test_lease_of_a_run_is_held_until_it_fails(tmp_path: Path) -> None:
+    meter = PipelineMeter(store="sqlite:///state.db")
+    run_here(notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}}), report=meter.observe)
+    labels = (("store", "sqlite:///state.db"), ("kind", "pipeline"), ("work", "notes"))
+
+    def held() -> dict[Any, float]:
+        readings = Readings()
+        meter.read(readings)
+        return dict(readings.values("penstock_lease_held"))
+
+    assert held() == {labels: 1}
+    problem = {"pipeline": "notes", "error": "LeaseLost", "what": "another process runs the pipeline"}
+    meter.observe({**problem, "state": "retrying", "lease_held": False})
+    assert held() == {labels: 0}
+    meter.observe({**problem, "state": "failed", "lease_held": True})
+    assert held() == {}, "the run releases it"
+
+
 def test_sink_that_fails_is_counted_apart_from_the_other(tmp_path: Path) -> None:
     (tmp_path / "audit").write_text("a file where the feed's folder has to be")
     sinks = {name: {"files": {"path": str(tmp_path / name)}} for name in ("lake", "audit")}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon watches the pipelines of state stores: alerts begin and end, comparisons become metrics."""
 
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from penstock.engine.run import PipelineRun
+from penstock.errors import ServerBusy
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.summary import summarize_pipeline
 from penstock.pipeline.verification_record import read_verification, record_verification
 from penstock.pipeline.watch import PipelineWatch
 from penstock.settings.daemon import Settings
+from penstock.sinks.files.sink import FilesSink
 from penstock.telemetry.readings import Readings
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
 
@@ -82,6 +87,49 @@ def test_run_that_keeps_retrying_is_an_alert(watched: Watched) -> None:
         assert watched.alerts() == {}
         state.show({"state": "retrying", "error": "ConnectionLost"})
         assert watched.alerts() == {}, "each time of retrying counts for itself"
+
+
+def test_run_that_was_killed_is_an_alert_until_another_runs(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    watched.change(lambda state: state.reset())
+    with monkeypatch.context() as patch:
+        # The process ends before it can record anything.
+        patch.setattr(FilesSink, "commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_here(watched.settings)
+    assert watched.alerts() == {}
+    watched.now = 61.0
+    assert list(watched.alerts()) == ["pipeline gone"]
+    run_here(watched.settings)
+    assert watched.alerts() == {}
+
+
+def test_run_that_is_stopped_during_an_outage_is_no_alert(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = threading.Event()
+
+    def refuse(*_: object) -> None:
+        stop.set()
+        raise ServerBusy("it is being restarted")
+
+    watched.change(lambda state: state.reset())
+    monkeypatch.setattr(FilesSink, "commit", refuse)
+    PipelineRun(watched.settings, LocalDriver(1), stop=stop).run()
+    watched.alerts()
+    watched.now = 61.0
+    assert watched.alerts() == {}
+
+
+def test_run_of_a_version_that_recorded_no_end_is_no_alert(watched: Watched) -> None:
+    watched.show(state="running")
+    watched.alerts()
+    watched.now = 61.0
+    assert watched.alerts() == {}
 
 
 def test_rejected_rows_are_an_alert_until_none_has_followed_for_a_while(watched: Watched) -> None:

@@ -11,6 +11,7 @@ _ORIGINS: dict[Origin, str] = {
     "daemon": "From a daemon.",
     "pipeline": "From `penstock run --metrics` and `penstock worker --metrics`, for each sink of a pipeline.",
     "subscriber": "From a program that publishes the metrics of its subscriber.",
+    "holder": "From a daemon that is a member of a fleet, and from the run of a pipeline.",
     "any": "From every process.",
 }
 

@@ -103,10 +103,13 @@ def run(
     if (paused := _pause_reason(settings)) is not None:
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
+    from penstock.coordinate.store import without_password
+
     summary = _Summary(file)
     stop = threading.Event()
     report_line = _print_line if as_json else summary.add
-    with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line) as report:
+    metered = _metered(metrics, otlp, report_line, without_password(settings.state))
+    with stopped_by_signals(stop.set), metered as report:
         options = _RunOptions(file, stop, report, until, standby)
         shards = _shard_runs(settings, options) if local and shard is None else None
         (shards or options.run_of(settings, local=local, master=master)).run()
@@ -116,8 +119,8 @@ def run(
 
 
 @contextmanager
-def _metered(address: str | None, otlp: str | None, report_line: Report) -> Iterator[Report]:
-    """Publish the metrics of a run inside the block. Yield what the run reports to."""
+def _metered(address: str | None, otlp: str | None, report_line: Report, store: str = "") -> Iterator[Report]:
+    """Publish the metrics of a run inside the block. Yield what the run reports to. `store` is a label."""
     # Set by a worker that serves the metrics of its jobs. The processes of shards must not have it too.
     address_file = os.environ.pop(ADDRESS_FILE_VARIABLE, None)
     if address is None and otlp is None and address_file is None:
@@ -126,7 +129,7 @@ def _metered(address: str | None, otlp: str | None, report_line: Report) -> Iter
     from penstock.telemetry.pipelines import PipelineMeter
     from penstock.telemetry.publish import publish_metrics
 
-    meter = PipelineMeter()
+    meter = PipelineMeter(store=store)
 
     def report(progress: Mapping[str, Any]) -> None:
         meter.observe(progress)

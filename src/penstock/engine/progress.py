@@ -99,7 +99,7 @@ class Progress:
             if seconds >= _LONG_BATCH_SECONDS:
                 running = {"running_batch": number, "running_seconds": round(seconds, 3)}
                 self._write_if_held({**self._shown, "state": _LONG_BATCH, **running}, state)
-                self._tell({"state": _LONG_BATCH, **running})
+                self._tell({"state": _LONG_BATCH, **running}, state)
 
     def batch(
         self,
@@ -157,7 +157,7 @@ class Progress:
         if not self._failing and not record.chunks and time.monotonic() < self._shown_at + _PAUSE_SECONDS:
             # Batches may take milliseconds, and recording one takes as long.
             self._shown, self._is_behind = shown, True
-            self._tell(shown)
+            self._tell(shown, state)
             return
         logged = {name: value for name, value in {**self._names, **shown}.items() if name != "state"}
         _log.info("a batch is done", **logged)
@@ -182,10 +182,17 @@ class Progress:
         if time.monotonic() - self._shown_at >= pause:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
 
-    def settle(self, state: PipelineState) -> None:
-        """Record the progress before the run ends, if it is not recorded yet."""
-        if self._is_behind:
-            self._show(self._shown, state, tell=False)
+    def begin(self, state: PipelineState) -> None:
+        """Record that a run begins. Its first batch may take long."""
+        self._write({"state": "starting"}, state)
+
+    def end(self, state: PipelineState | None) -> None:
+        """Record the latest progress, and that the run ends as it should.
+
+        A run without this record, and without an error, was killed.
+        """
+        self._is_behind = False
+        self._write_if_held({**self._shown, "ended": True}, state)
 
     def retrying(self, problem: PenstockError, state: PipelineState | None) -> None:
         """Report an error that is retried, until the next batch is done or there is nothing to do."""
@@ -202,7 +209,7 @@ class Progress:
         shown = {**self._shown, "state": what, "error": type(problem).__name__, "what": str(problem)}
         if not isinstance(problem, CoordinationLost):
             self._write_if_held(shown, state)
-        self._tell(shown)
+        self._tell(shown, state)
 
     def _write_if_held(self, shown: dict[str, Any], state: PipelineState | None) -> None:
         # A runner without the lease must not report the pipeline's progress to others.
@@ -216,14 +223,16 @@ class Progress:
         self._shown_at = time.monotonic()
         self._failing = self._is_behind = False
         if tell:
-            self._tell(shown)
+            self._tell(shown, state)
 
     def _write(self, shown: dict[str, Any], state: PipelineState) -> None:
-        state.show({**self._names, "updated_us": time.time_ns() // 1000, **shown, **self._of_sources()})
+        written = {"updated_us": time.time_ns() // 1000, "ended": False, **shown}
+        state.show({**self._names, **written, **self._of_sources()})
 
-    def _tell(self, shown: dict[str, Any]) -> None:
+    def _tell(self, shown: dict[str, Any], state: PipelineState | None) -> None:
         if self._report is not None:
-            self._report({**self._names, **shown, **self._of_sources()})
+            lease = {"lease_held": state is not None and state.held}
+            self._report({**self._names, **shown, **lease, **self._of_sources()})
 
     def _of_sources(self) -> dict[str, Any]:
         aside = {name: str(problem) for name, problem in self.aside.items()}

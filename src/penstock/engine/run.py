@@ -133,6 +133,7 @@ class PipelineRun:
             state = self._state = PipelineState.of(self._settings)
             checkpoint = self._take(state)
             if self._checkpoint is None:
+                self._progress.begin(state)
                 check_sink(self._settings, self._sink)
                 self._prefer_servers(checkpoint)
             self._checkpoint = checkpoint
@@ -154,6 +155,8 @@ class PipelineRun:
             if self._is_over(problem):
                 self._progress.failed(problem, self._state)
                 raise
+            if self._stop.is_set():
+                self._progress.end(self._state)
             return None
         finally:
             for log in self._logs.values():
@@ -269,7 +272,7 @@ class PipelineRun:
             if not self._loading.is_loading(checkpoint) and not self._until_caught_up:
                 pacing.wait_after_batch(started, self._progress.rows_of_batch)
         batches.recording.settle(checkpoint)
-        self._progress.settle(state)
+        self._progress.end(state)
         return checkpoint
 
     def _batches(self, state: PipelineState) -> Batches:

@@ -157,6 +157,11 @@ class CaptureTenure(CaptureLease):
         return None if self._leaving else self._capture
 
     @property
+    def is_held(self) -> bool:
+        """Whether the lease is held, as far as is known now."""
+        return self._lease.held and not self._is_fenced_off
+
+    @property
     def is_lost(self) -> bool:
         """Whether the lease is lost for good without having been given up."""
         return self._lease.lost or self._is_fenced_off

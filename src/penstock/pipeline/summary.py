@@ -73,7 +73,7 @@ def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def summarize_part(state: PipelineState) -> dict[str, Any]:
-    """Return the status of a sink or shard."""
+    """Return the status of a sink or shard. `gone` is true if its last run was killed."""
     progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
     state_name = _name_state(state, runner is not None, shown, lambda: progress is not None)
     summary: dict[str, Any] = {
@@ -86,6 +86,9 @@ def summarize_part(state: PipelineState) -> dict[str, Any]:
     }
     if progress is None:
         return summary
+    # A version that recorded no end is not known to have been killed.
+    if state_name == "stopped" and shown.get("ended") is False:
+        summary["gone"] = True
     if (verified := read_verification(state)) is not None:
         summary["verified"] = verified.to_json()
     summary |= {
@@ -106,7 +109,9 @@ def summarize_part(state: PipelineState) -> dict[str, Any]:
     if "updated_us" in shown:
         summary["seconds_since_update"] = round(time.time() - shown["updated_us"] / 1e6, 1)
     summary["progress"] = {
-        name: value for name, value in shown.items() if name not in ("pipeline", "state", "updated_us")
+        name: value
+        for name, value in shown.items()
+        if name not in ("pipeline", "state", "updated_us", "ended")
     }
     return summary
 

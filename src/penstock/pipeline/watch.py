@@ -37,6 +37,7 @@ class _Seen:
     rejected: int = 0
     rejected_at: float | None = None
     retrying_since: float | None = None
+    gone_since: float | None = None
 
 
 # By pipeline and sink.
@@ -62,7 +63,8 @@ def stores_of(pipelines: Iterable[str]) -> list[str]:
 class PipelineWatch:
     """Watches the pipelines of state stores from `start` until `stop`. Thread-safe.
 
-    A run that has been retrying for more than `after` seconds is an alert. `clock` is monotonic seconds.
+    A run that is retrying or gone for more than `after` seconds is an alert. `clock` is
+    monotonic seconds.
     """
 
     def __init__(
@@ -174,6 +176,13 @@ class PipelineWatch:
         error = str(progress.get("error", ""))
         if summary["state"] == "failed":
             alerts.append(_alert("pipeline failed", name, f"its run has ended with {error}"))
+        if not summary.get("gone"):
+            seen.gone_since = None
+        else:
+            seen.gone_since = now if seen.gone_since is None else seen.gone_since
+            if now - seen.gone_since > self._after:
+                what = "its run was killed, or its host is lost, and no process has taken it over"
+                alerts.append(_alert("pipeline gone", name, what, "Start it again: penstock run"))
         if summary["state"] != "retrying":
             seen.retrying_since = None
         else:

@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 # The process that has a metric.
-Origin = Literal["daemon", "pipeline", "subscriber", "any"]
+Origin = Literal["daemon", "pipeline", "subscriber", "holder", "any"]
 
 
 @dataclass(frozen=True)
@@ -361,6 +361,17 @@ _VERIFY = (
     _gauge("verify_rows", "Rows of the source in the last comparison", *_COMPARED),
 )
 
+_LEASES = (
+    _gauge(
+        "lease_held",
+        "1 if the process holds the lease of its work, as far as it knows: of the capture of an instance in a"
+        " fleet, or of a pipeline, its sink or its shard",
+        "store",
+        "kind",
+        "work",
+    ),
+)
+
 _MEMBER = ("subscription", "member")
 _SUBSCRIBER = (
     _gauge("subscriber_connected", "1 if the member has a daemon or a server to read from", *_MEMBER),
@@ -383,6 +394,7 @@ GROUPS = (
     Group("Coordination", "daemon", _COORDINATION),
     Group("Pipelines", "pipeline", _PIPELINE),
     Group("Comparisons of pipelines", "daemon", _VERIFY),
+    Group("Leases", "holder", _LEASES),
     Group("Subscribers", "subscriber", _SUBSCRIBER),
     Group("Process", "any", _PROCESS),
 )

@@ -50,6 +50,7 @@ class _SinkMeter:
     last_error: float | None = None
     positions: Mapping[str, str] = field(default_factory=dict)
     sources_aside: frozenset[str] = frozenset()
+    lease_held: bool | None = None
     tables: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     load_seconds: float | None = None
@@ -68,11 +69,12 @@ class _SinkMeter:
 class PipelineMeter:
     """Counts what the reports of a pipeline's run say, for each of its sinks and shards. Thread-safe.
 
-    `clock` returns the seconds since 1970.
+    `clock` returns the seconds since 1970. `store` is the URL of the state store, without its password.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, store: str = "") -> None:
         self._clock = clock
+        self._store = store
         self._lock = threading.Lock()
         self._sinks: dict[tuple[str, str, str], _SinkMeter] = {}
 
@@ -96,6 +98,7 @@ class PipelineMeter:
             if not ("running_seconds" in report and meter.state == "loading"):
                 meter.state = state
             meter.reported = now
+            meter.lease_held = report.get("lease_held")
             meter.sources_aside = frozenset(report.get("sources_aside", {}))
 
     def is_ready(self) -> bool:
@@ -109,6 +112,15 @@ class PipelineMeter:
         with self._lock:
             for (pipeline, sink, shard), meter in self._sinks.items():
                 _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink, shard=shard)
+                # A run that has failed releases its lease.
+                if meter.lease_held is not None and meter.state != "failed":
+                    readings.add(
+                        "penstock_lease_held",
+                        float(meter.lease_held),
+                        store=self._store,
+                        kind="pipeline",
+                        work="/".join(filter(None, (pipeline, sink, shard))),
+                    )
 
 
 def _new_rows_counter() -> Counter:
