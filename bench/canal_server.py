@@ -53,7 +53,7 @@ def canal_server(server: Server, table_filter: str, file: str = FILE_NAME) -> It
         cursor.execute(f"GRANT ALL ON *.* TO {_USER}@'%'")
     port = free_port()
     words = [*prepare(), str(port), str(server.port), file, table_filter]
-    # It leaves files in its working directory.
+    # Canal's server leaves files in its working directory.
     with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
         process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder

@@ -209,12 +209,12 @@ class OwnInstance:
         return self._name
 
     def start(self) -> None:
-        """Start capturing. The previous capture has ended. Raises the errors of the settings."""
+        """Start capturing. The previous capture must have ended. Raises an error for invalid settings."""
         self.failure = None
         self.make().start()
 
     def make(self) -> RunningCapture:
-        """Return the capture that `start` starts. Raises the errors of the settings."""
+        """Return the capture that `start` uses; create it if needed. Raises an error for invalid settings."""
         self.capture = self.capture or self._make()
         return self.capture
 

@@ -407,7 +407,7 @@ class _Fleet:
             self._begin,
             self._begin_copy,
             lambda: sum(capture.status()["bytes_per_second"] for capture in self._tenured()),
-            # Longer than a capture process may take to end, because a lease is not released before.
+            # Longer than a capture process may take to end: its lease is released only afterwards.
             end_seconds=_PROCESS_JOIN_SECONDS_MAX,
             joined=partial(guard.note, "fleet", settings.coordination_url()),
         )

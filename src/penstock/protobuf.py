@@ -69,12 +69,12 @@ class Message:
         return value - (1 << 64) if value >> 63 else value
 
     def view(self, number: int) -> memoryview:
-        """Return the last value of a field with a length, without a copy. Raises EventMalformed."""
+        """Return the last value of a length-delimited field, without a copy. Raises EventMalformed."""
         views = self.views(number)
         return views[-1] if views else memoryview(b"")
 
     def content(self, number: int) -> bytes:
-        """Return the last value of a field with a length. Raises EventMalformed."""
+        """Return the last value of a length-delimited field. Raises EventMalformed."""
         return bytes(self.view(number))
 
     def text(self, number: int) -> str:
@@ -82,7 +82,7 @@ class Message:
         return self.content(number).decode(errors="replace")
 
     def views(self, number: int) -> list[memoryview]:
-        """Return all values of a repeated field with a length. Raises EventMalformed."""
+        """Return all values of a repeated length-delimited field. Raises EventMalformed."""
         values = self._values.get(number, [])
         views = [value for value in values if isinstance(value, memoryview)]
         if len(views) < len(values):

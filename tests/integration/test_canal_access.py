@@ -285,7 +285,7 @@ def test_garbage_closes_only_its_own_connection(daemon: DaemonProcess, server: S
                 while not ends(client):
                     continue
         for content in garbage():
-            # The same from an authenticated client.
+            # Send the same garbage from an authenticated client.
             with connect(daemon).log_in("canal", "canal") as client:
                 client.socket.sendall(content)
                 client.socket.shutdown(socket.SHUT_WR)

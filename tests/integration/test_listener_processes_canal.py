@@ -136,7 +136,7 @@ def test_killed_listener_process_costs_its_canal_clients_a_reconnection(
             acknowledged[number] = ids_of(entries)
             received[number] = without_repeats(received[number], acknowledged[number])
             until_durable(daemon, client, entries)
-            # These are in flight when the process dies.
+            # Leave two entries unacknowledged when the process dies.
             client.get(size=2)
         os.kill(process, signal.SIGKILL)
         survivors.append(0)

@@ -74,7 +74,7 @@ def steady_tables(messages: Sequence[tuple[str, Any, Any]]) -> set[str]:
 
 
 def rows_by_table(events: Sequence[tuple[Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """Return the events of rows among Debezium's keys and values, as table, key and value."""
+    """Select the row events from Debezium's keys and values, and return each as (table, key, value)."""
     rows = [(key, value) for key, value in events if value is not None and "op" in value["payload"]]
     sources = [value["payload"]["source"] for _, value in rows]
     return [

@@ -21,9 +21,9 @@ pub struct ResultSet {
 
 #[pymethods]
 impl ResultSet {
-    /// `file`, `offset` and `commit_version` are the log's position at the time of the read, `timestamp_us`.
-    /// `row_first` is the number of rows that were read before these. `key` names the columns whose last values are
-    /// kept.
+    /// `timestamp_us` is the time of the read; `file`, `offset` and `commit_version` are the log's position at that
+    /// time. `row_first` is the number of rows that earlier queries returned. The last values of the columns in `key`
+    /// are kept.
     #[new]
     #[pyo3(signature = (
         columns, *, mariadb, instance, database, table, file, offset, commit_version, timestamp_us, server_id=0,

@@ -63,7 +63,7 @@ class OwnedShard:
         stored: Callable[[], Place] | None = None,
         deliveries: Deliveries | None = None,
     ) -> None:
-        # The stored place before which everything is consumed, if there is a store.
+        # Returns the stored place up to which everything is consumed. None if there is no store.
         self.stored = stored
         self.shard = shard
         self.token = token

@@ -11,7 +11,7 @@ from penstock.coordinate.store import CoordinationStore, Record, below_of, is_be
 def snapshot_of(store: CoordinationStore, path: str, wanted: Callable[[str], bool]) -> CoordinationStore:
     """Return a store with a copy of another store's records below a path, for `get` and `list` only.
 
-    Of records that are not `wanted`, only the names are available. Raises CoordinationLost.
+    Records for which `wanted` returns False are listed, but have no values. Raises CoordinationLost.
     """
     return cast(CoordinationStore, _Snapshot(store.url, path, store.read_below(path, wanted)))
 

@@ -81,7 +81,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """The member of each piece of work, and the other members that should keep a copy of its log."""
+    """The member assigned to each piece of work, and the members that should keep a copy of its log."""
 
     owners: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

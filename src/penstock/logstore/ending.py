@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a log whose writer continues without it."""
+"""Closes a log, or renames its folder to set it aside, while the process that wrote it keeps running."""
 
 import time
 from pathlib import Path

@@ -13,7 +13,7 @@ from penstock.migrate.report import OriginalProperties, Rule, carried, missing, 
 
 _JAAS = re.compile(r"""\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s;"']+))""")
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-# Java's names of options that librdkafka has under the same name.
+# Options with the same name in the Java client and in librdkafka.
 _SAME_NAMES = ("linger.ms", "batch.size", "client.id", "metadata.max.age.ms", "request.timeout.ms")
 
 PRODUCER_OPTIONS: dict[str, Rule] = {

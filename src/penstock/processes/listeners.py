@@ -446,7 +446,8 @@ class ListenerProcesses:
     def arrived(self, name: str) -> None:
         """Announce newly visible data of an instance to all processes. Never waits for them."""
         report = None
-        # Finding out which other member captures it would cost the store of a fleet a read.
+        # If another member of the fleet captures the instance, skip the report: finding that member would
+        # cost a read of the store.
         if self._served.is_here(name):
             with suppress(PenstockError):
                 log = self._served.instance(name).log()

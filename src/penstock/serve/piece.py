@@ -21,7 +21,7 @@ from penstock.source.source import ByteRange
 # Rows with the column types of their table. All other shapes are message dialects.
 TYPED = "typed"
 
-# The number of bytes decoded between checks whether any consumer still waits for the piece.
+# After each slice of this size, decoding stops if no consumer waits for the piece any more.
 _SLICE_BYTES = 256 * 1024
 
 

@@ -36,7 +36,7 @@ class TransactionWalk:
 
     @property
     def end(self) -> tuple[str, int]:
-        """File and offset after the last transaction so far, also of those that the range skips."""
+        """File and offset after the last transaction so far, including transactions outside the range."""
         return self._decoding.decoder.position
 
     def __iter__(self) -> Iterator[pyarrow.RecordBatch]:

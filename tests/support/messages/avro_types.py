@@ -71,7 +71,7 @@ FULL: dict[str, Any] = {
 def every_type(*, name: str = "shop.every-type") -> Changes:
     """Return an insert, an update to null, a move to another key, and a delete of a row with every type."""
     types = dict[str, str | Column](_COLUMNS)
-    # A column that is not nullable has another type than one that is.
+    # The Avro type of a NOT NULL column differs from that of a nullable column.
     types["required"] = Column("required", "datetime", None, False)
     full = FULL | {"required": datetime(2024, 1, 1)}
     empty = {"id": -1, "required": datetime(1970, 1, 1)}

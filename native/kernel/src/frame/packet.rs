@@ -33,9 +33,9 @@ pub struct ServerError {
 pub struct Piece<'a> {
     /// The bytes of the event, without framing.
     pub bytes: &'a [u8],
-    /// Whether the event begins here.
+    /// Whether this is the first piece of the event.
     pub begins: bool,
-    /// Whether the event ends here.
+    /// Whether this is the last piece of the event.
     pub ends: bool,
 }
 

@@ -137,8 +137,8 @@ impl Connection {
         self.advance();
     }
 
-    /// Adds messages to the answer of a call. `Progress::sent` contains the call once the client's window had room for
-    /// them.
+    /// Adds messages to the answer of a call. Once they fit into the client's window, the call is added to
+    /// `Progress::sent`.
     ///
     /// With `gzip`, all messages of the answer are compressed.
     pub fn send(&mut self, stream: u32, messages: &[&[u8]], gzip: bool) {

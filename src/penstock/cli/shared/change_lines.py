@@ -29,7 +29,7 @@ _STYLES = {"insert": "green", "update": "yellow", "delete": "red"}
 
 @dataclass(frozen=True)
 class ChangeLine:
-    """One change. `order` sorts it among all changes of the log."""
+    """One change. Sort changes by `order` to get them in log order."""
 
     order: tuple[int, int]
     time: datetime

@@ -493,7 +493,7 @@ class ZooKeeperSession(EndingSession):
         begun = time.monotonic()
         self._connection = _Connection(address, seconds, operation_seconds)
         client = self._connection.client
-        # At most as requested.
+        # The ensemble may grant a longer timeout than requested. Use the shorter of the two.
         self._seconds = min(seconds, client.session_seconds)
         # Counted from before the request, so it never exceeds the ensemble's own time.
         self._certain_until = begun + self._seconds

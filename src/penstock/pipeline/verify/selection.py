@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the tables of a pipeline's target to compare, their source tables, and their division."""
+"""Selects the target tables to compare, finds their source tables, and divides them into shares."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

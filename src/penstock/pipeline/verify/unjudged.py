@@ -19,10 +19,10 @@ from penstock.pipeline.verify.kept_keys import keeps_column
 
 
 class Unjudged:
-    """The rejected rows of a table's sources, by the known part of their target key.
+    """The rejected source rows of a target table, by the key columns whose target values are known.
 
-    A key column is known if no step from the failed one on changes it. If no column of a rejected row is
-    known, it may be any row of the target.
+    The value of a key column is known if neither the failed step nor a later step changes the column. If no
+    value of a rejected row is known, every row of the target may come from that row.
     """
 
     def __init__(self, target: Target, steps: Sequence[StepSettings]) -> None:

@@ -262,7 +262,7 @@ def _held_log(served: Served, request: Request) -> ServedLog | None:
 
 @dataclass(frozen=True)
 class _Change:
-    """One request, run with the store."""
+    """A request to change a subscription. `run` applies it to the store."""
 
     instance: str
     name: str

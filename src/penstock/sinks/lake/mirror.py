@@ -16,7 +16,7 @@ from penstock.sinks.lake.parquet_files import DataFile, PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.table import LakeTable
 
-# The run number of the rows in the table itself, which are older than all runs.
+# The run number of rows that the table already has. Those rows are older than the rows of every run.
 _TABLE = -1
 
 

@@ -32,7 +32,7 @@ _PORT_DEFAULT = 9876
 _MASTER = "0"
 _CAN_WRITE = 2
 _CAN_READ_AND_WRITE = 6
-# A request has messages up to one of these bounds, or a single larger message.
+# Limits of one request. A message that exceeds `_BATCH_BYTES` is sent in a request of its own.
 _BATCH_BYTES = 512 << 10
 _BATCH_MESSAGES = 1000
 # Messages of all queues that wait. A batch may have many topics with many queues.

@@ -115,7 +115,8 @@ def _java_classes(problem: Exception) -> set[str]:
     An error of a task is the cause of the exception that the driver raises.
     """
     names: set[str] = set()
-    # PySpark stores the converted Java exception in `_origin`. Unknown exceptions remain Py4J's.
+    # PySpark stores the Java exception in `_origin` of an exception that it converts. It does not convert
+    # unknown exceptions, so they keep Py4J's `java_exception`.
     thrown = getattr(problem, "java_exception", None) or getattr(problem, "_origin", None)
     while thrown is not None:
         java_class = thrown.getClass()

@@ -105,7 +105,7 @@ enum Token<'a> {
     Word(&'a str),
     /// A name in backticks or double quotes.
     Quoted(Cow<'a, str>),
-    /// Any other character, or a whole string.
+    /// Any other character. A string literal in single quotes is one `Sign('\'')`.
     Sign(char),
 }
 
