@@ -2,20 +2,17 @@
 """The web console over a daemon in this process: what pages show, and what is refused."""
 
 import ast
-import gc
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
-from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.console import log_pages, pages, ruler, sessions, streams, tail, words
+from penstock.console import log_pages, pages, ruler, sessions, tail, words
 from penstock.console.app import ConsoleSettings
 from penstock.console.fleet import Fleet
 from penstock.console.ruler import Mark
@@ -41,7 +38,6 @@ from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, s
 from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
 from tests.support.pipeline.rejected_rows import reject_row
 from tests.support.suite.nonempty import each
-from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 CONSOLE = Path(pages.__file__).parent
 TEMPLATES = sorted((CONSOLE / "templates").glob("*.html"))
@@ -289,64 +285,6 @@ def test_tail_shows_each_change_once_from_its_first_moment(
     assert parts(lambda: 0.0)[-1] == {"kind": "end", "why": "rows"}
     with pytest.raises(OptionInvalid):
         parts(lambda: 0.0, where="no such (")
-
-
-def test_streams_are_limited_and_released_when_the_browser_leaves(
-    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tail, "_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(streams, "STREAMS_MAX", 1)
-    with console_of(daemon) as browser:
-        connection = HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS_MAX)
-        connection.request("GET", "/tail?follow=1")
-        answer = connection.getresponse()
-        wait_until(lambda: b"nothing new" in answer.readline())
-        refused = browser.get("/history", table="fuzzed.t", key="1")
-        assert "too many people" in refused.words
-        answer.close()
-        connection.close()
-        wait_until(lambda: "insert" in browser.get("/history", table="fuzzed.t", key="1").words)
-
-
-def _reads(answer: HTTPResponse, text: bytes) -> bool:
-    return text in answer.readline()
-
-
-def test_one_session_leaves_streams_for_other_sessions(
-    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tail, "_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(streams, "SESSION_STREAMS_MAX", 2)
-    # The slots of closed pages must not wait for the garbage collector.
-    gc.disable()
-    try:
-        with console_of(daemon) as browser:
-            browser.get("/")
-            cookies = {"Cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
-            followers = [
-                HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS_MAX) for _ in range(2)
-            ]
-            answers = []
-            for follower in followers:
-                follower.request("GET", "/tail?follow=1", headers=cookies)
-                answers.append(answer := follower.getresponse())
-                wait_until(partial(_reads, answer, b"nothing new"))
-            assert "this session follows" in browser.get("/history", table="fuzzed.t", key="1").words
-            other = Browser(browser.port)
-            assert "insert" in other.get("/history", table="fuzzed.t", key="1").words
-            for closable in (*answers, *followers):
-                closable.close()
-            wait_until(lambda: "insert" in browser.get("/history", table="fuzzed.t", key="1").words)
-    finally:
-        gc.enable()
-
-
-def test_stream_ends_at_its_next_part_after_its_browser_has_left() -> None:
-    places = streams.Streams()
-    stream = places.limited("session", lambda: iter([{"kind": "progress"}] * 3))
-    assert next(stream) == {"kind": "progress"}
-    stream.leave()
-    assert list(stream) == []
 
 
 def history_of_table(daemon: ServedLog, table: str) -> list[tuple[str, Any, Any]]:

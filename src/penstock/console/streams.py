@@ -73,8 +73,8 @@ class Streams:
         with self._lock:
             if self._open[session] >= SESSION_STREAMS_MAX:
                 raise QuotaReached(
-                    f"this session follows changes or searches the log on {SESSION_STREAMS_MAX} pages",
-                    hint="Close one of these pages",
+                    f"a session follows changes or searches the log on {SESSION_STREAMS_MAX} pages at most",
+                    hint="Close a page that follows or searches",
                 )
             if self._open.total() >= STREAMS_MAX:
                 raise QuotaReached(
