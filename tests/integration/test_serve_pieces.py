@@ -29,7 +29,6 @@ from penstock.serve.access import WHOLE
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.http.changes import ChangesAnswer
 from penstock.serve.http.changes_request import ChangesRequest
-from penstock.serve.masking import Masking
 from penstock.serve.pieces import Piece, PieceMemory, Pieces, View
 from penstock.serve.ptubes.messages import CheckpointMode, FetchRequest, PtubesCheckpoint, PtubesSubscription
 from penstock.serve.ptubes.session import Session
@@ -300,7 +299,7 @@ def test_memory_counts_the_copies_for_each_number_of_shards(log: Log) -> None:
         for count in (2, 3):
             sieve = sieve_of(VIEW, shards=ShardSet(count, frozenset({1})))
             cursor, _ = (Cursor(pieces, sieve.view, Started(first_of(log))) for _ in range(2))
-            answer = ChangesAnswer(asked, cursor, sieve, None, following, Masking())
+            answer = ChangesAnswer(asked, cursor, sieve, None, following, WHOLE)
             await answer({}, asyncio.Future, lambda _: asyncio.sleep(0))
             held.append(memory.bytes)
         return held

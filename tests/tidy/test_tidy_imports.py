@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "changes": {"errors", "model", "_native"},
     "coordinate": LEAVES,
     # The daemon's settings, and the basis of every settings file.
-    "settings": {"errors", "limits", "model", "coordinate"},
+    "settings": {"errors", "limits", "model", "predicate", "coordinate"},
     "telemetry": {"errors", "model", "settings"},
     # The connections to a server, and the columns of its rows.
     "mysql": LEAVES,

@@ -29,6 +29,7 @@ ACCOUNTS: list[dict[str, Any]] = [
     {"name": "boss", "token": "boss-token", "admin": True},
     {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u"]},
     {"name": "support", "token": "support-token", "masked": {"fuzzed.u": ["note"]}},
+    {"name": "region", "token": "region-token", "where": {"fuzzed.u": "id = 1"}},
 ]
 
 
@@ -255,6 +256,8 @@ def test_account_sees_the_definitions_of_its_tables_alone(altered: ServedLog) ->
     assert {version["statement"] for version in shown} == {None}, "a statement may name other tables"
     shown = ask(altered, "definitions", token="support-token", table="fuzzed.u").json["versions"]
     assert {version["statement"] for version in shown} == {None}, "a statement may quote a masked value"
+    shown = ask(altered, "definitions", token="region-token", table="fuzzed.u").json["versions"]
+    assert {version["statement"] for version in shown} == {None}, "a statement may quote a hidden row"
     assert ask(altered, "definitions", token="guest-token", table="fuzzed.t").status == 403
 
 

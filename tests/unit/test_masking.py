@@ -156,14 +156,15 @@ def test_shards_of_a_masked_key_are_refused_whichever_rows_they_have(whole: Serv
     assert b'"AccessDenied"' in refused
 
 
-def test_text_of_the_first_error_is_hidden(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [{"masked": {NOTES: ["note"]}}, {"where": {NOTES: "id = 1"}}])
+def test_text_of_the_first_error_is_hidden(tmp_path: Path, limits: dict[str, Any]) -> None:
     description, previous, *_ = events(forged_log(0))
     transaction = insert(1, NOTES, 1, b"")
     change = Event(0, QUERY, 1, 0, 0, query_body("UPDATE shop.notes SET note = 'alice@x'"))
     content = assemble([description, previous, *transaction[:2], change, transaction[-1]])
     keep_forged_log(tmp_path / "log", content)
     body = {"tables": [NOTES], "start": {"position": f"{NAME}:{len(assemble([description, previous]))}"}}
-    accounts = [account({NOTES: ["note"]})]
+    accounts = [{"name": "support", "token": "support-token", **limits}]
     with open_log(tmp_path / "log") as log, serving(log, {"token": "a-token"}, accounts) as daemon:
         path = f"/v1/instances/{INSTANCE}/changes"
         shown, hidden = (

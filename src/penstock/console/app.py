@@ -160,6 +160,7 @@ class Console:
             account="" if session is None else session.account,
             is_admin=is_admin,
             sees_pipelines=is_admin and all(_is_unlimited(account) for account in answered),
+            sees_every_row=all(_sees_every_row(account) for account in answered),
             masking=_masking_of(answered),
             unknown_daemons=unknown,
             base_path=self._settings.base_path,
@@ -357,7 +358,7 @@ def _masking_of(accounts: Sequence[Mapping[str, Any]]) -> Masking:
 
 
 def _is_unlimited(account: Mapping[str, Any]) -> bool:
-    """Return whether an account may read every table of a daemon, under any subscription."""
+    """Return whether an account may read every row of a daemon's tables, under any subscription."""
     return (
         "*" in account["instances"]
         and "*" in account["subscriptions"]
@@ -365,7 +366,13 @@ def _is_unlimited(account: Mapping[str, Any]) -> bool:
         and not account["exclude_tables"]
         # A daemon of an earlier version does not report which columns are masked.
         and account.get("masked") is not True
+        and _sees_every_row(account)
     )
+
+
+def _sees_every_row(account: Mapping[str, Any]) -> bool:
+    """Return whether no row of a daemon's tables is hidden. A daemon of an earlier version hides none."""
+    return not account.get("where")
 
 
 def _own_path(path: str, base_path: str) -> str:

@@ -33,7 +33,8 @@ class Visit:
     """A request with the rights of its user. `account` is "" without a login.
 
     Pipelines are for admins without limits only, because their state stores know no accounts. Their pages
-    hide the columns of `masking`, and texts that may contain a value. `unknown_daemons` have not reported yet
+    hide the columns of `masking`, and texts that may contain a value. Without `sees_every_row`, the daemons
+    refuse all pages of rows except the live tail. `unknown_daemons` have not reported yet
     whether they require credentials.
     """
 
@@ -49,6 +50,7 @@ class Visit:
     account: str
     is_admin: bool
     sees_pipelines: bool
+    sees_every_row: bool
     masking: Masking
     unknown_daemons: tuple[str, ...]
     base_path: str
@@ -128,13 +130,13 @@ class Visit:
         if not self.sees_pipelines:
             raise AccessDenied(
                 f"account {self.account} is an admin with limits, and pipelines may have any table",
-                hint="Log in with an admin account without instances, subscriptions and tables: access in"
-                " penstock.yaml",
+                hint="Log in with an admin account without instances, subscriptions, tables and where:"
+                " access in penstock.yaml",
             )
 
     def without_values(self, problem: PenstockError) -> PenstockError:
         """Return an error about the data, without its text if that may contain a masked value."""
-        if not self.masking or not isinstance(problem, StreamError):
+        if (self.sees_every_row and not self.masking) or not isinstance(problem, StreamError):
             return problem
         return type(problem)(HIDDEN_TEXT, position=problem.position)
 
@@ -164,6 +166,7 @@ class Visit:
             "account": self.account,
             "is_admin": self.is_admin,
             "sees_pipelines": self.sees_pipelines,
+            "sees_every_row": self.sees_every_row,
             "path": self.request.url.path.removeprefix(self.base_path),
             "query": str(self.request.url.query),
             # The response to a form has no address of its own.

@@ -25,6 +25,7 @@ from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import Secret, TableName, TablePatterns
 from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.serve.masking import Masking
+from penstock.serve.row_conditions import RowConditions
 from penstock.serve.usage import Usage
 from penstock.settings.daemon import AccountSettings, Listening, ListenSettings
 
@@ -58,6 +59,7 @@ class Account:
     metrics: bool = False
     masking: Masking = field(default_factory=Masking)
     usage: Usage = field(default_factory=Usage)
+    row_conditions: RowConditions = field(default_factory=RowConditions)
 
     # --- Permissions ------------------------------------------------------------------------
 
@@ -118,10 +120,23 @@ class Account:
             )
 
     def prove_reads_whole_rows(self, what: str) -> None:
-        """Raise AccessDenied if columns are masked; `what` shows whole rows."""
+        """Raise AccessDenied if columns are masked or rows are hidden; `what` shows whole rows."""
+        self.prove_reads_every_row(what)
         if self.masking:
             raise AccessDenied(
                 f"account {self.name} does not see every column, and {what} show whole rows",
+                hint="Read typed changes: Subscriber, tail, or POST /v1/instances/INSTANCE/changes",
+            )
+
+    def prove_reads_every_row(self, what: str) -> None:
+        """Raise AccessDenied if rows are hidden; `what` cannot leave rows out.
+
+        Every call that shows rows, statements or raw bytes requires this, except typed changes, which
+        `row_conditions` filters.
+        """
+        if self.row_conditions:
+            raise AccessDenied(
+                f"account {self.name} does not see every row, and {what} may show the others",
                 hint="Read typed changes: Subscriber, tail, or POST /v1/instances/INSTANCE/changes",
             )
 
@@ -138,9 +153,14 @@ class Account:
             )
 
     @property
+    def sees_whole_rows(self) -> bool:
+        """Whether the account sees every row and column of the tables that it may read."""
+        return not (self.masking or self.row_conditions)
+
+    @property
     def sees_all_values(self) -> bool:
-        """Whether the account sees every table and column of the instances that it may read."""
-        return not (self.tables.include or self.tables.exclude or self.masking)
+        """Whether the account sees every table, row and column of the instances that it may read."""
+        return self.sees_whole_rows and not (self.tables.include or self.tables.exclude)
 
     def prove_reads_table(self, instance: str, name: TableName) -> None:
         """Raise AccessDenied unless the account may read a table."""
@@ -155,13 +175,23 @@ class Account:
                 hint="Set admin: true for the account: access in penstock.yaml",
             )
 
+    def prove_defines(self, instance: str) -> None:
+        """Raise AccessDenied unless the account may set definitions of an instance's tables."""
+        self.prove_administers(instance)
+        if not self.sees_whole_rows:
+            raise AccessDenied(
+                f"account {self.name} does not see every value, and a definition decides which values have"
+                " the name of a column",
+                hint="Use an admin account without masked and where: access in penstock.yaml",
+            )
+
     def prove_administers_all(self, instances: Iterable[str], what: str) -> None:
         """Raise AccessDenied unless the account may change everything; `what` is what it asked to see."""
         hidden = [name for name in instances if not self.may_administer(name)]
         if hidden or not self.sees_all_values:
             raise AccessDenied(
                 f"account {self.name} may not see {what}, which may name any instance and table",
-                hint="Set admin: true for the account, without instances, tables and masked: access in"
+                hint="Set admin: true for the account, without instances, tables, masked and where: access in"
                 " penstock.yaml",
             )
 
@@ -285,6 +315,7 @@ class Access:
                     settings.metrics,
                     Masking.of_settings(settings.masked),
                     usage_of(index),
+                    RowConditions.of_settings(settings.where),
                 ),
                 settings.token_secret(),
                 settings.user,

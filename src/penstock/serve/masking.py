@@ -38,7 +38,7 @@ class Masking:
     def of_settings(cls, masked: Mapping[str, Sequence[str]]) -> "Masking":
         """Return the masking of the setting `masked`: table pattern to column names. Raises OptionInvalid."""
         rules = (
-            (_in_any_case(pattern), frozenset(name.casefold() for name in names))
+            (in_any_case(pattern), frozenset(name.casefold() for name in names))
             for pattern, names in masked.items()
         )
         return cls(tuple(rules), masked)
@@ -48,7 +48,9 @@ class Masking:
 
     def columns(self, table: TableName) -> frozenset[str]:
         """Return the masked columns of a table, in lower case."""
-        return frozenset().union(*(names for tables, names in self.rules if _matches(tables, table)))
+        return frozenset().union(
+            *(names for tables, names in self.rules if matches_in_any_case(tables, table))
+        )
 
     def prove_applies(self, table: TableName, columns: Iterable[str]) -> None:
         """Raise AccessDenied if a rule about this table alone names none of its columns.
@@ -57,7 +59,7 @@ class Masking:
         """
         known = {name.casefold() for name in columns}
         for tables, names in self.rules:
-            if tables.single() is not None and _matches(tables, table) and not names & known:
+            if tables.single() is not None and matches_in_any_case(tables, table) and not names & known:
                 raise AccessDenied(
                     f"{', '.join(sorted(names))} of {table} is masked for this account, and the table had no"
                     " such column then",
@@ -76,7 +78,7 @@ class Masking:
         known = {name.casefold() for name in columns}
         every = [known, *({name.casefold() for name in names} for names in definitions)]
         for tables, names in self.rules:
-            if tables.single() is None or not _matches(tables, table):
+            if tables.single() is None or not matches_in_any_case(tables, table):
                 continue
             unknown = sorted(names - set().union(*every))
             if unknown:
@@ -97,7 +99,9 @@ class Masking:
 
     def idle_names(self, table: TableName, columns: Iterable[str]) -> tuple[str, ...]:
         """Return the names in rules for this table alone that match none of its columns."""
-        own = [names for tables, names in self.rules if tables.single() and _matches(tables, table)]
+        own = [
+            names for tables, names in self.rules if tables.single() and matches_in_any_case(tables, table)
+        ]
         return tuple(sorted(frozenset().union(*own) - {name.casefold() for name in columns}))
 
     def hidden_among(self, table: TableName, columns: Sequence[str]) -> frozenset[str]:
@@ -122,12 +126,13 @@ class Masking:
         masked: set[str] = set()
         for patterns, hidden in self.rules:
             # A wildcard may select any table.
-            if not names or any(name is None or _matches(patterns, name) for name in names):
+            if not names or any(name is None or matches_in_any_case(patterns, name) for name in names):
                 masked |= hidden
         return sorted(name for name in columns if name.casefold() in masked)
 
 
-def _in_any_case(pattern: str) -> TablePatterns:
+def in_any_case(pattern: str) -> TablePatterns:
+    """Return a table pattern that matches in lower case, for `matches_in_any_case`."""
     if not (pattern.startswith("/") and pattern.endswith("/")):
         return TablePatterns([pattern.casefold()])
     try:
@@ -137,7 +142,8 @@ def _in_any_case(pattern: str) -> TablePatterns:
         return TablePatterns([pattern])
 
 
-def _matches(tables: TablePatterns, table: TableName) -> bool:
+def matches_in_any_case(tables: TablePatterns, table: TableName) -> bool:
+    """Return whether a pattern of `in_any_case` matches a table in its own or in lower case."""
     return tables.matches(table.database, table.table) or tables.matches(
         table.database.casefold(), table.table.casefold()
     )
@@ -168,12 +174,12 @@ def without_masked(rows: pyarrow.RecordBatch, masked: frozenset[str]) -> pyarrow
 
 
 @contextmanager
-def hiding_texts(masked: frozenset[str]) -> Iterator[None]:
-    """Hide error texts about the data, which may contain a masked value."""
+def hiding_texts(*, hides: bool) -> Iterator[None]:
+    """Hide error texts about the data, which may contain a hidden value."""
     try:
         yield
     except StreamError as problem:
-        if not masked:
+        if not hides:
             raise
         raise type(problem)(HIDDEN_TEXT, position=problem.position) from None
 
@@ -193,8 +199,15 @@ def mask_part(part: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]
             return {**part, "text": HIDDEN_TEXT}
         case "unreadable":
             return {**part, "why": HIDDEN_TEXT, "hint": None}
-        case "problem" if issubclass(getattr(errors, part["type"], PenstockError), StreamError):
-            return {**part, "detail": HIDDEN_TEXT, "hint": None}
+        case "problem":
+            return hide_problem(part)
+    return dict(part)
+
+
+def hide_problem(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a problem as JSON, without its texts if they are about the data and may contain a value."""
+    if issubclass(getattr(errors, part["type"], PenstockError), StreamError):
+        return {**part, "detail": HIDDEN_TEXT, "hint": None}
     return dict(part)
 
 

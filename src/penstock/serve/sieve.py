@@ -15,7 +15,8 @@ from penstock.model import TableName
 from penstock.predicate import Predicate
 from penstock.serve.piece import TYPED
 from penstock.serve.pieces import Piece, Pieces, View
-from penstock.source.reading import Batch
+from penstock.serve.row_conditions import EVERY_ROW, RowConditions
+from penstock.source.reading import Batch, prove_has_columns
 from penstock.source.rows_filter import (
     SLOT_COLUMN,
     Mask,
@@ -59,6 +60,9 @@ class Sieve:
     An update passes with both images if either passes `where`. An update that moves a row to another shard
     becomes a delete and an insert, each filtered by its own row. `changes` are those of `Selection`, where
     such an update is still an update.
+
+    `conditions` of the account apply before everything else, so the other parts are evaluated for rows that
+    the account sees, and nothing about the other rows can be concluded from them.
     """
 
     view: View
@@ -66,11 +70,16 @@ class Sieve:
     where: Predicate | None = None
     changes: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    conditions: RowConditions = EVERY_ROW
+
+    def __post_init__(self) -> None:
+        assert self.view.is_typed or not self.conditions, "messages cannot be reduced to visible rows"
 
     @property
     def is_open(self) -> bool:
         """Whether everything passes unchanged."""
-        return self.shards is None and self.where is None and self.changes is None and self.columns is None
+        filters = (self.shards, self.where, self.changes, self.columns)
+        return not self.conditions and all(part is None for part in filters)
 
     @property
     def takes_parts(self) -> bool:
@@ -123,6 +132,9 @@ class Sieve:
         """
         if not self.view.is_typed:
             return self._sift_messages(piece, passing)
+        if self.conditions:
+            self._prove_columns(piece)
+            piece = self.conditions.permit(piece)
         if self.shards is not None and self._parts_key is not None:
             return self._sift_single_shard(self.shards, self._parts_key, piece)
         rows_filter, sifted = self._rows_filter, []
@@ -133,6 +145,16 @@ class Sieve:
             if passing_rows is not None:
                 sifted.append(Sifted(batch, *passing_rows))
         return sifted
+
+    def _prove_columns(self, piece: Piece) -> None:
+        """Raise OptionInvalid if the only requested table lacks a requested column.
+
+        The decoder checks this for a view that leaves columns out.
+        """
+        if self.columns is not None and self.view.tables.single() is not None:
+            for batch in piece.batches:
+                if batch.columns:
+                    prove_has_columns(TableName.parse(batch.table), batch.columns, self.columns)
 
     def _sift_single_shard(self, shards: ShardSet, key: tuple[str, int], piece: Piece) -> list[Sifted]:
         """Return the rows of a single shard. The rows of all shards are grouped once, for all subscribers."""
@@ -176,8 +198,18 @@ class Sieve:
         return sifted
 
 
-def sieve_of(view: View, *, shards: ShardSet | None = None, where: Predicate | None = None) -> Sieve:
+def sieve_of(
+    view: View,
+    *,
+    shards: ShardSet | None = None,
+    where: Predicate | None = None,
+    conditions: RowConditions = EVERY_ROW,
+) -> Sieve:
     """Return a sieve for a view, with its own view that decodes what the filter needs."""
+    if conditions:
+        # An account's conditions need both images of updates, and may need any column.
+        shared = replace(view, changes=None, columns=None)
+        return Sieve(shared, shards, where, view.changes, view.columns, conditions)
     if shards is None and where is None:
         if view.is_typed or view.changes is None:
             return Sieve(view)

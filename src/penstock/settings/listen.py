@@ -23,6 +23,7 @@ from penstock.settings.values import (
     Section,
     TablePatternTexts,
     columns_by_table,
+    conditions_by_table,
     one_secret,
     store_url,
 )
@@ -251,6 +252,11 @@ class AccountSettings(Section):
         description="table pattern to the columns whose values the account never sees;"
         " it may read typed changes, histories and transactions, and nothing that shows whole rows",
     )
+    where: dict[str, str] = Field(
+        default_factory=dict,
+        description="table pattern to the condition of the rows that the account sees; it may read typed"
+        " changes, and nothing else that shows rows, statements or raw bytes",
+    )
     admin: bool = Field(
         default=False, description="whether the account may reset, move, resize and delete subscriptions"
     )
@@ -266,6 +272,11 @@ class AccountSettings(Section):
     @classmethod
     def _one_table_pattern_each(cls, masked: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         return columns_by_table(masked)
+
+    @field_validator("where")
+    @classmethod
+    def _one_condition_each(cls, where: dict[str, str]) -> dict[str, str]:
+        return conditions_by_table(where)
 
     @field_validator("password_env")
     @classmethod

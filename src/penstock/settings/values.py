@@ -139,11 +139,35 @@ def store_url(url: str) -> str:
 def columns_by_table(columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Return columns by table pattern unchanged. Raises ValueError unless each key is one pattern."""
     for pattern, names in columns.items():
-        if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
-            raise ValueError(f"{pattern!r} is more than one table pattern")
+        _prove_one_pattern(pattern)
         if not names or not all(names) or len(set(names)) < len(names):
             raise ValueError(f"{pattern}: write one or more columns, each once")
     return columns
+
+
+def conditions_by_table(conditions: dict[str, str]) -> dict[str, str]:
+    """Return conditions by table pattern unchanged. Raises ValueError unless each key is one pattern, and
+    each value is a condition.
+    """
+    if not conditions:
+        return conditions
+    # Few settings have conditions, and importing Arrow takes longer than reading the settings.
+    from penstock.predicate import Predicate
+
+    for pattern, text in conditions.items():
+        _prove_one_pattern(pattern)
+        try:
+            Predicate.compile(text)
+        except OptionInvalid as problem:
+            raise ValueError(
+                f"{pattern}: {problem.message}{f'. {problem.hint}' if problem.hint else ''}"
+            ) from problem
+    return conditions
+
+
+def _prove_one_pattern(pattern: str) -> None:
+    if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
+        raise ValueError(f"{pattern!r} is more than one table pattern")
 
 
 def _table_patterns(value: Any) -> Any:

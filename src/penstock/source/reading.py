@@ -403,14 +403,7 @@ class _RangeReader:
         columns = self._selection.columns
         if columns is None or self._declared is not None or self._selection.tables.single() is None:
             return
-        known = {column.name for column in table_columns}
-        for column in columns:
-            if column not in known and column not in SYSTEM_COLUMNS:
-                raise OptionInvalid(
-                    f"{name} has no column {column!r}",
-                    position=str(position),
-                    hint=f"It has {', '.join(sorted(known))}",
-                )
+        prove_has_columns(name, table_columns, columns, str(position))
 
     def _follow_statement(self) -> None:
         """Apply a statement to the schema history. Raises if a selected table's rows changed without being
@@ -556,6 +549,20 @@ class RangeFollower(_RangeReader):
     def close_batches(self) -> Iterator[Batch]:
         """Yield the whole transactions buffered in batches that are not full."""
         yield from self._flush_batches()
+
+
+def prove_has_columns(
+    name: TableName, table_columns: Sequence[Column], columns: Sequence[str], position: str | None = None
+) -> None:
+    """Raise OptionInvalid if a table lacks one of the columns."""
+    known = {column.name for column in table_columns}
+    for column in columns:
+        if column not in known and column not in SYSTEM_COLUMNS:
+            raise OptionInvalid(
+                f"{name} has no column {column!r}",
+                position=position,
+                hint=f"It has {', '.join(sorted(known))}",
+            )
 
 
 def schema_version(columns: Sequence[Column]) -> int:

@@ -41,14 +41,18 @@ def slots_of(rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, prei
     reverse is not possible, because the postimage may have another value. Raises OptionInvalid, and
     ServerUnsupported if an image lacks the column otherwise.
     """
-    filled = _filled_up(rows, columns, table, preimages)
+    filled = fill_absent(rows, columns, table, preimages)
     slots: Slots = pyarrow.array(shard_slots(filled, list(columns), table)).to_numpy()
     return slots
 
 
-def _filled_up(
+def fill_absent(
     rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, preimages: Mask
 ) -> pyarrow.RecordBatch:
+    """Return rows whose postimages have the preimage's values of `columns` that they lack.
+
+    Raises ServerUnsupported if an image lacks one of the columns otherwise.
+    """
     if "_metadata" not in rows.schema.names:
         return rows
     # The struct is never null. A compute function would release the interpreter, and wait for it afterwards.

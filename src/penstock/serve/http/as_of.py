@@ -132,6 +132,7 @@ async def _as_of(served: Served, turn: _Turn, request: Request) -> Response:
         account_of(request),
     )
     account.prove_reads_table(instance, table)
+    account.prove_reads_every_row("tables as of a moment")
     begin = functools.partial(_Reading, log_of(served, request), instance, table, account, wanted)
     return _AsOfAnswer(begin, FORMATS.get(wanted.format, "application/json"), served.threads, turn)
 
@@ -208,7 +209,7 @@ class _Reading:
         Raises AccessDenied for a mask that hides no column, OptionInvalid for an unknown table.
         """
         as_of = self._as_of
-        with closing(self._source), hiding_texts(self._masked):
+        with closing(self._source), hiding_texts(hides=bool(self._masked)):
             as_of.read(self._wanted.at)
             if as_of.schema is None:
                 prove_table_known(self._source, self._table, self._account.may_read_table)

@@ -40,7 +40,7 @@ from penstock.serve.http.change_frames import (
 )
 from penstock.serve.http.changes_request import ChangesRequest, start_of
 from penstock.serve.http.openapi import description
-from penstock.serve.masking import Masking, hiding_texts, mask_part, without_masked
+from penstock.serve.masking import hide_problem, hiding_texts, without_masked
 from penstock.serve.pieces import Piece, View
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served, ServedInstance
@@ -121,11 +121,12 @@ async def _changes(served: Served, request: Request) -> Response:
         if changes_request.shards
         else None,
         where=where,
+        conditions=account.row_conditions,
     )
     if (consumed := request.headers.get(CONSUMED_HEADER)) is not None:
         _note_consumed(served, name, changes_request, account, Position.parse(consumed))
     # The errors of the first piece are reported as problem documents, before anything is streamed.
-    with hiding_texts(account.masking.all_columns):
+    with hiding_texts(hides=not account.sees_whole_rows):
         started = await resolve_start(pieces, start_of(changes_request.start))
         until = None if changes_request.until is None else start_of(changes_request.until)
         cursor = Cursor(pieces, sieve.view, started, until, in_parts=sieve.takes_parts)
@@ -139,7 +140,7 @@ async def _changes(served: Served, request: Request) -> Response:
         shard_count=changes_request.shards.count if changes_request.shards else None,
         shards=changes_request.shards.of if changes_request.shards else (),
     )
-    return ChangesAnswer(changes_request, cursor, sieve, first, following, account.masking)
+    return ChangesAnswer(changes_request, cursor, sieve, first, following, account)
 
 
 def _note_consumed(
@@ -172,15 +173,14 @@ def _read(
     subscription = changes_request.subscriber.partition("/")[0] or None
     tables = account.readable(instance.name, subscription, TablePatterns(include, exclude))
     where = None if changes_request.where is None else Predicate.compile(changes_request.where)
-    if account.masking:
-        _prove_masked(changes_request, account, tables, where)
+    _prove_permitted(changes_request, account, tables, where)
     return changes_request, tables, where
 
 
-def _prove_masked(
+def _prove_permitted(
     changes_request: ChangesRequest, account: Account, tables: TablePatterns, where: Predicate | None
 ) -> None:
-    """Raise AccessDenied if a request shows masked values, or filters or divides rows by them."""
+    """Raise AccessDenied if a request shows hidden values, or filters or divides rows by masked ones."""
     if changes_request.format != "arrow":
         account.prove_reads_whole_rows(f"messages of the format {changes_request.format}")
     account.prove_sees_columns(changes_request.columns or (), tables, "columns")
@@ -227,7 +227,7 @@ class ChangesAnswer(StreamedAnswer):
         sieve: Sieve,
         first: Piece | None,
         following: Callable[[], AbstractContextManager[Subscriber]],
-        masking: Masking,
+        account: Account,
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         del self.headers["content-length"]
@@ -236,7 +236,8 @@ class ChangesAnswer(StreamedAnswer):
         self._sieve = sieve
         self._first = first
         self._following = following
-        self._masking = masking
+        self._masking = account.masking
+        self._hides_texts = not account.sees_whole_rows
         self._codec = None if changes_request.compression == "none" else changes_request.compression
         # The updates in the current piece that moved a row from another shard.
         self._moved = 0
@@ -250,7 +251,7 @@ class ChangesAnswer(StreamedAnswer):
                 last = {"kind": "end", "why": why, "bytes": 0}
             except PenstockError as problem:
                 body = {"kind": "problem", **problem_body(problem)}
-                last = {**mask_part(body, self._masking.all_columns), "bytes": 0}
+                last = {**(hide_problem(body) if self._hides_texts else body), "bytes": 0}
         await send({"type": "http.response.body", "body": frame_head(last), "more_body": False})
 
     async def _send_pieces(self, send: Send, subscriber: Subscriber) -> str:

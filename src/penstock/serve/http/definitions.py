@@ -65,8 +65,8 @@ async def _definitions(served: Served, request: Request) -> Response:
     name = TableName.parse(query.text("table"))
     account.prove_reads_table(instance, name)
     versions = await run_in(served.threads.definitions, definition_versions, log, name)
-    # A statement may name other tables, and may contain a masked value.
-    sees_statements = account.readable(instance).selects_all and not account.masking
+    # A statement may name other tables, and may contain a hidden value.
+    sees_statements = account.readable(instance).selects_all and account.sees_whole_rows
     return JSONResponse(
         {
             "table": str(name),
@@ -77,7 +77,7 @@ async def _definitions(served: Served, request: Request) -> Response:
 
 async def _define(served: Served, request: Request) -> Response:
     account, instance = account_of(request), request.path_params["instance"]
-    account.prove_administers(instance)
+    account.prove_defines(instance)
     wanted = await DefinitionRequest.read(
         request,
         '{"table": "shop.t", "position": "mysql-bin.000003:1542", "create_table": "CREATE TABLE t ..."}',

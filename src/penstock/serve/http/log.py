@@ -393,7 +393,7 @@ async def _give_schema(served: Served, request: Request) -> Response:
     """Store a table's definition supplied by an operator, from a position on."""
     log, query = log_of(served, request), Query(request)
     name, position = TableName.parse(query.text("table")), query.needed_position("position")
-    account_of(request).prove_administers(request.path_params["instance"])
+    account_of(request).prove_defines(request.path_params["instance"])
     try:
         definition = await request.json()
     except ValueError as problem:

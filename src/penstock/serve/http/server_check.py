@@ -25,8 +25,8 @@ def routes(served: Served, check: Callable[[str], list[dict[str, Any]]], threads
         if not account.sees_all_values:
             raise AccessDenied(
                 f"account {account.name} may read a part of {name}, and findings may name all of it",
-                hint="Run: penstock check URL, or leave out the account's tables and masked: access in"
-                " penstock.yaml",
+                hint="Run: penstock check URL, or leave out the account's tables, masked and where:"
+                " access in penstock.yaml",
             )
         served.instance(name)
         return JSONResponse({"servers": await run_in(threads, check, name)})

@@ -55,6 +55,7 @@ async def _transaction(served: Served, request: Request) -> Response:
         raise OptionInvalid("name one of gtid and position", hint="transaction?gtid=0-1-5")
     instance, account = request.path_params["instance"], account_of(request)
     tables = account.readable(instance)
+    account.prove_reads_every_row("transactions")
     limit = min(query.number("limit", _ROWS_DEFAULT), _ROWS_MAX)
     gtid, position = (query.text("gtid"), None) if query.has("gtid") else (None, query.position("position"))
     read = functools.partial(_read, log, instance, account, tables, limit)
@@ -77,13 +78,13 @@ def _read(
         else:
             assert position is not None, "one of them is given"
             transaction = find_at(log, source, position)
-        with hiding_texts(account.masking.all_columns):
+        with hiding_texts(hides=not account.sees_whole_rows):
             parts, has_more = _first(changes_of(source, transaction, tables), limit)
     changes = sorted((part for part in parts if isinstance(part, TableChange)), key=lambda change: change.row)
     statements = [part for part in parts if isinstance(part, TableStatement)]
     readers = visible_holds(account, log)
     return {
-        "transaction": _shown(transaction, sees_all=tables.selects_all and not account.masking),
+        "transaction": _shown(transaction, sees_all=tables.selects_all and account.sees_whole_rows),
         "changes": [_change_to_json(account, change) for change in changes],
         "statements": [
             mask_part(part_to_json(statement), account.masking.all_columns) for statement in statements
