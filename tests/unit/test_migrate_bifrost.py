@@ -96,6 +96,14 @@ def test_queue_without_any_success_starts_at_the_earliest_log(tmp_path: Path) ->
     assert pipeline(tmp_path / "new", "warehouse").sources[0].start == "earliest"
 
 
+def test_deeply_nested_or_invalid_json_is_refused_by_name(tmp_path: Path) -> None:
+    (path := tmp_path / "export.json").write_text('{"DbInfo":' * 100_000)
+    with pytest.raises(OptionInvalid, match=r"export\.json is not JSON: it is nested too deep"):
+        migrate_bifrost(path, Migration("bifrost"))
+    with pytest.raises(OptionInvalid, match="FieldList is not JSON"):
+        migrated(tmp_path / "new", lambda document: syncs(document)[0].update(FieldList="["))
+
+
 def test_tables_with_different_parameters_of_one_target_are_refused(tmp_path: Path) -> None:
     def add_topic(document: Any) -> None:
         other = json.loads(json.dumps(syncs(document)[1]))

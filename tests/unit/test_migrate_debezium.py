@@ -134,6 +134,15 @@ def test_connector_without_brokers_asks_for_them(tmp_path: Path) -> None:
     assert sink.servers == "worker:9092"
 
 
+@pytest.mark.parametrize("text", ['{"a":' * 100_000, '{"config": {"a":' + "[" * 300 + "]" * 300 + "}}"])
+def test_deeply_nested_files_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    (path := tmp_path / "nested.json").write_text(text)
+    with pytest.raises(OptionInvalid, match=r"nested\.json is not JSON: it is nested"):
+        migrate_debezium(path, Migration("debezium"))
+    with pytest.raises(OptionInvalid, match=r"nested\.json is not a list of Kafka Connect offsets"):
+        migrate_debezium(connector(tmp_path), Migration("debezium"), offsets=path)
+
+
 def test_another_connector_is_refused(tmp_path: Path) -> None:
     path = connector(tmp_path, connector__class="io.debezium.connector.postgresql.PostgresConnector")
     with pytest.raises(OptionInvalid, match="no connector for MySQL"):

@@ -126,7 +126,12 @@ def test_checkpoint_table_of_the_target_is_read(tmp_path: Path, monkeypatch: pyt
         drainer.migrate_drainer(CONFIG, Migration("drainer"), from_server=True)
 
 
-@pytest.mark.parametrize("text", ["", "commitTS = 0", "{", "consistent = true", '{"commitTS": "a"}'])
+NESTED = ['{"a":' * 100_000, "a = " + "[" * 100_000, "a = " + "[" * 300 + "]" * 300]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "commitTS = 0", "{", "consistent = true", '{"commitTS": "a"}', *NESTED], ids=range(8)
+)
 def test_file_without_a_checkpoint_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "savepoint").write_text(text)
     with pytest.raises(OptionInvalid, match="savepoint"):

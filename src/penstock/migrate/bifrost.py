@@ -23,6 +23,7 @@ from penstock.migrate.bifrost_reference import (
     TARGET,
 )
 from penstock.migrate.bifrost_targets import sink_of
+from penstock.migrate.nested_text import parse_json
 from penstock.migrate.output import Migration
 from penstock.migrate.property_files import number_of, read_text
 from penstock.migrate.report import OriginalProperties
@@ -313,7 +314,12 @@ def _steps(
 
 def _list_of(properties: OriginalProperties, name: str) -> list[Any]:
     """Return a property that is a JSON list; empty if it is not set."""
-    value = json.loads(properties.get(name, "[]"))
+    try:
+        value = parse_json(properties.get(name, "[]"))
+    except ValueError as problem:
+        raise OptionInvalid(
+            f"{name} is not JSON: {problem}", hint="Name a file of Backup - Export"
+        ) from problem
     return value if isinstance(value, list) else []
 
 
@@ -336,7 +342,7 @@ def _columns(fields: Any, synchronisation: OriginalProperties) -> dict[str, str]
 
 def _object(path: Path) -> Mapping[str, Any]:
     try:
-        export = json.loads(read_text(path))
+        export = parse_json(read_text(path))
     except ValueError as problem:
         raise OptionInvalid(
             f"{path} is not JSON: {problem}", hint="Name a file of Backup - Export"

@@ -5,7 +5,6 @@ Both hold the JSON of Canal's `LogPosition`, in which `postion` is spelled so. I
 /otter/canal/destinations/DESTINATION/CLIENT/cursor, and the client's filter is the node beside it.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.errors import OptionInvalid
+from penstock.migrate.nested_text import parse_json
 from penstock.migrate.property_files import read_text
 from penstock.migrate.zookeeper import ZooKeeperTree
 
@@ -70,7 +70,7 @@ def cursors_of_file(path: Path) -> list[CanalCursor]:
     if not path.exists():
         return []
     try:
-        clients = json.loads(read_text(path)).get("clientDatas") or []
+        clients = parse_json(read_text(path)).get("clientDatas") or []
         return [
             CanalCursor.of(
                 int(client["clientIdentity"]["clientId"]),
@@ -98,7 +98,7 @@ def cursors_of_zookeeper(tree: ZooKeeperTree, destination: str) -> list[CanalCur
             continue
         filter_text = tree.text(f"{folder}/{client}/filter") or ""
         try:
-            position = json.loads(cursor)
+            position = parse_json(cursor)
         except ValueError as problem:
             raise OptionInvalid(
                 f"{folder}/{client}/cursor is not JSON", hint="Remove the node if the client is gone"

@@ -5,7 +5,6 @@ The file is JSON: `{"name": .., "config": {..}}`, the configuration alone, or pr
 The offsets are JSON as Kafka Connect's `GET /connectors/NAME/offsets` returns them (KIP-875).
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from penstock.migrate.debezium_outbox import outbox_of
 from penstock.migrate.debezium_reference import REFERENCE
 from penstock.migrate.debezium_topics import leave_out_topics, topics_of
 from penstock.migrate.kafka_client import kafka_settings
+from penstock.migrate.nested_text import parse_json
 from penstock.migrate.output import Migration
 from penstock.migrate.property_files import number_of, parse_properties, read_text
 from penstock.migrate.report import OriginalProperties
@@ -88,7 +88,7 @@ def _configuration(path: Path) -> tuple[str, dict[str, str]]:
         rest = {name: value for name, value in values.items() if not name.startswith(_SERVER_PREFIX)}
         return values.get("name", ""), server | rest
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as problem:
         raise OptionInvalid(
             f"{path} is not JSON: {problem}", hint="Name a connector's JSON file"
@@ -180,7 +180,7 @@ def _offset(path: Path, prefix: str) -> Mapping[str, Any]:
     """Return the connector's offset. Raises OptionInvalid."""
     hint = "Save the response of Kafka Connect's GET /connectors/NAME/offsets"
     try:
-        entries = json.loads(read_text(path))["offsets"]
+        entries = parse_json(read_text(path))["offsets"]
         matching = [entry["offset"] for entry in entries if entry["partition"]["server"] == prefix]
     except (ValueError, KeyError, TypeError) as problem:
         raise OptionInvalid(f"{path} is not a list of Kafka Connect offsets", hint=hint) from problem

@@ -6,13 +6,13 @@ from its start. The checkpoint is the file `savepoint`, or a row of the target w
 """
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import OptionInvalid
 from penstock.migrate.drainer_reference import CHECKPOINT_REFERENCE, REFERENCE
+from penstock.migrate.nested_text import parse_json, parse_toml
 from penstock.migrate.output import FolderPath, Migration
 from penstock.migrate.property_files import read_text
 from penstock.migrate.report import OriginalProperties
@@ -68,8 +68,8 @@ def migrate_drainer(
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as problem:
+        return parse_toml(read_text(path))
+    except ValueError as problem:
         raise OptionInvalid(
             f"{path} is not TOML: {problem}", hint="Name the configuration file of the Drainer"
         ) from problem
@@ -299,7 +299,7 @@ def _checkpoint(
 def _parse_checkpoint(text: str, location: str) -> dict[str, str]:
     """Return a checkpoint's values, from TOML or from JSON. Raises OptionInvalid."""
     try:
-        values = _flatten(json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text))
+        values = _flatten(parse_json(text) if text.lstrip().startswith("{") else parse_toml(text))
     except ValueError as problem:
         raise OptionInvalid(f"{location} is no checkpoint of a Drainer: {problem}") from problem
     if not values.get("commitTS", "").isdecimal() or not int(values["commitTS"]):

@@ -7,7 +7,6 @@ log has to begin before the oldest one. Helix keeps them below /SDK_TASK/PROPERT
 partition.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import OptionInvalid
+from penstock.migrate.nested_text import parse_json
 from penstock.migrate.output import FolderPath, Migration
 from penstock.migrate.property_files import number_of, parse_properties, read_text
 from penstock.migrate.report import OriginalProperties, Rule, carried, missing, needless
@@ -70,7 +70,7 @@ class StoragePoint:
     def of(cls, text: str, node: str) -> "StoragePoint":
         """Parse the record of a node. Raises OptionInvalid."""
         try:
-            point = json.loads(json.loads(text)["simpleFields"]["checkpoint"])
+            point = parse_json(parse_json(text)["simpleFields"]["checkpoint"])
             return cls(
                 int(point.get("binlogFile") or 0),
                 int(point.get("binlogOffset") or 0),
@@ -165,7 +165,7 @@ def _shard_columns(text: str, name: str) -> dict[str, list[str]]:
     if not text:
         return {}
     try:
-        tables = json.loads(text)
+        tables = parse_json(text)
         return {
             ".".join(literal(part) for part in str(table).split(".", 1)): [
                 column.strip() for column in str(columns).split(",") if column.strip()

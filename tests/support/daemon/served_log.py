@@ -96,13 +96,13 @@ class ServedLog:
         listener: str = "http",
         **more: str,
     ) -> Answered:
-        """Send one request over a new connection; `more` are headers."""
+        """Send one request over a new connection; `more` are headers. A body that is not bytes becomes JSON."""
         connection = HTTPConnection("127.0.0.1", self.port(listener), timeout=WAIT_SECONDS_MAX)
         token = token or self.token
         headers = {name.replace("_", "-"): value for name, value in more.items()}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        content = None if body is None else json.dumps(body)
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body)
         try:
             connection.request(method, path, content, headers)
             answer = connection.getresponse()

@@ -396,7 +396,7 @@ async def _give_schema(served: Served, request: Request) -> Response:
     account_of(request).prove_defines(request.path_params["instance"])
     try:
         definition = await request.json()
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise OptionInvalid("the body is no JSON", hint="Send a table's definition") from problem
     await run_in(served.threads.definitions, give_definition, log, name, position, definition)
     record_action(
