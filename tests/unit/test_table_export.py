@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_csv_tells_null_from_every_text_and_from_what_is_missing() -> None:
     assert text.endswith("9,,mysql-bin.000001:4,2023-11-14T22:13:20.000001+00:00,text\r\n")
     read = [line["text"] for line in csv.DictReader(io.StringIO(text, newline=""))]
     assert read == [*TEXTS[:-1], "\\N", ""]
+
+
+def test_csv_has_no_formulas_and_keeps_numbers() -> None:
+    texts = ["=cmd|' /C calc'!A0", "@x", "+a", "-1+1", "'=1", "\t=1", "-5.00", "+1e5", "it's", "'quoted'"]
+    written = content([row({"=id": text}) for text in texts], "csv", **{"=id": pyarrow.string()}).decode()
+    header, *lines = csv.reader(io.StringIO(written, newline=""))
+    cells = [line[0] for line in lines]
+    assert header[0] == "'=id"
+    assert cells == [f"'{text}" for text in texts[:6]] + texts[6:]
+    # A reader removes the added apostrophe.
+    assert [re.sub(r"^'(?='*[=+\-@\t\r])", "", cell) for cell in cells] == texts
 
 
 def test_time_has_the_text_of_the_server() -> None:

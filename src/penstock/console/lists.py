@@ -16,13 +16,12 @@ from typing import Any
 from starlette.responses import Response
 
 from penstock.errors import OptionInvalid
+from penstock.source.csv_formulas import guard_formula
 
 FORMATS = {"json": "application/json", "csv": "text/csv; charset=utf-8"}
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[-+]?\d+)?")
 _UNKNOWN = "–"
-# Spreadsheets treat texts that begin with these characters as formulas.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass
@@ -71,7 +70,7 @@ def read_lists(html: str) -> list[PageList]:
 
 def csv_cell(value: Any) -> Any:
     """Return a value as a cell that spreadsheets do not take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return guard_formula(value) if isinstance(value, str) else value
 
 
 class _Lists(HTMLParser):

@@ -5,8 +5,9 @@ Each row has `_position` and `_time` of the change that shows it, and `_missing`
 does not have. If the table has a column of that name, ours gets another underscore: `__time`.
 
 CSV follows RFC 4180: a value with a comma, a quote or a line break is in quotes, and lines end with CRLF.
-NULL is \\N and a missing value is empty, both without quotes; the texts \\N and "" are in quotes. JSON lines
-leave a missing column out. In Parquet NULL and missing values are null.
+NULL is \\N and a missing value is empty, both without quotes; the texts \\N and "" are in quotes. A text that
+a spreadsheet would take for a formula has an apostrophe before it, see `guard_formula`. JSON lines leave a
+missing column out. In Parquet NULL and missing values are null.
 """
 
 import io
@@ -20,6 +21,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from penstock.source.csv_formulas import guard_formula
 from penstock.source.row_history import plain_value
 from penstock.source.table_as_of import RowAsOf
 
@@ -98,7 +100,7 @@ def _csv_line(texts: Iterable[str]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return _NULL
-    text = str(plain_value(value))
+    text = guard_formula(str(plain_value(value)))
     if text in ("", _NULL) or _QUOTED.search(text):
         return '"' + text.replace('"', '""') + '"'
     return text

@@ -96,7 +96,7 @@ class ServedLog:
         listener: str = "http",
         **more: str,
     ) -> Answered:
-        """Send one request over a new connection; `more` are headers. A body that is not bytes becomes JSON."""
+        """Send one request over a new connection; `more` are headers. Bytes are sent as they are."""
         connection = HTTPConnection("127.0.0.1", self.port(listener), timeout=WAIT_SECONDS_MAX)
         token = token or self.token
         headers = {name.replace("_", "-"): value for name, value in more.items()}
