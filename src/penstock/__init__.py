@@ -6,7 +6,7 @@
     for batch in penstock.read_binlog("/backup/mysql-bin.*", tables="shop.orders"):
         print(batch.table, batch.to_arrow())
 
-Names are imported when they are first used: a Spark executor that decodes files needs no server client.
+Each name is imported on first use, because a Spark executor that decodes files needs no server client.
 """
 
 from importlib import import_module
@@ -69,11 +69,11 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    # The import takes a tenth of a second.
+    # Importing `importlib.metadata` takes a tenth of a second.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("penstock")
     except PackageNotFoundError:
-        # A source tree on the path that was never installed has no metadata.
+        # A source tree that is on the path but was never installed has no metadata.
         return "0+uninstalled"

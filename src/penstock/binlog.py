@@ -50,14 +50,14 @@ def read_binlog(
     `source` is a path, a folder, a glob pattern, several of these, a log's folder, `mysql://user@host`, or
     `penstock://host/instance`. `tables` are patterns (`shop.orders`, `shop.*`, `/regex/`), None for all.
     `start` and `end` are positions (`mysql-bin.000003:1542`), GTID sets, or times; start inclusive, end
-    exclusive. `schemas` supplies definitions that the log does not have: a .sql or JSON file, a mapping, or a
-    SchemaHistory. `columns` names the columns to decode, including system columns; `changes` the change types
-    to emit. `emit` is "typed" (a table's own columns), "envelope" (all tables in one shape), "events" or
-    "transactions".
+    exclusive. `schemas` supplies definitions that are missing from the log: a .sql or JSON file, a mapping,
+    or a SchemaHistory. `columns` names the columns to decode, including system columns; `changes` the change
+    types to emit. `emit` is "typed" (a table's own columns), "envelope" (all tables in one shape), "events"
+    or "transactions".
 
     Typed batches have the table's columns, then `_change_type`, `_commit_version`, `_commit_timestamp` and
-    `_metadata`. Rows of one table come in commit order. Unreadable data raises a PenstockError with its
-    position, after all whole transactions before it.
+    `_metadata`. Rows of one table come in commit order. At unreadable data, all complete transactions before
+    it are yielded first; then a PenstockError with the position is raised.
     """
     options = SourceOptions.parse(source, instance=instance, password=password)
     selection = TablePatterns(tables, exclude_tables)
@@ -95,8 +95,8 @@ def read_binlog(
 def load_schemas(schemas: Schemas | None, spelling: ServerSpelling | None = None) -> SchemaHistory | None:
     """Convert the `schemas` argument to a schema history. Raises SchemaInvalid.
 
-    `spelling` is that of the log's server, by default MySQL's. A mapping goes from `database.table` to a
-    TableSchema, to its JSON form, or to a mapping of column names to SQL types. Its default charset is
+    `spelling` is how the log's server spells names, by default as MySQL does. A mapping maps `database.table`
+    to a TableSchema, to its JSON form, or to a mapping of column names to SQL types. Its default charset is
     utf8mb4. A CREATE TABLE in the log without a charset uses its database's, else the default in its event,
     else utf8mb4.
     """
@@ -145,7 +145,9 @@ def _charset_of(type_text: str) -> str | None:
 
 
 def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
-    """Return the source's own definitions: of a live server, or of a log that keeps them; None for files."""
+    """Return the definitions that the source itself supplies: a live server, or a log that keeps them. None
+    for files.
+    """
     if source.options.is_kept:
         return LoggedTables(source)
     address = source.options.address

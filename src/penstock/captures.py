@@ -51,7 +51,7 @@ _EARLIEST, _LATEST = "earliest", "latest"
 
 _UPKEEP_SECONDS = 10.0
 _LAG_SECONDS = 5.0
-# How soon after connecting a server is queried for the part of its log that it keeps.
+# How soon after connecting to a server Penstock asks it which part of its log it still has.
 _SURVEY_POLL_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ def start_of(instance: InstanceSettings) -> StartAt:
 
 
 def check_instances(settings: Settings) -> None:
-    """Validate what the settings' types cannot. Raises OptionInvalid, which lists every problem."""
+    """Check what the settings' types cannot express. Raises OptionInvalid, which lists every problem."""
     problems = []
     for name, instance in settings.instances.items():
         try:
@@ -108,9 +108,10 @@ def make_capture(
     lease: CaptureLease | None = None,
     captures: Mapping[str, Capture] = MappingProxyType({}),
 ) -> Capture:
-    """Return the capture of an instance, not started; `arrived` is called with its name when more is visible.
+    """Return the capture of an instance, not started. `arrived` is called with the instance's name when more
+    of its log is visible.
 
-    In a fleet, `lease` permits this daemon to capture. `captures` has those of the members of a merge.
+    In a fleet, `lease` permits this daemon to capture. `captures` holds the captures of a merge's members.
     """
     instance, log = settings.instances[name], settings.log_of(name)
     parts = CaptureParts(
@@ -145,7 +146,7 @@ def make_capture(
 
 def make_pump(name: str, settings: Settings) -> "Pump":
     """Return an instance's Pump with its port bound. Raises OptionInvalid, TlsFailed, DependencyMissing."""
-    # gRPC is an optional extra, and importing it takes long.
+    # gRPC is an optional extra, and importing it is slow.
     from penstock.tidb.channels import ClusterTls
     from penstock.tidb.pump import Pump
 
@@ -175,23 +176,25 @@ class RunningCapture(Protocol):
         """Start capturing."""
 
     def stop(self) -> None:
-        """Ask the capture to end. It stores what it has received first."""
+        """Ask the capture to end. The capture first stores everything that it has received."""
 
     def join(self, seconds: float) -> bool:
-        """Wait until everything is durable and the capture has ended; return whether it has."""
+        """Wait until everything is durable and the capture has ended; return whether it has ended."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return its status as plain JSON values, without waiting."""
+        """Return the status as plain JSON values, without waiting."""
 
     def log(self) -> ServedLog:
-        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
+        """Return the log. Raises ServerBusy while the log is being opened, or the error that prevents
+        opening.
+        """
 
 
 class OwnInstance:
     """An instance that this daemon captures, whose capture may be replaced; see `ServedInstance`.
 
-    `make` returns a capture with the settings as they are then. `start`, `stop`, `join` and `remove` belong
-    to one thread at a time.
+    `make` returns a capture with the settings current at the call. `start`, `stop`, `join` and `remove`
+    belong to one thread at a time.
     """
 
     def __init__(self, name: str, make: Callable[[], RunningCapture]) -> None:
@@ -237,7 +240,7 @@ class OwnInstance:
         self._is_removed = True
 
     def status(self) -> Mapping[str, Any]:
-        """Return the status of its capture. Never waits."""
+        """Return the status of the capture. Never waits."""
         capture = self.capture
         if capture is not None:
             return capture.status()
@@ -246,9 +249,10 @@ class OwnInstance:
         return CaptureStatus.of_idle(self._name, state, why, [], []).to_json()
 
     def log(self) -> ServedLog:
-        """Return its log.
+        """Return the capture's log.
 
-        Raises ServerBusy while no capture runs, SourceMissing once it is removed, and the errors of a log.
+        Raises ServerBusy while no capture runs, SourceMissing once the instance is removed, and any error
+        from opening the log.
         """
         capture = self.capture
         if self._is_removed:
@@ -261,9 +265,10 @@ class OwnInstance:
 
 
 class OwnInstances:
-    """The instances that a daemon without a fleet captures. `make` returns a capture of one, not started.
+    """The instances that a daemon without a fleet captures.
 
-    All methods that change them belong to one thread at a time.
+    `make` returns the capture of an instance, not started. Only one thread at a time may call the methods
+    that change instances.
     """
 
     def __init__(self, names: Collection[str], make: Callable[[str], RunningCapture]) -> None:
@@ -271,7 +276,7 @@ class OwnInstances:
         self.by_name = {name: self._new(name) for name in names}
 
     def make(self, names: Iterable[str]) -> None:
-        """Make the captures of some instances before they start. Raises the errors of their settings."""
+        """Make the captures of some instances before they start. Raises an error for invalid settings."""
         for name in names:
             self.by_name[name].make()
 
@@ -305,7 +310,7 @@ class OwnInstances:
     def change(self, change: InstanceChange) -> list[OwnInstance]:
         """Change the set of instances; return those whose captures have to end before `go_on`.
 
-        An instance whose log differs counts as new for its readers, which are asked to reconnect.
+        If an instance gets another log, its readers are asked to reconnect, as for a new instance.
         """
         before = self.by_name
         ending = [before[name] for name in (*change.removed, *change.changed)]
@@ -324,7 +329,7 @@ class OwnInstances:
             try:
                 self.by_name[name].start()
             except (PenstockError, RuntimeError) as problem:
-                # The others continue. RuntimeError: no thread could be started.
+                # Unchanged captures continue. RuntimeError: no thread could be started.
                 _log.error("a capture is not started", instance=name, why=str(problem))
                 self.by_name[name].failure = (
                     problem
@@ -339,9 +344,9 @@ class OwnInstances:
 class Maintenance:
     """Maintains the logs of captures, measures their servers and reports on both.
 
-    `captures` returns those that run now, among the instances `names`. `further_works` are run together with
-    the upkeep of the logs, by name, and `copies` returns further logs by instance. Raises DependencyMissing
-    for a tier with a missing package.
+    `captures` returns the running captures of the instances `names`. `further_works`, by name, run alongside
+    the upkeep of the logs. `copies` returns additional logs by instance. Raises DependencyMissing if a tier's
+    package is not installed.
     """
 
     def __init__(
@@ -368,7 +373,9 @@ class Maintenance:
         self._meter.start()
 
     def change(self, settings: Settings, names: Collection[str], replaced: Collection[str] = ()) -> None:
-        """Maintain the logs of these instances from now on; the settings of the `replaced` ones differ."""
+        """Maintain the logs of these instances from now on. The settings of the instances in `replaced` have
+        changed.
+        """
         kept = {name: upkeep for name, upkeep in self._upkeep.items() if name not in replaced}
         self._upkeep = {
             name: kept.get(name)
@@ -383,7 +390,7 @@ class Maintenance:
         self._stopping.set()
 
     def join(self, seconds: float) -> None:
-        """Wait up to `seconds` for the end of the upkeep, which changes files."""
+        """Wait up to `seconds` for the upkeep, which changes files, to end."""
         self._clock.join(seconds)
 
     def read(self, readings: Readings) -> None:
@@ -431,7 +438,9 @@ class Maintenance:
         upkeep.run(capture.log())
 
     def _measure(self) -> None:
-        """Measure the lag and what the servers keep, in a separate thread because it may block."""
+        """Measure the lag and the extent of the servers' logs, in a separate thread because measuring may
+        block.
+        """
         measured_at = time.monotonic()
         while not self._stopping.wait(_SURVEY_POLL_SECONDS):
             is_lag_due = time.monotonic() - measured_at >= _LAG_SECONDS

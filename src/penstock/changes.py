@@ -17,18 +17,18 @@ from penstock.model import Column, TableName
 # The columns after a table's own in every batch of changes, as emitted by the kernel.
 SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 
-# The change types that add a row, and those that remove one.
+# The change types that add a row, and the change types that remove a row.
 PUTS = ("insert", "update_postimage")
 TAKES = ("delete", "update_preimage")
 
-# What the exact text of a value begins with that has bytes invalid in its character set.
+# The prefix of a value's exact text if the value has bytes that are invalid in its character set.
 BROKEN_TEXT = "0x"
 
 
 class Origin(StrEnum):
     """Where changes come from."""
 
-    # Rows read from the table: each is an insert with the log's position before the read as its version.
+    # Rows read from the table. Each row is an insert whose version is the log position before the read.
     LOAD = "load"
     # Changes from the log.
     LOG = "log"
@@ -36,11 +36,11 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class Target:
-    """The target table of changes: at first the source's table, then as changed by steps. Can be pickled.
+    """The target table of changes: initially the source's table, which each step may change. Can be pickled.
 
-    `columns` are its own columns, in order, without the system columns. Their types are SQL types as declared
-    by the source, also for columns added by a step. `primary_key` is () if there is none; `unique_keys` are
-    the known further keys. `mariadb` says whether the type names are MariaDB's.
+    `columns` are the table's columns in order, without the system columns. Their types are SQL types as the
+    source declares them, even for columns that a step added. `primary_key` is () if there is none;
+    `unique_keys` are its other keys, if known. `mariadb` says whether the type names are MariaDB's.
     """
 
     name: TableName
@@ -51,7 +51,7 @@ class Target:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The names of its columns, in order."""
+        """The names of the table's columns, in order."""
         return tuple(column.name for column in self.columns)
 
     def column(self, name: str) -> Column:
@@ -79,7 +79,7 @@ class Target:
         return [(column.name, column.type_text, column.charset, column.nullable) for column in self.columns]
 
     def arrow(self) -> pyarrow.Schema:
-        """Return the Arrow types of its own columns, as documented in docs/reference/types.md."""
+        """Return the Arrow types of the table's columns, as documented in docs/reference/types.md."""
         schema = pyarrow.schema(_native.arrow_schema(self.declared, mariadb=self.mariadb))
         return pyarrow.schema([schema.field(name) for name in self.column_names])
 
@@ -131,8 +131,9 @@ class DefiningStatement:
     """A statement that defines, renames, drops or empties tables, with its commit version.
 
     The session was in `database`, "" for none. `tables` are all tables that it names. `definitions` says what
-    it does to each of them: the kind, database, table ("" for none), and a statement about this table alone.
-    `emptied` are the targets of tables that it empties, of those that have had rows. Can be pickled.
+    the statement does to each table: the kind, database, table ("" for none), and a statement about this
+    table alone. `emptied` are the targets of the tables that the statement empties, if they have had rows.
+    Can be pickled.
     """
 
     text: str
@@ -149,8 +150,8 @@ class DefiningStatement:
 class Changes:
     """Changes of one table, in commit order.
 
-    `rows` has the target's columns and then SYSTEM_COLUMNS. Within a commit `_metadata.row` orders them; both
-    images of an update have the same number, preimage first. `source` is the table in the log.
+    `rows` has the target's columns and then SYSTEM_COLUMNS. Within a commit, `_metadata.row` orders the rows;
+    both images of an update have the same number, preimage first. `source` is the table in the log.
     """
 
     target: Target

@@ -10,7 +10,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what it holds. May be called several times."""
+        """Release all resources. May be called several times."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs and commit versions as numbers: counted epochs, epochs with a base, and how both increase.
 
-A transaction of a TiDB cluster has its commit timestamp as its commit version, which its log contains. The
-versions here are derived from positions, which still order that log.
+The commit version of a TiDB cluster's transaction is its commit timestamp, which the log contains. This
+module derives versions from positions, which order a TiDB cluster's log as well.
 """
 
 from penstock.errors import LimitExceeded, PositionInvalid
@@ -16,7 +16,7 @@ from penstock.limits import (
 
 _COUNTED = EPOCH_COUNTED_MAX + 1
 
-# The name, before its number, of the files that a TiDB cluster's changes are written to.
+# The file name, without its number, of the files that hold a TiDB cluster's changes.
 TIDB_LOG_NAME = "tidb-binlog"
 
 
@@ -32,7 +32,8 @@ def commit_version(epoch: int, file_number: int, offset: int) -> int:
     """Return the int64 that increases strictly with commit order.
 
     Bits, from the top: sign 0, base of the epoch plus file number 31, start offset in units of 16 bytes 32.
-    No transaction is under 16 bytes, so two never share one. Raises PositionInvalid past a bound.
+    Every transaction takes at least 16 bytes, so no two share a version. Raises PositionInvalid if the
+    position exceeds a field.
     """
     place = epoch_base(epoch) + file_number
     if not (epoch >= 0 and place <= EPOCH_MAX and 0 <= file_number <= FILE_NUMBER_MAX) or not (
@@ -46,10 +47,11 @@ def commit_version(epoch: int, file_number: int, offset: int) -> int:
 
 
 def epoch_base(epoch: int) -> int:
-    """Return what an epoch adds to its file numbers in the 31 bits of a commit version above the offset.
+    """Return the number that an epoch adds to its file numbers in a commit version.
 
-    A counted epoch has 23 bits for them. The number of a later epoch is its base plus 256, so that numbers
-    are unambiguous. Negative numbers denote epochs of another log that precede all epochs of this log.
+    The sum takes the 31 bits above the offset. For a counted epoch, the file number takes the lower 23 of
+    these bits. The number of a later epoch is its base plus 256, so that the two kinds cannot be confused.
+    Negative numbers denote epochs of another log, which precede all epochs of this log.
     """
     if abs(epoch) <= EPOCH_COUNTED_MAX:
         return epoch << 23
@@ -57,7 +59,7 @@ def epoch_base(epoch: int) -> int:
 
 
 def next_epoch(epoch: int, file_number: int) -> int:
-    """Return the number of the epoch that follows another one whose highest file number is given.
+    """Return the number of the epoch after one whose highest file number is given.
 
     The first epochs are counted, so that two daemons on one cluster number them alike. A later epoch begins
     one above the highest value of epoch and file number that was used before. Raises LimitExceeded.
@@ -74,7 +76,9 @@ def next_epoch(epoch: int, file_number: int) -> int:
 
 
 def shifted_epoch(epoch: int, shift: int) -> int:
-    """Return the number of an epoch in a log whose bases are `shift` higher. The order of epochs stays."""
+    """Return the number of an epoch in a log whose bases are `shift` higher. The order of epochs is
+    preserved.
+    """
     return _epoch_of_base(epoch_base(epoch) + shift)
 
 

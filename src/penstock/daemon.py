@@ -84,7 +84,7 @@ __all__ = ["Daemon", "check_instances", "make_capture"]
 _log = structlog.get_logger(__name__)
 
 # The time for all captures to end: each may have a buffer to write and a sync to wait for, or an unresponsive
-# server. Together with DRAIN_SECONDS_MAX this is the time that a signal leaves to the command line.
+# server. After a signal, the command line waits for this time plus DRAIN_SECONDS_MAX.
 _JOIN_SECONDS_MAX = 10.0
 # Capture processes end by themselves within the same time, and are killed soon after it.
 _PROCESS_JOIN_SECONDS_MAX = 15.0
@@ -99,7 +99,7 @@ class Daemon:
     """Everything that one process captures and serves. The main thread calls `run`."""
 
     def __init__(self, settings: Settings, desired: DesiredSettings) -> None:
-        """`settings` are the first of the desired ones."""
+        """`settings` are the first desired settings."""
         check_instances(settings)
         self._settings, self._desired = settings, desired
         self._changing, self._stopping = threading.Lock(), threading.Event()
@@ -118,11 +118,11 @@ class Daemon:
         # A merge waits until its members have started.
         own.sort(key=lambda name: bool(settings.instances[name].merge))
         self._own = OwnInstances(own, self._make_capture)
-        # Created before anything starts, so that a problem is reported at once.
+        # Created before anything starts, so that a problem is reported immediately.
         self._own.make([name for name in own if not settings.has_process(name)])
         pumps = [name for name, instance in settings.instances.items() if instance.has_role("pump")]
         self._pumps = {name: make_pump(name, settings) for name in pumps}
-        # Created before anything starts, so that a tier with a missing package is reported at once.
+        # Created before anything starts, so that a tier's missing package is reported immediately.
         self._maintenance = Maintenance(
             settings,
             self._maintained(settings),
@@ -227,15 +227,15 @@ class Daemon:
     def change(self, settings: Settings) -> InstanceChange:
         """Add, change and remove instances according to new settings. Other instances are not disturbed.
 
-        Returns once the captures that had to end have ended. Raises OptionInvalid or DependencyMissing, and
-        changes nothing, if anything else differs, or if the settings have problems.
+        Returns once the captures that had to end have ended. If the new settings have problems, or differ in
+        anything but instances, raises OptionInvalid or DependencyMissing and changes nothing.
         """
         with self._changing:
             check_instances(settings)
             change = InstanceChange.between(self._settings, settings)
             if not change:
                 return change
-            # The package of a tier may be missing.
+            # A tier's package may not be installed.
             self._maintenance.change(settings, self._maintained(settings), change.changed)
             self._settings = settings
             self._supervisor.change(settings)
@@ -263,7 +263,7 @@ class Daemon:
         return InstanceChange.between(self._settings, settings)
 
     def _instances(self, change: InstanceChange | None = None) -> Mapping[str, ServedInstance]:
-        """Return the instances as readers see them. After a change, the others stay the same objects."""
+        """Return the instances as readers see them. A change keeps the objects of unchanged instances."""
         if self._fleet is not None:
             return self._fleet.instances
         own: dict[str, ServedInstance] = dict(self._own.by_name)
@@ -291,7 +291,7 @@ class Daemon:
     # --- Parts ------------------------------------------------------------------------------
 
     def _make_access(self, served: Served) -> Access:
-        """Return the accounts, which listener processes share if there are any."""
+        """Return the accounts, which the listener processes share if there are any."""
         settings = self._settings
         if settings.listeners == "single":
             return Access.of_settings(settings.listen, settings.access)
@@ -304,7 +304,7 @@ class Daemon:
         return Access.of_settings(settings.listen, settings.access, usage_of)
 
     def _arrived(self, name: str) -> None:
-        """Announce newly visible data of an instance to readers here and in listener processes."""
+        """Announce newly visible data of an instance to readers, including those of listener processes."""
         self._arrivals.arrived(name)
         if self._listener_processes is not None:
             self._listener_processes.arrived(name)
@@ -324,7 +324,7 @@ class Daemon:
         return name in self._own.by_name or name in self._groups
 
     def _captures(self) -> list[Capture]:
-        """Return the captures that run here."""
+        """Return the captures that run in this process."""
         return self._own.captures() if self._fleet is None else self._fleet.captures()
 
     def _check_servers(self, name: str) -> list[dict[str, Any]]:
@@ -346,7 +346,7 @@ class Daemon:
         self._settings_thread.stop()
         self._pipelines.stop()
         self._own.stop()
-        # After this, a running change of settings starts no further capture.
+        # From this point on, a settings change in progress starts no more captures.
         if self._changing.acquire(timeout=_JOIN_SECONDS_MAX):
             self._changing.release()
         self._maintenance.stop()
@@ -383,7 +383,7 @@ class _Fleet:
         arrived: Callable[[str], None],
         guard: SessionGuard,
     ) -> None:
-        """`arrived` is called with an instance's name when more of it is visible."""
+        """`arrived` is called with an instance's name when more of the instance's log is visible."""
         part = settings.fleet
         assert part is not None, "the daemon is a member"
         self._open_store = partial(open_store, settings.coordination_url())
@@ -418,7 +418,7 @@ class _Fleet:
         self.instances = self._new_instances(settings.instances)
 
     def change(self, settings: Settings, change: InstanceChange) -> None:
-        """Take part with other instances. Captures and copies of changed instances end, and begin again."""
+        """Take part with changed instances. Their captures and copies end and start again."""
         self._settings = settings
         kept = settings.instances.keys() - {*change.added, *change.changed}
         self.instances = {
@@ -452,7 +452,7 @@ class _Fleet:
         self._directory.stop()
 
     def read(self, readings: Readings) -> None:
-        """Add whether this member holds the leases of the instances that it captures."""
+        """Add a metric for each instance that this member captures: whether it holds the instance's lease."""
         store = without_password(self._settings.coordination_url())
         for name, tenure in self.member.tenures().items():
             if isinstance(tenure, CaptureTenure):
@@ -486,7 +486,7 @@ class _Fleet:
         return make_capture(name, settings, self._arrived, tenure)
 
     def _settings_with(self, name: str) -> Settings:
-        """Return the settings, which have an instance. Raises SourceMissing if it is being removed."""
+        """Return the settings with the instance. Raises SourceMissing if it is being removed."""
         settings = self._settings
         if name not in settings.instances:
             raise SourceMissing(
@@ -512,7 +512,7 @@ class _Fleet:
             self.member.name,
             partial(self._note_readable, name),
         )
-        # Begin nothing without a record, so that a later attempt finds the log closed.
+        # Do nothing until a record exists, so that a later attempt still finds the log closed.
         tenure = CopyTenure(store, name, self.member.name, copy, lambda: self.member.registration)
         copy.start()
         return tenure
@@ -550,7 +550,7 @@ class _Fleet:
     def status(self) -> dict[str, Any]:
         """Return the state of the whole fleet, from the store. Raises CoordinationLost, SchemaInvalid."""
         with self._status_lock:
-            # Frequent requests share one answer, so that they do not load the store.
+            # Frequent requests share one response, which limits the load on the store.
             if time.monotonic() - self._status_at > _FLEET_STATUS_SECONDS:
                 with closing(self._open_store()) as store:
                     self._status, self._status_at = fleet_status(store), time.monotonic()
@@ -558,7 +558,7 @@ class _Fleet:
 
 
 def _fleet_control(settings: Settings) -> FleetControl | None:
-    """Return the members and jobs of the settings' store; None without one."""
+    """Return the fleet's members and jobs from the settings' store; None without a store."""
     if settings.coordination is None:
         return None
     return FleetControl(partial(open_store, settings.coordination_url()))
@@ -572,7 +572,7 @@ def _works_of(settings: Settings) -> dict[str, Work]:
 
 
 def _allow_descriptors() -> None:
-    """Raise the descriptor limit, so that connections do not take the descriptors of the log."""
+    """Raise the descriptor limit, so that connections cannot use up the descriptors that the log needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = CONNECTIONS_MAX + _OWN_DESCRIPTORS
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 _LEFT_OUT = "an instance of the store is left out"
 
-# The sections of instances, None for those that were removed.
+# The section of each instance, None for a removed instance.
 _Sections = dict[str, dict[str, Any] | None]
 
 
@@ -62,22 +62,23 @@ class DesiredSettings:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.Lock()
-        # The text of the file as it was last accepted, and as it was last read.
+        # The file's text when it was last accepted, and when it was last read.
         self._text: str | None = None
         self._text_read: str | None = None
         self._has_store = False
         self._store: CoordinationStore | None = None
-        # The instances of the store as last read.
+        # The store's instances when they were last read.
         self._wanted: Mapping[str, WantedInstance] = {}
         self._watch: Watch | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def first(self, prove: Callable[[Settings], None] = lambda settings: None) -> Settings:
-        """Return the settings to start with. Raises OptionInvalid for the file alone.
+        """Return the settings to start with.
 
-        If the store does not answer, the daemon starts with the file. A stored instance is left out if it
-        cannot be used here, by itself or together with others, or if `prove` raises OptionInvalid.
+        Raises OptionInvalid only for problems in the file. If the store does not answer, the daemon starts
+        with the file alone. A stored instance is left out if it cannot be used, alone or together with the
+        others, or if `prove` raises OptionInvalid.
         """
         settings = self._read(prove, reads_file=True)
         self.accept()
@@ -92,7 +93,7 @@ class DesiredSettings:
         return self._read(None, reads_file=reads_file)
 
     def accept(self) -> None:
-        """Record that the daemon uses the settings that were read last."""
+        """Record that the daemon uses the settings most recently read."""
         with self._lock:
             self._text = self._text_read
 
@@ -121,10 +122,10 @@ class DesiredSettings:
         *,
         dry_run: bool = False,
     ) -> WantedInstance:
-        """Store an instance, None to remove it, once `prove` has accepted the settings with it.
+        """Store an instance, or remove it with None, once `prove` has accepted the resulting settings.
 
-        A dry run stores nothing. Raises OptionInvalid, the errors of `prove`, VersionConflict,
-        CoordinationLost.
+        A dry run stores nothing. Raises OptionInvalid, VersionConflict, CoordinationLost, or any error from
+        `prove`.
         """
         wanted = WantedInstance(
             name,
@@ -155,7 +156,7 @@ class DesiredSettings:
                 forget_instance(store, name)
 
     def stored(self) -> Mapping[str, WantedInstance] | None:
-        """Return the instances of the store, None without a store. Raises CoordinationLost."""
+        """Return the instances in the store; None without a store. Raises CoordinationLost."""
         with self._lock:
             settings = load_settings(self._file, text=self._text)
             return None if settings.coordination is None else read_wanted(self._opened(settings))
@@ -170,7 +171,7 @@ class DesiredSettings:
         return self._opened(settings)
 
     def _read(self, prove: Callable[[Settings], None] | None, *, reads_file: bool) -> Settings:
-        """Return the settings. With `prove`, they are the first ones."""
+        """Return the settings. `prove` is passed only when the settings are read for the first time."""
         with self._lock:
             self._text_read = settings_text(self._file) if reads_file else self._text
             settings = load_settings(self._file, text=self._text_read)
@@ -218,7 +219,7 @@ class DesiredSettings:
     def _load_usable(
         self, text: str | None, sections: _Sections, prove: Callable[[Settings], None]
     ) -> Settings:
-        """Return the settings of the file with the sections that can be used together."""
+        """Return the settings from the file and the sections that work together."""
         usable, problems = sections, dict[str, OptionInvalid]()
         try:
             settings = self._load(text, sections)
@@ -246,7 +247,7 @@ class DesiredSettings:
         return self._store
 
     def _follow(self, changed: Callable[[], None]) -> None:
-        """Watch the store once it answers."""
+        """Watch the store as soon as it answers."""
         retry = Retry("changes of instances are not followed", backoff=_BACKOFF, stop=self._stopping)
         while self._watch is None and not self._stopping.is_set():
             try:
@@ -256,20 +257,19 @@ class DesiredSettings:
                     )
             except PenstockError as problem:
                 retry.wait(problem)
-        # Report changes from before the watch.
+        # Report changes made before the watch began.
         changed()
 
 
 class SettingsThread:
     """The thread that applies the desired settings of a daemon whenever they may have changed.
 
-    `change` applies settings, and raises PenstockError for those that it refuses.
+    `change` applies settings, and raises PenstockError if it refuses them.
     """
 
     def __init__(self, desired: DesiredSettings, change: Callable[[Settings], InstanceChange]) -> None:
         self._desired = desired
         self._change = change
-        # Set to read the settings again, including the file.
         self._reload = threading.Event()
         self._reads_file = threading.Event()
         self._stopping = threading.Event()
@@ -281,7 +281,7 @@ class SettingsThread:
         return self._state
 
     def start(self) -> None:
-        """Start following changes, also those in the store."""
+        """Start following changes, including changes in the store."""
         self._start_thread()
         self._desired.follow(self.reload)
 
@@ -308,7 +308,8 @@ class SettingsThread:
                 if not self._stopping.is_set():
                     self._apply()
         except Exception as defect:
-            # The end of the thread prints the traceback. Another thread applies the next change.
+            # The exception ends the thread, which prints the traceback. Another thread applies the next
+            # change.
             self._state = SettingsState.FAILED
             _log.error(
                 "a defect interrupted a change of the settings",
@@ -340,10 +341,10 @@ class SettingsThread:
 
 
 class StoredInstances:
-    """The instances of the store, in the form that a daemon's operators change.
+    """The store's instances, as a daemon's operators view and change them.
 
-    `plan` returns what settings would change in the daemon, and raises OptionInvalid for settings that it
-    refuses. `reload` makes the daemon read the settings again.
+    `plan` returns the changes that settings would make in the daemon, and raises OptionInvalid if it refuses
+    the settings. `reload` makes the daemon read the settings again.
     """
 
     def __init__(
@@ -357,7 +358,9 @@ class StoredInstances:
         self._reload = reload
 
     def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
-        """Store an instance, or remove it with None; return its version and the changes in this daemon."""
+        """Store an instance, or remove it with None; return its version and the resulting changes in this
+        daemon.
+        """
         changes: list[InstanceChange] = []
         stored = self._desired.want(
             name, document, lambda settings: changes.append(self._plan(settings)), dry_run=dry_run
@@ -365,13 +368,13 @@ class StoredInstances:
         return {"version": stored.version, **self._done(changes, dry_run=dry_run)}
 
     def forget(self, name: str, *, dry_run: bool) -> dict[str, Any]:
-        """Apply the settings file to an instance again; return the changes in this daemon."""
+        """Apply the settings file to an instance again; return the resulting changes in this daemon."""
         changes: list[InstanceChange] = []
         self._desired.forget(name, lambda settings: changes.append(self._plan(settings)), dry_run=dry_run)
         return self._done(changes, dry_run=dry_run)
 
     def stored(self) -> list[dict[str, Any]] | None:
-        """Return the instances of the store without secrets, None without a store."""
+        """Return the instances in the store without secrets; None without a store."""
         wanted = self._desired.stored()
         if wanted is None:
             return None
@@ -394,7 +397,7 @@ class StoredInstances:
 
 
 def _replace_instances(sections: Mapping[str, dict[str, Any] | None], document: Document) -> None:
-    """Replace instances of a settings file, and remove those without a section."""
+    """Replace instances in a settings file, and remove instances without a section."""
     instances = document.value["instances"]
     for name, section in sections.items():
         in_file = instances.pop(name, None)

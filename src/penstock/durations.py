@@ -8,7 +8,7 @@ _TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
 
 def duration_text(duration: timedelta) -> str:
-    """Return [-]hh:mm:ss[.ffffff], as the server writes a TIME."""
+    """Return the duration as [-]hh:mm:ss[.ffffff], as the server writes a TIME."""
     micros = duration // timedelta(microseconds=1)
     seconds, fraction = divmod(abs(micros), 1_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
@@ -16,7 +16,7 @@ def duration_text(duration: timedelta) -> str:
 
 
 def duration_of(text: str) -> timedelta | None:
-    """Return the duration of [-]hh:mm[:ss[.ffffff]], None for any other text."""
+    """Parse a duration of the form [-]hh:mm[:ss[.ffffff]]; return None for any other text."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None

@@ -3,8 +3,8 @@
 
 Names are not unique: RESET MASTER, a restore, a clone or another node of a Galera cluster produces files with
 the same names. The format description at the head of a file has its creation time in seconds, and the id of
-the server that created it. These two fields are the same in the file, in a dump of it, and in a log that
-keeps it; a server changes other fields of the event when a dump starts inside a file.
+the server that created it. These two fields are the same in the file, in a dump of the file, and in a log
+that stores it. When a dump starts inside a file, the server changes other fields of the event.
 """
 
 _MAGIC = b"\xfebin"

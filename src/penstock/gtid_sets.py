@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two kinds of GTID sets, which differ in what they prove.
+"""The two kinds of GTID sets: logged before a position, or executed by a server.
 
-A set that a log holds before a position belongs to that position on every server. A set that a server reports
-as executed belongs to no position: MySQL counts a transaction after it is in the log, so the set may miss
-transactions before the end of the log, and on an unlogged server it may hold some that are in no file. The
-types keep them apart: an `ExecutedSet` is not text, so it cannot be used in place of a `LoggedSet`.
+The set of transactions logged before a position is the same on every server. The set that a server reports as
+executed corresponds to no position. MySQL adds a transaction to it only after writing the transaction to the
+log, so the set may miss transactions at the end of the log. On a server that does not log, the set may
+contain transactions that are in no file. The types keep them apart: an `ExecutedSet` is not text, so it
+cannot be used in place of a `LoggedSet`.
 """
 
 import re
@@ -21,12 +22,12 @@ NO_GTIDS = LoggedSet("")
 
 @dataclass(frozen=True)
 class ExecutedSet:
-    """The GTIDs that a server reports as executed, whatever its log holds up to now.
+    """The GTIDs that a server reports as executed, regardless of the current contents of its log.
 
     MariaDB's text is its `gtid_binlog_state`: the last transaction of each domain and server id, which `ends`
-    has as numbers. Two servers may have written different transactions under the same sequence numbers.
-    `applied` are the last transactions that it has from other servers, perhaps without logging them
-    (`gtid_slave_pos`): its log may begin after exactly these.
+    holds as numbers. Two servers may have written different transactions under the same sequence numbers.
+    `applied` are the last transactions that the server has applied from other servers, perhaps without
+    logging them (`gtid_slave_pos`). Its log may begin immediately after them.
     """
 
     text: str
@@ -73,7 +74,9 @@ class ExecutedSet:
         return ",".join(f"{domain}-{server}-{number}" for domain, number, server in ordered)
 
     def unlogged(self, gtid_set: str) -> bool:
-        """Return whether a MariaDB server has continued after a transaction of a set without logging it."""
+        """Return whether a MariaDB server executed a transaction of the set without logging it and has
+        continued since.
+        """
         ends = self.ends or {}
         return any(
             ends.get((domain, server), 0) < number < last
@@ -85,17 +88,18 @@ class ExecutedSet:
 
 @dataclass(frozen=True)
 class LostGtids:
-    """Transactions of a log that the server of a later epoch lacks. `kept` are those that this server has.
+    """The transactions in a log that are missing from the server of a later epoch. `kept` are the log's
+    transactions that this server has.
 
     MariaDB numbers the transactions of all servers of a domain in one sequence. A set that ends with a lost
-    transaction would also contain the transactions to which the other server gave the next numbers.
+    transaction would therefore also cover the transactions that the later server numbered up to it.
     """
 
     lost: LoggedSet
     kept: LoggedSet
 
     def has_last_of(self, gtid_set: str) -> bool:
-        """Return whether the newest transaction of a MariaDB set is lost, in any domain."""
+        """Return whether the newest transaction of any domain in a MariaDB set is lost."""
         lost, kept = self._ends(self.lost), self._ends(self.kept)
         return any(
             kept.get((domain, server), 0) < number <= lost.get((domain, server), 0)
@@ -129,10 +133,11 @@ class LostGtids:
 
 
 class OutsideSet:
-    """Determines which transactions of a log are outside a GTID set. Call it with each transaction in
-    log order.
+    """Determines which transactions of a log are outside a GTID set. Call the instance with each
+    transaction's GTID, in log order.
 
-    `before` has the transactions before the first one. Raises PositionInvalid if the log does not show it.
+    `before` holds the transactions before the first call's. The call raises PositionInvalid if the log cannot
+    answer.
     """
 
     def __init__(self, gtid_set: str, before: LoggedSet) -> None:
@@ -140,7 +145,9 @@ class OutsideSet:
         self._before = GtidSet.parse(before)
 
     def __call__(self, gtid: str) -> bool:
-        """Return whether the next transaction is outside the set. A transaction without a GTID is not."""
+        """Return whether the next transaction is outside the set. A transaction without a GTID counts as
+        inside.
+        """
         if not gtid:
             return False
         is_outside = not self._excluded.contains_in_log(gtid, self._before)
@@ -150,7 +157,7 @@ class OutsideSet:
 
 
 def is_mariadb(gtid_set: str) -> bool:
-    """Return whether a set is MariaDB's, whose transactions are numbered in the order of a log."""
+    """Return whether a set is a MariaDB set, which numbers transactions in log order."""
     return bool(gtid_set) and ":" not in gtid_set
 
 
@@ -166,5 +173,7 @@ def mariadb_gtids(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def union(first: LoggedSet, second: LoggedSet) -> LoggedSet:
-    """Return the transactions of either set. For two sets of one log, the earlier one first."""
+    """Return the transactions in either set. If both sets belong to the same log, pass the earlier set
+    first.
+    """
     return LoggedSet(str(GtidSet.parse(first).union(GtidSet.parse(second))))

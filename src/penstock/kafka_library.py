@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client library of Kafka, and its errors as those of Penstock."""
+"""Kafka's client library, and the translation of its errors to Penstock errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,7 +103,7 @@ _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
 
 
 def error_of(problem: Any, what: str) -> PenstockError:
-    """Return the Penstock error for an error of the library."""
+    """Return the Penstock error for an error from the library."""
     codes = library().KafkaError
     message = f"Kafka: {what}: {problem.str()}"
     for names, error, hint in _BY_CODE:

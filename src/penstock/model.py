@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared types of every layer: positions, tables, columns, sources and table selections.
+"""Types shared by every layer: positions, tables, columns, sources and table selections.
 
 This module depends only on `errors`, `limits` and `commit_versions`. Everything is immutable and can be
 pickled, so executors can use it.
@@ -41,7 +41,7 @@ class Position:
 
     @property
     def file_number(self) -> int:
-        """Return the number at the end of the file name. Raises PositionInvalid if there is none."""
+        """Return the number at the end of the file name. Raises PositionInvalid for a name without one."""
         match = _FILE_SUFFIX.search(self.file)
         if match is None:
             raise PositionInvalid(
@@ -169,9 +169,9 @@ class Column:
 class StatementSession:
     """The session of a logged statement, according to its event.
 
-    `databases` are those that the statement changes, None if the event does not list them (MariaDB, or more
-    than 16). `charset` is the default of a created database, None if unknown. `sql_mode` has the SQL modes
-    that change how the statement's text is read.
+    `databases` are the databases that the statement changes, None if the event does not list them (MariaDB,
+    or more than 16). `charset` is the default of a created database, None if unknown. `sql_mode` has the SQL
+    modes that change how the statement's text is read.
     """
 
     databases: frozenset[str] | None = None
@@ -187,7 +187,7 @@ class StatementSession:
         return cls(named or None, charset, frozenset(sql_mode))
 
     def may_change(self, database: str) -> bool:
-        """Return whether the statement may change something in a database."""
+        """Return whether the statement may change anything in a database."""
         return self.databases is None or database in self.databases
 
     def to_json(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _compile_pattern(text: str) -> _TablePattern:
 
 
 class TablePatterns:
-    """A table selection: tables that match an include pattern and no exclude pattern.
+    """Selects the tables that match an include pattern and no exclude pattern.
 
     A pattern is `database.table` with `*` for any run of characters, backticks around literal names, or
     `/regex/` over the whole `database.table`. Without include patterns every table matches. Patterns are a
@@ -344,11 +344,11 @@ class TablePatterns:
 
     @property
     def selects_all(self) -> bool:
-        """Whether every table is selected, including events that name no table."""
+        """Whether every table is selected, and with them the events that name no table."""
         return not (self.include or self.exclude)
 
     def may_match_in(self, database: str) -> bool:
-        """Return whether a table of that database can be selected."""
+        """Return whether any table of that database can be selected."""
         return not self._included or any(
             pattern.database is None or pattern.database.fullmatch(database) is not None
             for pattern in self._included
@@ -470,10 +470,10 @@ class Tls:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The address of a server, and our account there.
+    """The address of a server, and Penstock's account on it.
 
-    `scheme` is as written by the user (mysql or mariadb); the server itself reports its flavor. With
-    `unix_socket`, host and port are ignored. `server_id` is our replica id, None for a random one.
+    `scheme` is the scheme that the user wrote (mysql or mariadb); the server itself reports its flavor. With
+    `unix_socket`, host and port are ignored. `server_id` is Penstock's replica id, None for a random id.
     """
 
     host: str = "127.0.0.1"
@@ -542,7 +542,7 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """The name of the server as an instance: `host:port`, or its socket."""
+        """The server's name as an instance: `host:port`, or its socket."""
         return self.unix_socket or f"{self.host}:{self.port}"
 
     def __str__(self) -> str:

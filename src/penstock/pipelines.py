@@ -39,12 +39,12 @@ class Pipeline:
     """A source, steps and a sink, validated when it is created. Nothing is opened before `run`.
 
     `source` is a URL, a path, or the section `source` of a pipeline file; a list means several sources.
-    `tables` and `exclude` are patterns for all sources. A step is a verb, a verb with its settings
-    (`{"mask": {...}}`), or a function over Arrow batches, short for the step `python`. `sink` is a kind, or
-    a kind with its settings. `name` is the pipeline's name in its state; the default is derived from source
-    and sink, and changes only with them. The state and the dead letter are in `folder`, unless `settings`
-    says otherwise: `settings` are the other sections of a pipeline file, such as `load`, `errors`, and
-    `sinks` in place of `sink`.
+    `tables` and `exclude` are patterns for all sources. A step is a verb, a verb with its settings (`{"mask":
+    {...}}`), or a function over Arrow batches, short for the step `python`. `sink` is a kind, or a kind with
+    its settings. `name` identifies the pipeline in its state. The default name is derived from the sources,
+    tables and sinks, and changes only when they change. The state and the dead letter are in `folder`, unless
+    `settings` says otherwise: `settings` are the other sections of a pipeline file, such as `load`, `errors`,
+    and `sinks` in place of `sink`.
 
     Raises OptionInvalid with every problem, and DependencyMissing.
     """
@@ -90,13 +90,13 @@ class Pipeline:
         told: Report | None = None,
     ) -> "Checkpoint | dict[str, Checkpoint]":
         """Load the tables and follow their changes until `stop`, or until "caught-up". Return the checkpoint,
-        with `sinks` that of each sink by name.
+        or with `sinks`, each sink's checkpoint by name.
 
-        `spark` is a session, classic or Connect; the default is this process's own, or one on this host's
-        cores. With `local` everything runs in this process, without Spark. `report` is called with plain
-        values after each batch, during one that lasts longer than ten seconds, and with an error; `told` is
-        its former name, for one version. Raises LeaseLost if another process runs the pipeline,
-        DependencyMissing without PySpark, and the error that ended the run.
+        `spark` is a classic or Connect session; the default is this process's active session, or a new
+        session on this host's cores. With `local` everything runs in this process, without Spark. `report` is
+        called with plain values after each batch, during a batch that lasts longer than ten seconds, and with
+        each error; `told` is its former name, for one version. Raises LeaseLost if another process runs the
+        pipeline, DependencyMissing without PySpark, and the error that ended the run.
         """
         if until not in (None, CAUGHT_UP):
             raise OptionInvalid(f"until {until!r} is unknown", hint=f'Write until="{CAUGHT_UP}"')
@@ -122,10 +122,10 @@ class Pipeline:
         return SparkDriver(spark or session_for(self.settings.name, None, self.settings.spark))
 
     def relay(self, *, report: Report | None = None, told: Report | None = None) -> "PipelineRun | SinkRuns":
-        """Return a run in this process, which its `run` starts. It waits while another process runs the
-        pipeline.
+        """Return a run in this process; the caller starts it with `run`.
 
-        Deprecated: use `run(local=True)`. The next version removes it.
+        The run waits while another process runs the pipeline. Deprecated: use `run(local=True)`. The next
+        version removes this method.
         """
         from penstock.engine.sink_runs import run_of
 
@@ -134,9 +134,10 @@ class Pipeline:
         return run
 
     def preview(self) -> dict[str, Any]:
-        """Return what would be read, prepared and written; with `sinks`, below `sinks` for each sink by name.
+        """Return what would be read, prepared and written; with `sinks`, the preview of each sink is below
+        `sinks` by name.
 
-        Asks servers and sinks, changes nothing.
+        Queries servers and sinks, and changes nothing.
         """
         from penstock.pipeline.preview import preview
 
@@ -146,7 +147,7 @@ class Pipeline:
         return {"pipeline": self.settings.name, "sinks": sinks}
 
     def stop(self) -> None:
-        """End the run after its current batch. Safe in threads and signal handlers."""
+        """End the run after its current batch. Safe to call from threads and signal handlers."""
         if self._running is not None:
             self._running.stop()
 
@@ -157,7 +158,9 @@ class Pipeline:
 
 
 def _report_of(report: Report | None, told: Report | None) -> Report | None:
-    """Return the function to report to, which callers may still pass as `told`. Raises TypeError for both."""
+    """Return the function that receives reports, which callers may still pass as `told`. Raises TypeError if
+    both are passed.
+    """
     if told is None:
         return report
     if report is not None:
@@ -185,7 +188,7 @@ def _source(source: Any) -> dict[str, Any]:
 
 def _name_of(settings: PipelineSettings) -> str:
     """Return a name that is unique to the sources, tables and sinks."""
-    # No representation contains a secret, so the name reveals none.
+    # The representation of a secret does not contain its value, so the name does not reveal it.
     sources_text = repr([(source.name, source.tables) for source in settings.sources])
     sources_text += "".join(repr(sink.settings) for sink in settings.sinks)
     return f"{settings.sinks[0].kind}-{hashlib.sha256(sources_text.encode()).hexdigest()[:10]}"

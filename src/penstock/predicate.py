@@ -27,7 +27,6 @@ import pyarrow.compute as compute
 from penstock.durations import duration_of
 from penstock.errors import OptionInvalid
 
-# A node of sqlglot's tree. The classes depend on sqlglot's version.
 Part = Any
 
 _HINT = (
@@ -53,14 +52,14 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
     "GTE": (compute.greater_equal, ">="),
 }
 _CONDITIONS = {*_OPERATORS, "And", "Or", "Xor", "Not", "NullSafeEQ", "Is", "Between", "In", "Like", "Escape"}
-# The parts of a condition's node. A column has the names that precede its own.
+# The parts of a condition's node. A column node includes the qualifiers before the column name.
 _ARGUMENTS = {"this", "expression", "expressions", "low", "high", "negate", "table", "db", "catalog"}
 _TURNED = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the row, possibly a field of `_metadata`, possibly in lower or upper case."""
+    """A column of the row, or a field of `_metadata`, optionally converted to lower or upper case."""
 
     name: str
     field: str | None = None
@@ -93,7 +92,7 @@ def _spelled(name: str, names: Sequence[str]) -> str:
 
 
 class Predicate:
-    """A compiled condition. `columns` are the names that it reads, as written. Pickles."""
+    """A compiled condition. `columns` are the column names that the condition reads, as written. Pickles."""
 
     def __init__(self, text: str, condition: _Condition, columns: frozenset[str]) -> None:
         self.text = text
@@ -118,7 +117,9 @@ class Predicate:
         self.passes(pyarrow.RecordBatch.from_pylist([], schema=schema))
 
     def reads(self, schema: pyarrow.Schema) -> frozenset[str]:
-        """Return the columns of a table that it reads, as the table spells them. Raises OptionInvalid."""
+        """Return the table columns that the condition reads, as the table spells them. Raises
+        OptionInvalid.
+        """
         return frozenset(_spelled(name, schema.names) for name in self.columns)
 
     def passes(self, batch: pyarrow.RecordBatch) -> numpy.ndarray:
@@ -140,12 +141,12 @@ class Predicate:
 
 
 def _parse(text: str) -> Part:
-    # Importing sqlglot costs more than decoding a small file, and few subscribers need it.
+    # Importing sqlglot takes longer than decoding a small file, and few subscribers need it.
     import sqlglot
     from sqlglot.errors import SqlglotError
 
     try:
-        # MySQL reads it as OR, unless sql_mode has PIPES_AS_CONCAT, and Spark as a concatenation.
+        # MySQL reads || as OR, unless sql_mode has PIPES_AS_CONCAT; Spark reads || as a concatenation.
         if any(token.token_type.name == "DPIPE" for token in sqlglot.tokenize(text, read="mysql")):
             raise OptionInvalid(f"where: || in {text!r} may mean OR or a concatenation", hint="Write OR")
         statements = sqlglot.parse(text, read="mysql")
@@ -166,7 +167,7 @@ def _refuse(part: Part, why: str = "") -> NoReturn:
 
 
 class _Compiler:
-    """Converts a parsed condition to a function, and records the columns."""
+    """Converts a parsed condition to a function, and records the columns that it reads."""
 
     def __init__(self) -> None:
         self.columns: set[str] = set()
@@ -175,7 +176,7 @@ class _Compiler:
         """Return a function that evaluates a part to true, false or null for each row."""
         kind = type(part).__name__
         if unknown := {name for name, value in part.args.items() if value} - _ARGUMENTS:
-            # A modifier that a later parser adds would otherwise be ignored.
+            # Otherwise a modifier added by a later parser version would be ignored.
             _refuse(part, f" ({', '.join(sorted(unknown))})")
         match kind:
             case "Paren":
@@ -347,7 +348,7 @@ class _Compiler:
                 kind = part.args.get("to")
                 type_text = "DATE" if "Date" in type(part).__name__ else "TIMESTAMP"
                 type_text = type_text if kind is None else kind.sql(dialect="mysql").upper()
-                # A time of day would have to be cut off a DATE.
+                # A DATE has no time of day, so the constant's time would have to be cut off.
                 is_exact = type_text in _MOMENTS or (type_text == "DATE" and _DAY.fullmatch(str(value)))
                 if isinstance(value, str) and is_exact:
                     return value
@@ -363,7 +364,7 @@ def _number(text: str) -> int | float | Decimal:
 
 
 def _decimal(text: str) -> Decimal | None:
-    """Return the finite number in a text, else None. Raises OptionInvalid for too many digits."""
+    """Return the finite number in a text, or None. Raises OptionInvalid if the number has too many digits."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -434,7 +435,7 @@ def _is_among(column: _Column, values: pyarrow.Array, constants: Sequence[_Const
     """Return a mask of the values that equal one of the constants."""
     alike = [_convert_alike(column, values, constant) for constant in constants]
     if pyarrow.types.is_floating(values.type):
-        # is_in compares bits, so 0 and -0 would differ. Adding 0 turns -0 into 0.
+        # `is_in` compares bits, so 0 and -0 would differ. Adding 0 turns -0 into 0.
         alike = [
             (compute.add(column_values, 0.0), compute.add(scalar, 0.0)) for column_values, scalar in alike
         ]

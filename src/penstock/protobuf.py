@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protobuf's wire format, for small messages whose field numbers their callers know."""
+"""Protobuf's wire format, for small messages with field numbers that the caller knows."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ Value = int | bytes | memoryview
 
 
 def varint(value: int) -> bytes:
-    """Return an integer of 64 bits as a varint; a negative one in two's complement."""
+    """Return a 64-bit integer as a varint; a negative integer in two's complement."""
     value &= _UINT64
     written = bytearray()
     while value > 0x7F:
@@ -24,12 +24,14 @@ def varint(value: int) -> bytes:
 
 
 def length_head(number: int, length: int) -> bytes:
-    """Return the head of a field with a length, which its content follows."""
+    """Return the header of a length-delimited field, which precedes its content."""
     return varint(number << 3 | _BYTES) + varint(length)
 
 
 def encode(*fields: tuple[int, Value | str | bool]) -> bytes:
-    """Return a message with these fields in this order: integers as varints, the others with a length."""
+    """Return a message with these fields in this order: integers as varints, all other values with a
+    length.
+    """
     parts: list[bytes | memoryview] = []
     for number, value in fields:
         if isinstance(value, int):
@@ -41,7 +43,7 @@ def encode(*fields: tuple[int, Value | str | bool]) -> bytes:
 
 
 class Message:
-    """A decoded message: the values of each field, by number. A missing field has protobuf's default."""
+    """A decoded message: the values of each field, by number. A missing field reads as protobuf's default."""
 
     def __init__(self, content: bytes | memoryview) -> None:
         """Decode a message without copying its fields. Raises EventMalformed."""
@@ -99,7 +101,7 @@ class Message:
 
 
 def fields_of(content: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the number and value of each field of a message: unsigned integers, and views of the others.
+    """Yield the number and value of each field of a message: integers as unsigned, other values as views.
 
     Raises EventMalformed at the first malformed field.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries: exponential backoff with full jitter, their limits, and one log line for each.
+"""Retries with exponential backoff, full jitter, limits, and one log line each.
 
 Full jitter draws each pause between zero and a bound that doubles, so that clients that lost the same server
 do not reconnect at the same time. The mean pause is therefore half of the bound.
@@ -21,7 +21,7 @@ from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECON
 _Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)
 
-# A float overflows after about a thousand doublings. Every maximum is reached long before.
+# A float overflows after about a thousand doublings. Every maximum is reached after far fewer.
 _DOUBLINGS_MAX = 64
 
 
@@ -48,10 +48,10 @@ class Retry:
     """The failures in a row of one operation, and the pauses between its tries.
 
     For one thread or task. `event` is the message of the log line. A failure is raised after `tries` pauses,
-    or once `seconds` have passed since the first failure; without either limit, never. The last pause is
-    shortened to the time limit. With several `peers` that are tried in turn, only a complete round of them
-    counts as a try and pauses. Once `stop` is set, pauses end at once. `report` is called with each failure
-    before its pause. A pause of at most `quiet_seconds` is not logged.
+    or once `seconds` have passed since the first failure; without either limit, failures are never raised.
+    The last pause is shortened to the time limit. If several `peers` are tried in turn, only a complete round
+    of all peers counts as a try and is followed by a pause. Once `stop` is set, pauses end at once. `report`
+    is called with each failure before its pause. A pause of at most `quiet_seconds` is not logged.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Retry:
         self._since = self._clock()
 
     def succeeded(self) -> None:
-        """Forget the failures: there was progress."""
+        """Reset the failures after progress."""
         self.failures, self._since = 0, None
 
     def wait(self, problem: Exception, *, weight: int = 1, at_least: float = 0.0, **fields: object) -> None:
         """Pause before the next try. Raises the problem if no try is left.
 
-        `weight` is how many failures this one counts for; `at_least` the shortest pause, in seconds, which
-        the peer asked for; `fields` belong to the log line.
+        `weight` is the number of failures that this failure counts as. `at_least` is the shortest pause in
+        seconds, as requested by the peer. `fields` are added to the log line.
         """
         seconds = self._next_pause(problem, weight, at_least, fields)
         if self._stop is None:
@@ -102,7 +102,7 @@ class Retry:
             self._stop.wait(seconds)
 
     async def wait_async(self, problem: Exception, **fields: object) -> None:
-        """Pause as `wait` does, without blocking the event loop."""
+        """Pause like `wait`, without blocking the event loop."""
         await asyncio.sleep(self._next_pause(problem, 1, 0.0, fields))
 
     def run(self, attempt: Callable[[], _Answer], retried: type[Exception] = TransientError) -> _Answer:
@@ -121,7 +121,7 @@ class Retry:
                 return answer
 
     async def run_async(self, attempt: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Return the answer as `run` does, without blocking the event loop."""
+        """Return the answer like `run`, without blocking the event loop."""
         while True:
             try:
                 answer = await attempt()

@@ -12,7 +12,7 @@ from penstock.settings.alerts import AlertSettings
 from penstock.sizes import size_text
 from penstock.telemetry.alerts import Alert
 
-# A smaller lag may have been measured between two packets.
+# The measurement may have been taken between two packets and show a smaller lag.
 _LAGGING_SECONDS = 60.0
 
 _HINT_STATUS = "Run: penstock status"

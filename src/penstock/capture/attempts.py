@@ -35,21 +35,21 @@ from penstock.limits import (
 )
 from penstock.retry import RECONNECT
 
-# Unreadable bytes may have been corrupted in transit, so they are requested again at most this often.
+# Unreadable bytes may have been corrupted in transit, so they are requested again, at most this often.
 STREAM_TRIES_MAX = 3
 
-# Two replicas with the same id keep disconnecting each other, and each receives a little before. So progress
-# does not reset the count of replacements that are more recent than this.
+# Two replicas with the same id keep disconnecting each other, and each receives some data before it is
+# disconnected. Progress therefore does not reset the count of replacements within this time.
 _REPLACEMENT_WINDOW_SECONDS = 60.0
 
-# The daemon cannot recover from these errors by retrying. A transaction that arrived too late would not be
-# noticed again.
+# The daemon cannot recover from these errors by retrying. After a restart, nothing would detect that a
+# transaction had arrived too late.
 _NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded, TransactionLate)
 # Errors of the local log, which do not depend on the server. A restart ends the process that holds the lock.
 _LOG_ERRORS = (LogFull, LogLocked, DiskFailed)
-# Permanent failures of one server. Another server of the cluster may have what is needed.
+# Permanent failures of one server. Another server of the cluster may still have the required log.
 _PERMANENT_ON_SERVER = (PositionPurged, PositionInvalid)
-# Another server may work. This server is tried again later.
+# Failures after which another server is tried. The failed server is tried again later.
 _FAIL_OVER_AT_ONCE = (ServerBehind, AuthenticationFailed, PrivilegeMissing, ServerUnsupported, TlsFailed)
 
 
@@ -70,12 +70,12 @@ class Attempts:
         self._last_sender: int | None = None
         self._failover_times: list[float] = []
         self._refused: dict[int, PenstockError] = {}
-        # How often in a row another replica took over the stream, and when it last did.
+        # How many times in a row another replica took over the stream, and when this last happened.
         self._replaced = 0
         self._replaced_at = 0.0
 
     def progressed(self) -> None:
-        """Reset the counters: transactions arrived, or a connection stayed open."""
+        """Reset the counters, because transactions arrived or a connection stayed open."""
         if self._last_sender not in (None, self.chosen):
             self._failover_times.append(time.monotonic())
         self._last_sender = self.chosen
@@ -88,7 +88,7 @@ class Attempts:
         if isinstance(problem, _NEVER_HEALS):
             return problem
         if isinstance(problem, _LOG_ERRORS):
-            # While the log accepted no data, nothing was learned about the server.
+            # A full or failing log says nothing about the server.
             self._failing_since = None
             return None
         if isinstance(problem, StreamError):
@@ -116,7 +116,7 @@ class Attempts:
             self._choose_next()
         elif self._servers > 1 and now - self._failing_since > self._patience(now):
             self._choose_next()
-            # The next server may be healthy, so its first pause is short.
+            # The next server may be healthy, so the first pause before it is short.
             self._tries = 0
         return None
 

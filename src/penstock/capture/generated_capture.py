@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of captures whose log Penstock generates: merges, TiDB clusters, and TiCDC's output."""
+"""The common part of captures whose log Penstock generates: merges, TiDB clusters, and TiCDC output."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from penstock.logstore.log import Log
 
 
 class GeneratedCapture(Capture):
-    """A capture that writes the events of its log itself."""
+    """A capture that generates the events of its log."""
 
     @property
     def _origin(self) -> str:
-        """What is captured, as shown in the status."""
+        """Return what is captured, as shown in the status."""
         return self._settings.source
 
     def snapshot(self) -> CaptureStatus:
@@ -26,7 +26,7 @@ class GeneratedCapture(Capture):
     # --- The thread -------------------------------------------------------------------------
 
     def _connecting_log(self) -> Log:
-        """Return the opened log, and show in the status that the capture connects to its source."""
+        """Return the opened log, and set the status to connecting to the source."""
         log = self._opened_log()
         self._set_state(State.CONNECTING, f"reading {self._origin}")
         return log

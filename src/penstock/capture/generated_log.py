@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log whose files Penstock generates: events appended to an instance's log like those of a server.
+"""A log whose files Penstock generates: their events are appended to an instance's log as if a server had
+sent them.
 
 The files are `stem.000001`, `stem.000002` and so on. Each file ends with a rotation at the first transaction
 after 1 GiB.
@@ -22,11 +23,11 @@ from penstock.mysql.replica import FIRST_EVENT_OFFSET
 
 # A generated log has one epoch.
 EPOCH = 0
-# The server that rotations and format descriptions name.
+# The server name in rotation and format description events.
 SERVER_ID = 1
 _ROTATE_CODE = 4
 
-# A file ends at the first transaction after this size, like a server's files.
+# A file ends at the first transaction after this size, as on a server.
 FILE_BYTES_MAX = 1 << 30
 
 # Type and size in an event's header.
@@ -34,7 +35,7 @@ EVENT_HEADER = struct.Struct("<4xB4xI6x")
 
 
 def generated_file(stem: str, number: int) -> str:
-    """Return the name of the log's file with a number."""
+    """Return the name of the log file with a number."""
     return f"{stem}.{number:06d}"
 
 
@@ -61,7 +62,7 @@ class GeneratedLog(ABC):
     """
 
     def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str) -> None:
-        """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
+        """Continue at the end of the log, or begin its first file. The log's epoch must have begun."""
         self._log = log
         self._receiver = receiver
         self._stem = stem
@@ -92,9 +93,10 @@ class GeneratedLog(ABC):
         return Position(EPOCH, generated_file(self._stem, self._number), self.offset)
 
     def begin_transaction_at(self, time_s: int) -> int:
-        """Prepare for the events of a transaction, in a new file if the last is full; return its offset.
+        """Prepare for the events of a transaction, in a new file if the current file is full; return the
+        transaction's offset.
 
-        Raises the errors of the log.
+        Raises an error if the log cannot be written.
         """
         if self.offset >= FILE_BYTES_MAX:
             self.flush()
@@ -106,7 +108,7 @@ class GeneratedLog(ABC):
         return self.offset
 
     def append(self, events: Buffer) -> None:
-        """Add whole events. `flush` stores them; a large amount is stored at once. Raises the errors of
+        """Add whole events. `flush` stores them; a large amount is stored immediately. Raises any error from
         `flush`.
         """
         self._pending.append(events)
@@ -115,7 +117,7 @@ class GeneratedLog(ABC):
             self.flush()
 
     def flush(self) -> None:
-        """Store the events that were added. Raises the errors of the log."""
+        """Store the events that were added. Raises an error if the log cannot be written."""
         events, self._pending, self._pending_bytes = self._pending, [], 0
         if events:
             self._store(b"".join(events))
@@ -125,7 +127,9 @@ class GeneratedLog(ABC):
 
     @abstractmethod
     def _file_head(self, time_s: int) -> bytes:
-        """Return the first bytes of a file: the magic, and a format description at least."""
+        """Return the first bytes of a file: the magic, a format description and any events that must follow
+        it.
+        """
 
     def _next_file(self) -> None:
         self._number += 1

@@ -46,15 +46,15 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
     """Return the schemas of a log, updated from the position where capture resumes.
 
     If that position is not the end of the log (a new log, another server, a gap), another thread reads the
-    server's tables as of that position. Raises SchemaInvalid for stored files that cannot be read, and the
-    errors of the connection.
+    server's tables as of that position. Raises SchemaInvalid if stored files cannot be read, or an error if
+    the connection fails.
     """
     before = log.settler.retire() if log.settler is not None else None
     schema_log = SchemaLog(log.folder, SchemaHistory.from_json, log.disk, earliest=log.earliest)
     newest = schema_log.position
     if newest is not None and position == log.visible and newest.epoch != position.epoch:
-        # The definitions come from another server that never sent any bytes, so the log has no data of that
-        # epoch.
+        # The definitions come from another server that never sent any bytes, so the log contains no data from
+        # that epoch.
         schema_log.cut(position)
     starts_anew = schema_log.position is None or position != log.visible
     if starts_anew:
@@ -77,7 +77,8 @@ def kept_schemas(log: LogReader) -> SchemaLog[SchemaHistory]:
 
 @dataclass(frozen=True)
 class DefinitionVersion:
-    """A definition of a table that holds from `since` on, None if it held before the log began.
+    """A definition of a table that is in force from `since` on; `since` is None if it was in force before the
+    log began.
 
     `schema` is None if the table was dropped. `statement` is the statement, without passwords, that made the
     definition, None if the definition was read from the server.
@@ -95,12 +96,13 @@ def defined_tables(log: LogReader) -> list[TableName]:
 
 
 def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersion]:
-    """Return the definitions of a table that a log keeps, oldest first. Raises SchemaInvalid."""
+    """Return the definitions of a table that are stored with a log, oldest first. Raises SchemaInvalid."""
     versions: list[DefinitionVersion] = []
     for history, statements in kept_schemas(log).generations():
         for since, schema in history.versions(name):
             newest = versions[-1].since if versions else None
-            # A generation begins with the definitions in force, which an earlier generation may have too.
+            # A generation begins with the definitions then in force, which an earlier generation may also
+            # contain.
             if versions and (since is None or (newest is not None and since <= newest)):
                 continue
             statement = None if since is None else statements.get(since)
@@ -110,10 +112,11 @@ def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersi
 
 
 def give_definition(log: ServedLog, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-    """Store a definition set by an operator, from a position on, in a log that is being captured.
+    """Store a definition that an operator set, from a position on, in a log that is being captured.
 
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
-    its first, SchemaInvalid for an invalid definition, ServerBusy before the capture's first session.
+    the log's first, SchemaInvalid for an invalid definition, and ServerBusy before the capture's first
+    session.
     """
     _prove_reached(log, since)
     if log.settler is None:
@@ -137,7 +140,7 @@ def definition_by_sql(
     """Return the schema of a table in force at a position, and the definition in its CREATE TABLE statement.
 
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
-    its first, SchemaInvalid for statements that do not define the table.
+    the log's first, SchemaInvalid for statements that do not define the table.
     """
     _prove_reached(log, since)
     history = kept_schemas(log).at(since)
@@ -155,9 +158,9 @@ def settled_schemas(
 ) -> dict[str, Any]:
     """Return the definitions in force at a position of a log that is being captured, as JSON.
 
-    Waits up to DEFINITION_WAIT_SECONDS for a table in doubt. With `again`, a table that is not in doubt is
-    read again too, if the position is from the currently captured server. Raises SchemaUnknown if no
-    definitions are stored.
+    Waits up to DEFINITION_WAIT_SECONDS for a table in doubt. With `again`, the table is read again even if it
+    is not in doubt, provided that the position belongs to the server being captured. Raises SchemaUnknown if
+    no definitions are stored.
     """
     if name is not None and log.settler is not None:
         doubt = schema_log.at(position).doubt(name)

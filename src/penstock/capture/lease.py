@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease to capture an instance that several hosts share, and the position that the last host recorded."""
+"""The lease to capture an instance that several hosts share, and the position recorded by the last host to
+capture.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,10 +13,10 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class Handover:
-    """Where the log of another host continues when the log of the last host is unavailable.
+    """The position where another host's log continues when the last host's log is unavailable.
 
-    `position` is a transaction boundary in the log of the server `server_key`, in the epoch number that all
-    hosts agree on. Every known reader has consumed what precedes it. `gtid_set` has the transactions before
+    `position` is a transaction boundary in the log of the server `server_key`, with the epoch number that all
+    hosts agree on. Every known reader has consumed the log up to it. `gtid_set` holds the transactions before
     it, `time_us` is the time of a commit at or before it (microseconds UTC since 1970, 0 if unknown), and
     `fingerprint` identifies its file ("" if unknown). `reached` is the end of the last host's log.
     """
@@ -31,19 +33,19 @@ class CaptureLease(Protocol):
     """A lease that lets this process alone capture an instance. Thread-safe."""
 
     def pause_reason(self) -> str | None:
-        """Return why nothing may be stored at the moment, None if it may.
+        """Return why the log must not be written at the moment, None if it may be.
 
         Raises LeaseLost once the lease is permanently lost.
         """
 
     def handover(self) -> Handover | None:
-        """Return the last recorded position of the capture, None if it has never begun."""
+        """Return the capture's last recorded position, None if capture has never begun."""
 
     def begin_epoch(self, beginning: Handover) -> None:
-        """Agree on the number of a new epoch with all hosts, before any log has it.
+        """Agree with all hosts on the number of a new epoch, before any log records it.
 
         Raises LeaseLost, CoordinationLost.
         """
 
     def log_opened(self, log: Log) -> None:
-        """Prepare a log that was opened, before readers can see it."""
+        """Prepare a newly opened log before readers can see it."""

@@ -56,7 +56,7 @@ def read_capture(readings: Readings, capture: Capture, *, by_table: bool = False
     try:
         log = capture.log()
     except PenstockError:
-        # The state already says why there is no log.
+        # The state metric already explains why there is no log.
         return
     add_position(readings, "penstock_capture_binlog", log.visible, capture.name)
     add_position(readings, "penstock_log_durable_binlog", log.durable, capture.name)

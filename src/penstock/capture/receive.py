@@ -2,7 +2,7 @@
 """Receiving: the loop that moves every byte of a live server from the socket into the log.
 
 Bytes are received in large pieces, cut by the kernel and appended to the log unchanged. Python does the same
-small amount of work for a piece of four megabytes as for a hundred bytes.
+small amount of work for a piece of four megabytes as for one of a hundred bytes.
 """
 
 import time
@@ -29,16 +29,17 @@ from penstock.telemetry.definitions import LAG_BOUNDS, SECONDS_BOUNDS
 
 # While the log is full, check for space at this interval.
 _HOLD_SECONDS = 0.1
-# While the log is not full, check for space at this interval. A write that finds no space is repeated, too.
+# While the log is not full, check for space at this interval. A write that fails for lack of space is also
+# repeated.
 _ROOM_SECONDS = 0.1
 # Every append to the log has a fixed cost. Once a fast server has sent this much, wait briefly for more
-# before the append, and again after each such amount. A few commits are appended at once.
+# before appending, and again each time this much has arrived. Smaller amounts are appended immediately.
 _GATHER_BYTES_MIN = MIB // 8
 _GATHER_SECONDS = 0.0005
 
 
 class Schemas(Protocol):
-    """The schemas that follow a log's statements."""
+    """Table definitions that follow the statements in a log."""
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
         """Apply a statement; `position` is the end of its event."""
@@ -52,10 +53,10 @@ class Schemas(Protocol):
 
 @dataclass
 class Progress:
-    """What has been received. Only the receiving thread writes it; any thread may read it.
+    """The progress of receiving. Only the receiving thread writes it; any thread may read it.
 
     `heard_at` is the time of the server's last packet, in seconds since 1970. `caught_up` is true if
-    everything sent until then has been stored.
+    everything sent up to that packet has been stored.
     """
 
     heard_at: float | None = None
@@ -75,8 +76,8 @@ class Progress:
 class Receiver:
     """Moves the bytes of one dump into a log until it is stopped or something fails.
 
-    Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more are waiting; a fast server is
-    given half a millisecond to send more. `hold` is called with the reason while the log is full, and with
+    Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more bytes are waiting. A fast server
+    is given half a millisecond to send more. `hold` is called with the reason while the log is full, and with
     None when receiving resumes. `arrived` is called after bytes were appended to the log. `begin_epoch` is
     called once, before the first bytes are appended. Nothing is appended while `pause_reason` returns a text
     or raises.
@@ -112,16 +113,16 @@ class Receiver:
         self._has_room_until = 0.0
         self._arrived = arrived
         self._begin_epoch = begin_epoch
-        # Starts the file in the log once its epoch has begun.
+        # Starts the file in the log as soon as its epoch has begun.
         self._begin_file: Callable[[], None] | None = None
         self._counted = (0, 0)
-        # Statements of bytes that have not been stored yet, and that `schemas` has not applied.
+        # Statements in bytes that have not been stored yet. `schemas` has not applied these statements.
         self._unapplied: list[tuple[str, str, Position, StatementSession]] = []
         # Whether bytes have been appended since readers were last notified.
         self._has_unannounced = False
 
     def receive(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
-        """Receive until `stopping`. Raises the errors of the server, the decoder and the log.
+        """Receive until `stopping`. Raises an error if the server, the decoder or the log fails.
 
         Complete events received before a lost connection or before unreadable bytes are stored, because the
         server may not be able to send them again. Bytes whose statements could not be applied are not stored.
@@ -138,9 +139,9 @@ class Receiver:
         self._notify_readers()
 
     def feed(self, events: Buffer, cutter: BlockCutter) -> int:
-        """Store the whole events at the start of a buffer and return their size in bytes.
+        """Store the complete events at the start of a buffer and return their size in bytes.
 
-        The events were generated here or come from another log. Raises the errors of the log.
+        The events were generated here or come from another log. Raises an error if the log cannot be written.
         """
         self._wait_for_room()
         consumed = self._cut(cutter, memoryview(events), cutter.feed)
@@ -168,7 +169,8 @@ class Receiver:
             buffer[: filled - consumed] = buffer[consumed:filled]
             filled -= consumed
             drained = not stream.more_waiting()
-            # A semi-synchronous server waits for the acknowledgement, not for us.
+            # The semi-synchronous server waits for the acknowledgement, so this thread need not wait for the
+            # server.
             if drained and not stream.semi_sync and cutter.gathered >= waited_at + _GATHER_BYTES_MIN:
                 waited_at = cutter.gathered
                 self._stopping.wait(_GATHER_SECONDS)
@@ -216,7 +218,9 @@ class Receiver:
         self._note_received(cutter.file, cutter.offset)
 
     def _check_file(self, cutter: BlockCutter) -> None:
-        """Raise ConnectionLost if the log has a different file of this name: another server answers now."""
+        """Raise ConnectionLost if the log has a different file of this name: another server is now at this
+        address.
+        """
         try:
             stored = file_fingerprint(self._log.head_bytes(self._epoch, cutter.file))
         except SourceMissing:
@@ -261,7 +265,7 @@ class Receiver:
         """Append the buffered bytes to the log unchanged."""
         if not cutter.untaken:
             return
-        # Beginning an epoch and applying statements need permission too.
+        # Beginning an epoch and applying statements require permission as well.
         self._wait_for_permission()
         self._begin_with_first_byte()
         self._has_unannounced = True
@@ -269,12 +273,12 @@ class Receiver:
         boundary = cutter.boundary
         progress = self._progress
         if self._schemas is not None:
-            # Apply statements before storing their bytes: a definition may be known before its statement is
-            # stored, but never the other way round.
+            # Apply statements before storing their bytes: a definition may be recorded before its statement
+            # is stored, but never after.
             self._apply_statements(self._schemas, cutter)
         data, records = cutter.take_data(), cutter.take_records()
         while True:
-            # Waiting for space may have taken longer than the lease lasted.
+            # The wait for space may have outlasted the lease.
             self._wait_for_permission()
             try:
                 self._log.append(
@@ -306,7 +310,9 @@ class Receiver:
             progress.event_lags.observe(max(time.time() - progress.time_us / 1e6, 0.0))
 
     def _apply_statements(self, schemas: Schemas, cutter: BlockCutter) -> None:
-        """Apply the statements of the buffered bytes. If one fails, it and those after it stay unapplied."""
+        """Apply the statements in the buffered bytes. If a statement fails, it and the statements after it
+        stay unapplied.
+        """
         self._unapplied += [
             (
                 text,
@@ -334,18 +340,18 @@ class Receiver:
         self._resume()
 
     def _full_because(self) -> str | None:
-        """Return why the log is full, None while there is space. Not every call looks at the disk."""
+        """Return why the log is full, None while there is space. The disk is checked only at intervals."""
         now = time.monotonic()
         if now < self._has_room_until:
             return None
         why = self._log.full_because()
-        # The call makes room in a log in memory. Without it, an append would drop all that was acknowledged.
+        # The call frees space in a log in memory. Otherwise an append would drop all acknowledged data.
         if why is None and not isinstance(self._log, MemoryLog):
             self._has_room_until = now + _ROOM_SECONDS
         return why
 
     def _wait_for_permission(self) -> None:
-        """Wait until received bytes may be stored. Raises LeaseLost if they may not before the end."""
+        """Wait until received bytes may be stored. Raises LeaseLost if the capture stops before that."""
         while (why := self._pause_reason()) is not None:
             self._hold(why)
             if self._stopping.wait(_HOLD_SECONDS):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where capture resumes: at the end of the log on the same server, or in a new epoch on another server.
 
-If hosts share an instance and another host was ahead of this log, the log continues at that host's position.
+If hosts share an instance and another host has captured more than this log contains, the log continues at
+that host's position.
 """
 
 from collections.abc import Callable
@@ -38,10 +39,10 @@ OpenLookup = Callable[[ServerAddress, int, str], LogLookup]
 
 
 class Resumption:
-    """Finds where to resume receiving, over one session on the server.
+    """Finds where to resume receiving, over one session with the server.
 
     `start_at` is where an empty log starts. With `accept_loss`, a log resumes after transactions that its
-    server has purged. `handover` is where the last host was, if hosts share the instance.
+    server has purged. `handover` is the last host's position, if hosts share the instance.
     """
 
     def __init__(
@@ -110,9 +111,10 @@ class Resumption:
         return file_replaced(str(self._connection.address), position, handover.fingerprint, actual)
 
     def _next_epoch(self, last: EpochRecord | None) -> int:
-        """Return the number of an epoch that begins on this server now.
+        """Return the number of an epoch that begins now on this server.
 
-        All hosts number epochs alike: an epoch that another host began on this server keeps its number.
+        Epochs have the same numbers on all hosts: an epoch that another host began on this server keeps its
+        number.
         """
         handover = self._handover
         if handover is None or (last is not None and last.epoch > handover.position.epoch):
@@ -153,7 +155,7 @@ class Resumption:
         if file_problem is not None:
             return self._resume_by_gtids(last, gtid_set, file_problem)
         if isinstance(problem, PositionInvalid):
-            # The file is the same, but its end is missing. The server may assign lost GTIDs to other
+            # The file is the same, but its end is missing. The server may assign the lost GTIDs to other
             # transactions.
             raise problem
         note = self._complete_gtid_set(last)
@@ -163,7 +165,7 @@ class Resumption:
         beginning = self._resume_without_loss(position, gtid_set) or self._resume_after_host(position)
         if beginning is None and self._accept_loss:
             return self._resume_after_gap(position)
-        # If transactions are missing, the server refuses with its own error, which is passed on.
+        # If transactions are missing, the server refuses the dump with its own error, which is passed on.
         return beginning or Beginning(position, gtid_set, note)
 
     def _check_file(self, position: Position) -> PositionInvalid | None:
@@ -187,9 +189,9 @@ class Resumption:
     def _resume_by_gtids(self, last: EpochRecord, gtid_set: LoggedSet, problem: PositionInvalid) -> Beginning:
         """Resume by GTIDs in a new epoch, on a server whose files differ from those captured before.
 
-        The server was reset or restored, or another node of a cluster has the same identity. A server that
-        was reset assigns the same GTIDs to other transactions, so all GTIDs of the log must be from before
-        its oldest file. Otherwise raises `problem`.
+        Possible causes are a reset, a restore, or another cluster node with the same identity. A server that
+        was reset assigns the same GTIDs to other transactions, so the server must have executed all of the
+        log's GTIDs before its oldest file. Otherwise raises `problem`.
         """
         with closing(self._lookup(last.epoch)) as lookup:
             before = lookup.gtid_set(lookup.earliest())
@@ -203,10 +205,11 @@ class Resumption:
         return replace(beginning, note=f"{note}; {beginning.note}" if beginning.note else note)
 
     def _is_logged(self, position: Position, gtid_set: LoggedSet) -> bool:
-        """Return whether the server's log has a set before a position, even if it is not counted as executed.
+        """Return whether the server's log contains a set before a position, even if the server does not count
+        the set as executed yet.
 
-        MySQL sends a transaction before it counts it as executed. With semi-synchronous replication it first
-        waits for the acknowledgement, which may have been lost with the connection.
+        MySQL sends a transaction before counting it as executed. With semi-synchronous replication, MySQL
+        first waits for the acknowledgement, which may have been lost with the connection.
         """
         with closing(self._lookup(position.epoch)) as lookup:
             return GtidSet.parse(lookup.gtid_set(position)).contains(GtidSet.parse(gtid_set))
@@ -238,12 +241,12 @@ class Resumption:
         )
 
     def _skipped_before(self, last: EpochRecord, logged: LoggedSet) -> str:
-        """Return the transactions before an epoch that neither this epoch nor the previous one has."""
+        """Return the transactions before an epoch that are in neither this epoch nor the previous one."""
         before = next(
             (epoch for epoch in reversed(self._log.epochs.epochs) if epoch.epoch < last.epoch), None
         )
         if before is None or before.server_key == last.server_key:
-            # The first epoch starts at a configured position, as does one that was set by an operator.
+            # The first epoch starts at a configured position. So does an epoch that an operator set.
             return ""
         ends = [extent.last for extent in self._log.extents() if extent.epoch == before.epoch]
         if not ends or not last.gtid_set:
@@ -254,7 +257,8 @@ class Resumption:
     def _resume_without_loss(self, position: Position, gtid_set: LoggedSet) -> Beginning | None:
         """Return where to resume if a purged file has no transactions missing from the log, else None.
 
-        A log that ends at the end of a server's file has that file's name until the next file is seen.
+        When a log ends at the end of a server's file, its position names that file until the next file
+        arrives.
         """
         if not gtid_set:
             return None
@@ -269,7 +273,7 @@ class Resumption:
     def _resume_after_host(self, position: Position) -> Beginning | None:
         """Return where to resume if the server purged transactions that another host has captured, else None.
 
-        The log then has a gap, at which its readers stop.
+        The log then has a gap, and its readers stop there.
         """
         handover = self._handover
         if handover is None or handover.position <= position or handover.position.epoch != position.epoch:
@@ -302,9 +306,9 @@ def _is_agreed(last: EpochRecord | None, handover: Handover) -> bool:
 
 
 def end_of_log(log: LogReader, last: EpochRecord) -> LoggedSet:
-    """Return the GTIDs of everything in a log whose newest epoch is `last`."""
+    """Return the GTIDs of all transactions in a log whose newest epoch is `last`."""
     position = log.visible
     if position is not None and position.epoch == last.epoch:
         return log.gtid_set(position)
-    # For an epoch without data, such as one set by an operator, only its start is known.
+    # For an epoch without data, such as an epoch that an operator set, only the start is known.
     return last.gtid_set

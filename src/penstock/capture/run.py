@@ -4,7 +4,7 @@
     open the log ─▶ choose a server ─▶ find where to resume ─▶ receive ─▶ (lost) back off ─▶ choose ...
 
 Failures that can heal by themselves, or by repairing the server, are retried forever; the status shows the
-state and the last error. Other failures stop this instance only, and the status names the error.
+state and the last error. Other failures stop only this instance, and the status names the error.
 """
 
 import threading
@@ -47,7 +47,8 @@ _log = structlog.get_logger(__name__)
 
 # A log in memory holds at least this many chunks.
 _MEMORY_CHUNKS_MIN = 32
-# A login over TLS on a busy server takes this long, so `fail_over_after` cannot make the timeout shorter.
+# A login over TLS to a busy server takes this long, so `fail_over_after` must not shorten the timeout
+# further.
 _ANSWER_SECONDS_MIN = 2.0
 
 _SURVEY_SECONDS = 60.0
@@ -62,7 +63,7 @@ class CaptureParts:
     `schemas_of` returns the schemas that follow the statements of an opened log, given a session on its
     server and the position where capture resumes; None for no schemas. `arrived` is called with the
     instance's name after something became visible. Changes of the first `metrics_tables` tables are counted
-    by table. Where hosts share instances, `lease` permits this one to capture.
+    by table. If hosts share the instance, `lease` permits this host to capture.
     """
 
     open_log: OpenLog
@@ -102,14 +103,15 @@ class Capture:
         self._connects = 0
         self._lag_bytes: int | None = None
         self.counts = CaptureCounts()
-        # When it last left the state running; monotonic seconds.
+        # When the capture last left the running state; monotonic seconds.
         self.last_running = time.monotonic()
-        # What the server keeps, as of the latest survey.
+        # The extent of the server's log, from the latest survey.
         self.server_log: ServerLog | None = None
-        # The connection that it followed, and when the next one is due.
+        # The connection that the latest survey followed, and when the next survey is due.
         self._surveyed = (0, 0.0)
         self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
-        # After `fail_over_after` another server is tried, so waiting longer for a response would be useless.
+        # After `fail_over_after` another server is tried, so there is no point in waiting longer for a
+        # response.
         patience = settings.fail_over_after if len(self._addresses) > 1 else ANSWER_SECONDS_MAX
         self._answer_seconds = min(ANSWER_SECONDS_MAX, max(patience, _ANSWER_SECONDS_MIN))
         self._reached: Position | None = None
@@ -127,7 +129,7 @@ class Capture:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end. It stores what it has received first."""
+        """Ask the thread to end. The thread first stores everything that it has received."""
         self._stopping.set()
         stream = self._stream
         if stream is not None:
@@ -139,7 +141,7 @@ class Capture:
         return not self._thread.is_alive()
 
     def log(self) -> Log:
-        """Return the log. Raises ServerBusy while it is being opened, and the error if opening failed."""
+        """Return the log. Raises ServerBusy while the log is being opened, or the error if opening failed."""
         log = self._log
         if log is None:
             if self._refusal is not None:
@@ -150,12 +152,14 @@ class Capture:
 
     @property
     def server(self) -> tuple[ServerAddress, ServerIdentity] | None:
-        """The server of the current or the last connection, None before the first."""
+        """The server of the current or most recent connection, None before the first connection."""
         return self._server
 
     @property
     def session_start(self) -> Position | None:
-        """Where that connection began in the server's log. The log may not have any data of its epoch yet."""
+        """Where the session began in the server's log. The log may still contain no data from the session's
+        epoch.
+        """
         return self._session_start
 
     @property
@@ -203,9 +207,11 @@ class Capture:
         )
 
     def measure_lag(self) -> None:
-        """Query the server for the number of bytes still to be received. Raises the errors of a session."""
+        """Query the server for the number of bytes still to be received. Raises an error if the session
+        fails.
+        """
         log, server = self._log, self._server
-        # A paused capture receives nothing, so its status may still say that it is caught up.
+        # A paused capture receives nothing, so its status may still claim that it is caught up.
         caught_up = self._progress.caught_up and self._state is State.RUNNING
         if caught_up or log is None or server is None or self._state is State.STOPPED:
             return
@@ -213,14 +219,14 @@ class Capture:
         with connect(server[0]) as connection:
             epoch = log.epoch
             if position is None or epoch is None or epoch.server_key != connection.identity().key:
-                # Nothing has arrived yet from the current server.
+                # Nothing has arrived from the current server yet.
                 return
             self._lag_bytes = bytes_after(connection.binary_logs(), position)
 
     def survey_server(self) -> None:
-        """Query the server for what it keeps of its log, after each connect and then once a minute.
+        """Query the server for the extent of its log, after each connect and then once a minute.
 
-        Raises the errors of a session.
+        Raises an error if the session fails.
         """
         log, server, now = self._log, self._server, time.monotonic()
         survey = self._connects, now + _SURVEY_SECONDS
@@ -252,7 +258,7 @@ class Capture:
                     self._pause(problem)
             ended = State.CLOSED
         except Exception as defect:
-            # The end of the thread prints the traceback. Other instances continue.
+            # The exception ends the thread, which prints the traceback. Other instances continue.
             failure = PenstockError(
                 f"a defect ended the capture of {self._name}: {defect!r}",
                 hint="The daemon's standard error has the traceback; start the daemon again",
@@ -267,7 +273,7 @@ class Capture:
                 self._set_state(ended, self._why if ended is State.STOPPED else None)
 
     def _keep_serving(self) -> None:
-        """Keep serving what was captured until the daemon ends."""
+        """Keep serving the captured log until the daemon ends."""
         self._set_state(State.STOPPED, self._why)
         if self._log is not None:
             try:
@@ -294,7 +300,7 @@ class Capture:
                 schemas.close()
 
     def _opened_log(self) -> Log:
-        """Return the log; open it if necessary, and tell readers."""
+        """Return the log; if necessary, open it and notify readers."""
         if self._log is None:
             self._set_state(State.OPENING)
             log = self._parts.open_log()
@@ -376,7 +382,7 @@ class Capture:
     ) -> Beginning:
         """Return where to receive from, in a new epoch if the log is empty or comes from another server.
 
-        An epoch is recorded with its first byte, so a server that refuses its log creates none.
+        An epoch is recorded with its first byte, so no epoch is created if the server refuses the dump.
         """
         log = self._log
         assert log is not None, "the log was opened before"
@@ -390,7 +396,7 @@ class Capture:
             handover=self._handover(),
         ).find()
         if log.epoch is None:
-            # Record where a new log starts at once. After a restart it would start later.
+            # Record the start of a new log immediately. After a restart, the start would be later.
             self._begin_epoch(log, address, identity, beginning)
         return beginning
 
@@ -401,7 +407,7 @@ class Capture:
         position = beginning.position
         lease = self._parts.lease
         if lease is not None:
-            # Without this agreement, another host could give the number to another server. So the log records
+            # Without this agreement, another host could use the number for another server. So the log records
             # an epoch only after all hosts agree.
             lease.begin_epoch(
                 Handover(position, identity.key, beginning.gtid_set, log.time_max_us, "", reached=position)
@@ -426,7 +432,7 @@ class Capture:
         )
 
     def _handover(self) -> Handover | None:
-        """Return the last host's capture position, None if no hosts share the instance."""
+        """Return the last host's capture position, None if the instance is not shared."""
         lease = self._parts.lease
         return None if lease is None else lease.handover()
 
@@ -461,15 +467,14 @@ class Capture:
             live=True,
             semi_sync=stream.semi_sync,
             counts=self._progress.counts,
-            # Without schemas, nothing consumes the statements, so they would accumulate for the whole
-            # session.
+            # Without schemas, nothing consumes the statements, so they would pile up for the whole session.
             statements=statements,
         )
 
     # --- Servers and retries --------------------------------------------------------------------
 
     def _index_of_last_server(self) -> int:
-        """Return the index of the server that was captured last, here or on another host, 0 if there is none.
+        """Return the index of the server that was captured last, by this host or another, 0 if there is none.
 
         A restart therefore does not fail over.
         """
@@ -495,7 +500,7 @@ class Capture:
         """Record a failure; return whether there is nothing left to try."""
         self._record_error(problem)
         if isinstance(problem, DiskFailed):
-            # The state of the disk after a failed sync is known only once the file has been read again.
+            # After a failed sync, the contents of the disk are unknown until the file is read again.
             self._close_log(finish=False)
         if isinstance(problem, ServerBehind):
             self._missing_gtids = problem.missing
@@ -505,7 +510,7 @@ class Capture:
         return stops is not None and self._stop_with(stops)
 
     def _pause(self, problem: PenstockError) -> None:
-        """Wait before the next attempt, with the reason in the status."""
+        """Wait before the next attempt, and show the reason in the status."""
         seconds = self._attempts.pause_seconds()
         states = {LogFull: State.HELD, ServerBehind: State.BEHIND}
         state = states.get(type(problem), State.WAITING)
@@ -534,7 +539,7 @@ class Capture:
             self._set_state(State.RUNNING)
         elif self._state is not State.HELD:
             _log.warning("held", instance=self._name, why=why)
-            # The server continues to write meanwhile, so query how much is still to be received.
+            # The server continues to write, so query how much is still to be received.
             self._progress.caught_up = False
             self._set_state(State.HELD, why)
 
@@ -555,7 +560,9 @@ class Capture:
         _log.warning("capture failed", instance=self._name, error=type(problem).__name__, why=str(problem))
 
     def _close_log(self, *, finish: bool = True) -> None:
-        """Release the log in any case. Without `finish` its files stay unchanged, for recovery on opening."""
+        """Release the log in any case. Without `finish`, the files stay unchanged for recovery when the log
+        is next opened.
+        """
         log, self._log = self._log, None
         if log is not None:
             end_log(log, self._name, finish=finish)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server of a capture still keeps of its binary log, and how much of that was logged before the
-capture's position.
+"""The part of its binary log that a captured server still has, and how much of it precedes the capture's
+position.
 """
 
 import struct
@@ -22,9 +22,10 @@ _DAY_SECONDS = 86_400
 class ServerLog:
     """The binary log of a server at one moment.
 
-    `before_bytes` counts what the server keeps before the capture's position, None if the position is not in
-    its files: it is purged, or from another epoch. `earliest_seconds` is the creation time of the oldest
-    file in seconds since 1970. `retention_seconds` is 0 if the server purges nothing by age, None if unknown.
+    `before_bytes` is the number of bytes in the server's files before the capture's position, None if the
+    position is not in these files because it is purged or belongs to another epoch. `earliest_seconds` is the
+    creation time of the oldest file in seconds since 1970. `retention_seconds` is 0 if the server purges
+    nothing by age, None if unknown.
     """
 
     file_number: int
@@ -45,10 +46,10 @@ class ServerLog:
 def read_server_log(
     connection: Connection, address: ServerAddress, position: Position | None, previous: ServerLog | None
 ) -> ServerLog | None:
-    """Query a server; None if it lists no file. `position` is None if it does not belong to this server.
+    """Query a server for its log; return None if it lists no file.
 
-    The creation time of the oldest file is read again only if another file is the oldest. Raises the errors
-    of a session.
+    `position` is None if the capture's position does not belong to this server. The oldest file's creation
+    time is read again only if another file is now the oldest. Raises an error if the session fails.
     """
     files = connection.binary_logs()
     if not files:
@@ -85,12 +86,14 @@ def bytes_after(files: Iterable[LogFile], position: Position) -> int:
 
 
 def _split(files: list[LogFile], position: Position) -> tuple[int | None, int | None]:
-    """Return how many bytes of the files are before a position, None if it is purged, and after it."""
+    """Return how many bytes of the files are before a position (None if it is purged), and how many are after
+    it.
+    """
     numbers = [_number(file) for file in files]
     before = sum(
         file.bytes for file, number in zip(files, numbers, strict=True) if number < position.file_number
     )
-    # The position may be the end of a file whose successor is the server's oldest.
+    # The position may be the end of a file whose successor is now the server's oldest file.
     if position.file_number in numbers:
         before += position.offset
     elif position.file_number != numbers[0] - 1:
@@ -115,8 +118,8 @@ def _retention_seconds(connection: Connection) -> float | None:
 
 
 def _created_seconds(address: ServerAddress, file: str) -> int:
-    """Return when a file was created: the time of its format description, its first event."""
-    # If this stream had the capture's id, the server would end the capture's own stream.
+    """Return when a file was created, which is the time of its first event, the format description."""
+    # With the capture's own id, this connection would make the server end the capture's stream.
     start = DumpStart(Position(0, file, FIRST_EVENT_OFFSET))
     events = b""
     with open_stream(replace(address, server_id=None), start, bounded=True) as stream:

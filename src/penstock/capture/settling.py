@@ -4,9 +4,9 @@
     a statement puts a table in doubt ─▶ read the current definition ─▶ wait until its position is received
 ─▶ rewind ─▶ store
 
-A server only knows its current tables. Once the log has been received up to the position of the read, the
+A server knows only its current tables. Once the log has been received up to the position of the read, the
 statements in between are undone, back to the position of the doubt. A table is read only after the log has
-received the position of its doubt and the server shows the effects of its log up to there. A table that a
+been received up to the doubt and the server shows the effects of its log up to that position. A table that a
 statement touched during the read is read again. If a statement cannot be undone, the table is refused by name
 and its readers stop.
 """
@@ -45,37 +45,38 @@ from penstock.schema.table_definition import TableDefinition
 
 _log = structlog.get_logger(__name__)
 
-# Larger numbers of tables are read in one pass over information_schema.
+# Above this number, tables are read in one pass over information_schema.
 _ASKED_ONE_BY_ONE_MAX = 50
 
 # A table that statements change during each of this many reads is refused.
 _READINGS_MAX = 5
 
-# The most definitions that readers can have requested at a time. Each costs a query on the server.
+# The maximum number of definitions that readers can have requested at a time. Each costs a query on the
+# server.
 _QUESTIONS_MAX = 10_000
 
 # The status of a table whose definition is still being determined.
 _BEING_READ = "being read"
 
-# The most tables that the status lists.
+# The maximum number of tables that the status lists.
 _LISTED_MAX = 100
 
 
 @dataclass(frozen=True)
 class Question:
-    """A table in doubt, and since which position. A name of None means every table."""
+    """A table in doubt, and the position since which it has been. A name of None means every table."""
 
     name: TableName | None
     since: Position
 
 
 class DefinitionSettler:
-    """Settles the doubts of one log while one server is captured.
+    """Settles the doubts in one log while one server is captured.
 
     `begins` is where capture resumes; the log has been received up to there. The server can answer for its
-    own epoch only, so doubts of earlier epochs are refused. `before` is the thread of the previous settler.
-    It ends first, so that a server that does not answer has only one session. `close` ends the thread and its
-    session without waiting. An answer that arrives later has no effect.
+    own epoch only, so doubts of earlier epochs are refused. `before` is the previous settler's thread, which
+    must end first, so that there is only one session with a server that does not answer. `close` ends the
+    thread and its session without waiting. An answer that arrives after `close` has no effect.
     """
 
     def __init__(
@@ -100,12 +101,13 @@ class DefinitionSettler:
         self._epoch = begins.epoch
         self._received = begins
         self._readings: dict[Question, int] = {}
-        # Whether the thread waits for a position, even if an operator has answered its questions since.
+        # Whether the thread waits for a position. An operator may have answered its questions in the
+        # meantime.
         self._awaits_position = False
-        # The newest answered questions, in order. A table that is still in doubt after its answer is not
-        # asked about again.
+        # The newest answered questions, in order. A table that is still in doubt after its question was
+        # answered is not asked about again.
         self._answered: dict[Question, None] = {}
-        # Current names of renamed tables, discovered while their statements were undone.
+        # Current names of renamed tables, discovered while statements were undone.
         self._renamed: set[TableName] = set()
         self._refused: dict[Question, Doubt] = {}
         self._failure: str | None = None
@@ -124,7 +126,8 @@ class DefinitionSettler:
     def wait_until_read(self, seconds: float) -> None:
         """Wait until the server's tables have been read for the first time, or until the timeout.
 
-        A change before that read may hide a definition, so the first bytes of a new log wait briefly.
+        A DDL statement before that read may hide a definition, so capture waits briefly before it requests
+        the first bytes of a new log.
         """
         self._has_read.wait(seconds)
 
@@ -153,7 +156,8 @@ class DefinitionSettler:
         """Record the position up to which the log has been received and its statements applied."""
         with self._changed:
             self._received = position
-            # Waking the thread for each transaction would make it compete with readers for the interpreter.
+            # Waking the thread for each transaction would make it compete with readers for the interpreter
+            # lock.
             if self._readings or self._awaits_position:
                 self._changed.notify_all()
 
@@ -180,7 +184,8 @@ class DefinitionSettler:
     def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
         """Wait until a table's doubt has been settled or refused, or until the timeout.
 
-        With `again`, read a definition that is not in doubt, because the log contradicts it at that position.
+        With `again`, read a definition even if it is not in doubt, because the log contradicts it at that
+        position.
         """
         question = Question(name, since)
         with self._changed:
@@ -192,7 +197,7 @@ class DefinitionSettler:
             )
 
     def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-        """Store a definition set by an operator, from a position on.
+        """Store a definition that an operator set, from a position on.
 
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """
@@ -267,8 +272,8 @@ class DefinitionSettler:
         except PenstockError:
             raise
         except Exception as defect:
-            # Readers wait for this thread, so it continues. The traceback omits local variables, which hold
-            # statements.
+            # Readers wait for this thread, so it must continue. The traceback omits local variables, which
+            # hold statements.
             _log.error("a defect in reading definitions", traceback=format_exc())
             raise PenstockError(
                 f"a defect: {type(defect).__name__}", hint="The daemon's log has the traceback"
@@ -276,11 +281,13 @@ class DefinitionSettler:
         return unfinished
 
     def _ready_questions(self) -> list[Question]:
-        """Return the questions whose position was received, so that the server is at or after it."""
+        """Return the questions whose position has been received, so that the server is at or past the
+        position.
+        """
         return [question for question in self._readings if self._has_received(question.since)]
 
     def _note_failure(self, failure: str) -> None:
-        """Show in the status why no definitions can be read."""
+        """Show in the status why definitions cannot be read."""
         with self._changed:
             self._failure = failure
             self._listed = [
@@ -305,7 +312,7 @@ class DefinitionSettler:
             try:
                 settled = self._answer(question, snapshot)
             except SchemaUnknown:
-                # The log now starts after the position, so no reader needs it.
+                # The log now starts after the position, so no reader needs the definition.
                 settled = True
             with self._changed:
                 if settled or self._closed:
@@ -320,7 +327,7 @@ class DefinitionSettler:
         return self._received >= position
 
     def _read(self, questions: list[Question]) -> "_TableSnapshot":
-        """Read the current tables from the server, and its log position before and after."""
+        """Read the server's current tables, and its log position before and after the read."""
         with connect(self._address, READING_SECONDS_MAX) as connection, self._interruptible(connection):
             if connection.identity().key != self._server_key:
                 raise ServerChanged(f"{self._address} is another server now")
@@ -341,7 +348,9 @@ class DefinitionSettler:
 
     @contextmanager
     def _interruptible(self, connection: Connection) -> Iterator[None]:
-        """Let `close` end a session during the block. Raises ConnectionLost if it was called before."""
+        """Let `close` end a session during the block. Raises ConnectionLost if `close` has already been
+        called.
+        """
         with self._changed:
             if self._closed:
                 raise ConnectionLost(f"{self._address}: the capture that asks has ended")
@@ -359,8 +368,8 @@ class DefinitionSettler:
             return True
         statements = self._statements(question.since, snapshot)
         if question.name is None:
-            # Without the statements, no table can be determined. Readers then ask for each table, and are
-            # refused.
+            # Without the statements, no table can be determined. Readers then ask for individual tables, and
+            # are refused.
             return statements is None or self._survey(question.since, snapshot, statements)
         history = self._schema_log.at(question.since)
         doubt = history.doubt(question.name)
@@ -383,7 +392,7 @@ class DefinitionSettler:
         return True
 
     def _is_partly_stored(self, question: Question) -> bool:
-        """Return whether a crash left an answer stored while later snapshots still have the doubt."""
+        """Return whether a crash left an answer stored although later snapshots still contain the doubt."""
 
         def doubt(history: SchemaHistory) -> Doubt | None:
             return history.unsurveyed if question.name is None else history.doubt(question.name)
@@ -396,7 +405,7 @@ class DefinitionSettler:
         )
 
     def _statements(self, since: Position, snapshot: "_TableSnapshot") -> list[LoggedStatement] | None:
-        """Return the statements from a position to the read, None if some are not in the log."""
+        """Return the statements between a position and the read, None if some are not in the log."""
         if since.epoch != self._epoch:
             return None
         logged = self._schema_log.statements(since, snapshot.after)
@@ -469,7 +478,9 @@ class _TableSnapshot:
 
 
 class _NotYet(Exception):
-    """The read was inconclusive: a statement touched the table meanwhile, or it has another name now."""
+    """The read was inconclusive: a statement touched the table during the read, or the table has another name
+    now.
+    """
 
 
 def _head(connection: Connection, epoch: int) -> Position:

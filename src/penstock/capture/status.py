@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of an instance's capture, for people and programs, and the rates it shows."""
+"""The capture state of an instance, for people and programs, and its rates."""
 
 import math
 import time
@@ -10,15 +10,16 @@ from typing import Any, Self
 from penstock.limits import HEARTBEAT_SECONDS
 from penstock.telemetry.counters import Counter
 
-# Rates are averaged mostly over the last ten seconds.
+# Rates are exponential averages in which mostly the last ten seconds count.
 _RATE_SECONDS = 10.0
 
-# A server that has not even sent a heartbeat for this long may have changes that we do not know of.
+# A server that has sent nothing for this long, not even a heartbeat, may have changes that Penstock does not
+# know of.
 _HONEST_SECONDS = 2 * HEARTBEAT_SECONDS
 
 
 class State(StrEnum):
-    """The activity of an instance's capture."""
+    """The state of an instance's capture."""
 
     OPENING = "opening"
     CONNECTING = "connecting"
@@ -51,14 +52,14 @@ class Failure:
 class CaptureStatus:
     """A snapshot. Times are microseconds UTC since 1970, sizes bytes, rates per second.
 
-    `position` is the end of the last complete transaction received, `durable` of the last that survives a
-    power failure. `lag_seconds` is 0 if everything that the server has was received, None before its first
-    packet. `lag_bytes` is None until it is measured. `note` is a warning for readers of the log. `prepared`
-    lists the XA transactions that have waited for an hour or more, with id and position. `missing_gtids` are
-    transactions of the log that the last server is missing: it may be a replica that lags behind, or they are
-    lost. `tables_in_doubt` (the first 100) wait for their definition or stop their readers: each has a
-    reason, a position, a state and the command that helps. `commit_ts` is the commit timestamp of a TiDB
-    cluster up to which the log has everything.
+    `position` is the end of the last complete transaction received, `durable` the end of the last transaction
+    that survives a power failure. `lag_seconds` is 0 if the server's whole log has been received, None before
+    its first packet. `lag_bytes` is None until it is measured. `note` is a warning for readers of the log.
+    `prepared` lists the XA transactions that have waited for their outcome for an hour or more, with id and
+    position. `missing_gtids` are transactions in the log that are missing from the last server: the server
+    may be a lagging replica, or the transactions are lost. `tables_in_doubt` (the first 100) wait for their
+    definition or stop their readers: each has a reason, a position, a state and the command that helps.
+    `commit_ts` is the commit timestamp of a TiDB cluster up to which the log is complete.
     """
 
     instance: str
@@ -129,7 +130,9 @@ class CaptureStatus:
 
 @dataclass
 class CaptureCounts:
-    """What happened to a capture since the start, for metrics. Errors are counted by class."""
+    """The failures and other events of a capture since its start, for metrics. Errors are counted by
+    class.
+    """
 
     errors: Counter = field(default_factory=Counter)
     disconnects: Counter = field(default_factory=Counter)
@@ -137,9 +140,9 @@ class CaptureCounts:
 
 
 class Rate:
-    """The rate of an event, as an average with exponential decay.
+    """The rate of an event, as an exponentially decaying average.
 
-    One thread adds, any thread may read. `clock` is monotonic seconds.
+    One thread adds; any thread may read. `clock` is monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -161,8 +164,8 @@ def lag_seconds(
 ) -> float | None:
     """Return how far behind the server the log may be; `now` and `heard_at` are seconds since 1970.
 
-    If all received bytes are stored, the lag is 0 as long as the server sends heartbeats, and otherwise the
-    time since its last packet. If not, it is the age of the last commit received.
+    If everything received is stored, the lag is 0 while heartbeats arrive, and the time since the last packet
+    once they stop. Otherwise the lag is the age of the last commit received.
     """
     if heard_at is None:
         return None

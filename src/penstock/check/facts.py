@@ -45,7 +45,7 @@ _CLOUD_SQL_MARK = "-google"
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about a server. `statement` fixes it, None if there is nothing to fix.
+    """A finding about a server. `statement` fixes the problem; None if there is none.
 
     A statement that starts with `[mysqld]` is a line of the server's option file, because no SQL sets it.
     """
@@ -57,7 +57,7 @@ class Finding:
 
 
 class Facts:
-    """The facts that the checks examine, queried from the server once."""
+    """Facts about a server that the checks examine. Each is queried once."""
 
     def __init__(self, connection: Connection, patterns: TablePatterns | None) -> None:
         self.connection = connection
@@ -73,7 +73,7 @@ class Facts:
 
     @property
     def service(self) -> Literal["RDS", "Aurora", "Cloud SQL"] | None:
-        """The service that runs the server and purges its files by its own rules; None if unknown."""
+        """The hosting service that runs the server and purges its files by its own rules; None if unknown."""
         if "aurora_version" in self.variables:
             return "Aurora"
         if self.variables.get("datadir", "").startswith(_RDS_FOLDER):
@@ -95,7 +95,7 @@ class Facts:
         return f"SET {'PERSIST' if persists else 'GLOBAL'} {name} = {value}"
 
     def may(self, *privileges: str) -> bool:
-        """Return whether the account has one of these privileges on everything."""
+        """Return whether the account has at least one of these privileges on everything."""
         sufficient = {*privileges, "ALL PRIVILEGES"}
         for grant in self.grants:
             privilege_list, _, target = grant.removeprefix("GRANT ").partition(" ON ")

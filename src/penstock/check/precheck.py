@@ -13,7 +13,7 @@ from penstock.errors import PrivilegeMissing, ServerUnsupported
 from penstock.model import Position, TablePatterns
 from penstock.mysql.connection import Connection
 
-# A reader that stops on Friday evening must resume by Saturday evening.
+# A reader that stops on a Friday evening must be able to resume on the Saturday evening.
 EXPIRY_SECONDS_MIN = 24 * 3600
 EXPIRY_SECONDS_ADVISED = 7 * 24 * 3600
 
@@ -21,7 +21,7 @@ EXPIRY_SECONDS_ADVISED = 7 * 24 * 3600
 def precheck(connection: Connection, patterns: TablePatterns | None = None) -> list[Finding]:
     """Return all findings about a server and the selected tables (all tables without patterns).
 
-    Needs no privilege itself: a check that fails for a missing privilege becomes a finding.
+    Requires no privilege: a check that fails for a missing privilege becomes a finding.
     """
     facts = Facts(connection, patterns)
     findings: list[Finding] = []
@@ -172,7 +172,7 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
 
 
 def _retention_of_service(facts: Facts) -> Finding:
-    """Return how long a service keeps files, regardless of the server's variables.
+    """Return how long a hosting service keeps binlog files, regardless of the server's variables.
 
     Source: the procedure mysql.rds_set_configuration in Amazon's guides of RDS and Aurora, and the setting
     transactionLogRetentionDays in Google's guide of Cloud SQL.

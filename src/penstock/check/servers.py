@@ -15,7 +15,7 @@ SEVERITIES = ("error", "warning", "ok")
 
 
 def check_servers(addresses: Sequence[ServerAddress], tables: TablePatterns) -> list[dict[str, Any]]:
-    """Return the findings of each server, the most severe first, or why a server cannot be queried."""
+    """Return the findings about each server, the most severe first, or why the server cannot be queried."""
     return [_check_server(address, tables) for address in addresses]
 
 

@@ -19,7 +19,7 @@ FROM information_schema.TABLES
 WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME"""
 
-# An index identifies a row if it is unique and none of its columns is nullable.
+# An index identifies rows if it is unique and all of its columns are NOT NULL.
 _IDENTIFYING = f"""
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, INDEX_NAME AS name, MAX(NULLABLE) AS nullable
 FROM information_schema.STATISTICS
@@ -32,14 +32,14 @@ FROM information_schema.COLUMNS
 WHERE COLUMN_TYPE LIKE '%%mariadb-5.3%%' AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
 
-# Other generated columns have an expression, but the columns of a system-versioned table's period do not.
+# Generated columns have an expression, except the period columns of a system-versioned table.
 _GENERATED = f"""
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.COLUMNS
 WHERE IS_GENERATED = 'ALWAYS' AND GENERATION_EXPRESSION NOT IN ('ROW START', 'ROW END')
     AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
-# Observed on this version. 10.11.19 logs them.
+# Observed on this version. 10.11.19 logs these changes.
 _GENERATED_UNLOGGED_SINCE = (11, 8, 9)
 
 _ENGINES = {
@@ -64,7 +64,7 @@ def _selected(facts: Facts, sql: str) -> list[tuple[TableName, dict[str, Any]]]:
 
 
 def _columns_by_table(facts: Facts, sql: str) -> dict[TableName, list[str]]:
-    """Return the names of the columns that a query selects, by their selected tables."""
+    """Return the columns that a query selects, grouped by selected table."""
     tables = defaultdict(list)
     for name, row in _selected(facts, sql):
         tables[name].append(str(row["name"]))
@@ -72,7 +72,7 @@ def _columns_by_table(facts: Facts, sql: str) -> dict[TableName, list[str]]:
 
 
 def _foreign_keys(facts: Facts) -> Iterator[Finding]:
-    """Report foreign keys whose actions are not logged."""
+    """Report foreign keys whose cascading actions are not logged."""
     if facts.is_set("innodb_native_foreign_keys", "OFF"):
         yield Finding("foreign_keys", "ok", "the server logs what foreign keys change")
         return
@@ -89,7 +89,7 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
 
 
 def _patterns(facts: Facts) -> Iterator[Finding]:
-    """Report patterns that match no table, so that a mistyped name does not look like a table without
+    """Report patterns that match no table. Otherwise a mistyped name would look like a table without
     problems.
     """
     if not facts.patterns.include:
@@ -125,9 +125,9 @@ def _engines(facts: Facts) -> Iterator[Finding]:
 
 
 def _temporal_format(facts: Facts) -> Iterator[Finding]:
-    """Report old-format times with fractions, whose precision is missing from the table map.
+    """Report old-format temporal columns with fractions.
 
-    The log alone cannot be decoded without it.
+    The table map omits their precision, without which the log alone cannot be decoded.
     """
     if facts.is_set("mysql56_temporal_format", "OFF"):
         yield Finding(
@@ -146,7 +146,9 @@ def _temporal_format(facts: Facts) -> Iterator[Finding]:
 
 
 def _generated_columns(facts: Facts) -> Iterator[Finding]:
-    """Report generated columns that the images of updates and deletes lack, whatever binlog_row_image is."""
+    """Report generated columns that are missing from the row images of updates and deletes, whatever
+    binlog_row_image is.
+    """
     if not facts.mariadb or facts.identity.version < _GENERATED_UNLOGGED_SINCE:
         return
     for name, columns in _columns_by_table(facts, _GENERATED).items():
