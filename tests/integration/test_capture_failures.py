@@ -310,11 +310,11 @@ class Statements:
         self.most = most
         self.taken: list[Position] = []
 
-    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
         if len(self.taken) == self.most:
             raise SchemaUnknown("the definition is not known", position=str(position))
         self.taken.append(position)
-        return None
+        return True
 
     def received(self, position: Position) -> None:
         """No reader waits for it."""

@@ -64,6 +64,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         daemon.wait_for(lambda status: status["state"] == "running")
         assert daemon.get("/readyz").count(b"ok") == 4
         server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b INT, c TEXT)")
+        server.sql(f"ALTER DATABASE {database} CHARACTER SET latin1")
         # More than a block, which gives the log a first time.
         server.sql(f"INSERT INTO {database}.t VALUES (1, 1, ''), (2, 2, REPEAT('x', 10000))")
         server.sql(f"DELETE FROM {database}.t WHERE a = 1")
@@ -86,10 +87,17 @@ def test_live_daemon_reports_every_metric_of_the_registry(
     defined = [
         definition
         for group in GROUPS
-        if group.origin not in ("pipeline", "subscriber")
+        if group.origin not in ("pipeline", "subscriber", "holder")
         for definition in group.definitions
-        # The daemon has no Pump and no listener processes.
-        if not definition.name.startswith(("penstock_pump_", "penstock_listener_process_"))
+        # The daemon has no Pump, no listener processes, no certificate, and watches no pipelines.
+        if not definition.name.startswith(
+            (
+                "penstock_pump_",
+                "penstock_listener_process_",
+                "penstock_listener_certificate_",
+                "penstock_verify_",
+            )
+        )
     ]
     reported = {name for name, *_ in values}
     # No reader has followed.
@@ -113,6 +121,7 @@ def assert_values(values: dict[tuple[str, ...], float], table: str) -> None:
     assert values["penstock_capture_connects_total", "shop"] == 2
     assert values["penstock_capture_disconnects_total", "shop", "ConnectionLost"] == 1
     assert values["penstock_capture_statements_total", "shop", "applied"] >= 1
+    assert values["penstock_capture_statements_total", "shop", "ignored"] >= 1
     assert values["penstock_capture_lag_bytes", "shop"] == 0
     assert values["penstock_log_holds", "shop"] == 1
     assert values["penstock_log_hold_bytes", "shop", "cache"] == 0

@@ -76,6 +76,7 @@ def test_dashboards_show_nearly_every_metric() -> None:
         "penstock_capture_events_total",
         "penstock_capture_last_heard_timestamp_seconds",
         "penstock_coordination_errors_total",
+        "penstock_load_started_timestamp_seconds",
         "penstock_log_holds",
         "penstock_log_holds_broken",
         "penstock_reader_sent_rows_total",

@@ -2,13 +2,16 @@
 """Evolve a target when its source gets other columns, and convert older rows to the new columns."""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.changes import Target
+from penstock.engine.fitting import TargetFitting
 from penstock.engine.standstill import asks_again, no_progress
 from penstock.engine.task_plan import OF_CHUNK, OF_MOVE, OF_STATEMENT, OF_TARGET, Surprise
 from penstock.errors import SchemaChanged
@@ -21,6 +24,7 @@ from penstock.sinks.sink import Evolution
 from penstock.source.reading import LoggedStatement
 from penstock.source.source import ByteRange
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
+from tests.support.pipeline.local_runs import notes_pipeline
 
 ORDERS = target_of({"id": "int", "v": "int", "x": "int"})
 DEFINITIONS = {
@@ -53,6 +57,28 @@ def test_feed_target_keeps_columns_that_the_source_drops() -> None:
     assert grown.column_names == ("id", "v", "x")
     mirror = evolve_target(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=True)
     assert mirror.column_names == ("id", "v")
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"),
+    [(Evolution.EVOLVE, "applied"), (Evolution.IGNORE, "ignored"), (Evolution.STOP, "refused")],
+)
+def test_change_of_columns_counts_once_by_its_outcome(
+    policy: Evolution, outcome: str, tmp_path: Path
+) -> None:
+    sink = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}}).make_sink()
+    fitting = TargetFitting(sink, policy)
+    prepared = fitting.prepare(None, ORDERS, again=False)
+    prepared = fitting.prepare(prepared, ORDERS, again=False)
+    assert not fitting.changes, "a new target is no change"
+    added = target_of(DEFINITIONS["added"])
+    with nullcontext() if policy is not Evolution.STOP else pytest.raises(SchemaChanged):
+        prepared = fitting.prepare(prepared, added, again=False)
+    assert fitting.changes == {outcome: 1}
+    if policy is not Evolution.STOP:
+        # Every statement has all targets prepared.
+        fitting.prepare(prepared, added, again=False)
+        assert fitting.changes == {outcome: 1}
 
 
 def test_policy_without_changes_stops_a_feed() -> None:

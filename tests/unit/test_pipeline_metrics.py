@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,16 +20,20 @@ from penstock.client.readings import read_member
 from penstock.engine import progress
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Position
+from penstock.pipeline import waiting_letters
+from penstock.pipeline.dead_letter import purge, purgeable_letters
 from penstock.pipeline.state import PipelineState
+from penstock.pipeline.waiting_letters import counting_letters
 from penstock.sinks.files.sink import FilesSink
 from penstock.sinks.sink import BatchMark, Receipt
-from penstock.telemetry import publish
+from penstock.telemetry import process, publish
 from penstock.telemetry.pipelines import PipelineMeter
 from penstock.telemetry.publish import publish_metrics
-from penstock.telemetry.readings import Readings
+from penstock.telemetry.readings import Readings, Report
 from tests.support.binlog.forged_log import NOTE_IDS, write_forged_log
 from tests.support.daemon.scraping import otlp_collector, samples
 from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
+from tests.support.pipeline.rejected_rows import reject_row
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 ANYWHERE = "127.0.0.1:0"
@@ -53,6 +58,8 @@ BATCH = {
     "chunks": 10,
     "chunks_done": 4,
     "load_ends_in_seconds": 60,
+    "load_started_us": 1_699_999_000_000_000,
+    "schema_changes": {"applied": 1, "refused": 2},
     "positions": {"shop": "mysql-bin.000007:1500 after 3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9"},
     "heads": {"shop": "mysql-bin.000007:9000"},
     "lag_seconds": 30.0,
@@ -127,6 +134,36 @@ def test_lease_of_a_run_is_held_until_it_fails(tmp_path: Path) -> None:
     assert held() == {}, "the run releases it"
 
 
+def test_waiting_dead_letters_are_counted_per_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_letters, "_PAUSE_SECONDS", 0.01)
+    sinks = {name: {"files": {"path": str(tmp_path / name)}} for name in ("lake", "audit")}
+    settings = notes_pipeline(tmp_path, sinks=sinks)
+    lake = settings.of_sink("lake")
+
+    def waiting(read: Report) -> dict[str, float]:
+        readings = Readings()
+        read(readings)
+        values = readings.values("penstock_pipeline_dead_letters")
+        return {dict(labels)["sink"]: number for labels, number in values.items()}
+
+    letter = reject_row(lake)
+    with counting_letters(settings) as read:
+        wait_until(lambda: waiting(read) == {"lake": 1, "audit": 0})
+        purge(lake, purgeable_letters(lake, [letter]), user="dba")
+        wait_until(lambda: waiting(read) == {"lake": 0, "audit": 0})
+        Path(lake.dead_letter).rename(tmp_path / "moved")
+        Path(lake.dead_letter).write_text("a file where the folder has to be")
+        wait_until(lambda: waiting(read) == {"audit": 0})
+
+
+def test_revision_of_an_installation_from_a_repository_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {"url": "https://example.com/penstock", "vcs_info": {"vcs": "git", "commit_id": "3f2a"}}
+    for text, revision in ((json.dumps(recorded), {"revision": "3f2a"}), ('{"url": "x"}', {}), (None, {})):
+        installed = SimpleNamespace(read_text=lambda _, text=text: text)
+        monkeypatch.setattr(process, "distribution", lambda _, installed=installed: installed)
+        assert process._revision() == revision
+
+
 def test_sink_that_fails_is_counted_apart_from_the_other(tmp_path: Path) -> None:
     (tmp_path / "audit").write_text("a file where the feed's folder has to be")
     sinks = {name: {"files": {"path": str(tmp_path / name)}} for name in ("lake", "audit")}
@@ -163,6 +200,12 @@ def test_every_field_of_a_report_is_counted() -> None:
     assert value(meter, "penstock_pipeline_tables", state="loading") == 1
     assert value(meter, "penstock_load_chunks", state="remaining") == 6
     assert value(meter, "penstock_load_remaining_seconds") == 60
+    assert value(meter, "penstock_load_started_timestamp_seconds") == 1_699_999_000
+    outcomes = ("applied", "ignored", "refused")
+    changes = [value(meter, "penstock_schema_changes_total", outcome=outcome) for outcome in outcomes]
+    assert changes == [2, 0, 4]
+    meter.observe(WAITING)
+    assert value(meter, "penstock_load_started_timestamp_seconds") is None
 
 
 def test_lag_grows_by_the_clock_unless_everything_is_applied() -> None:

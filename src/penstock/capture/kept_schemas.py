@@ -27,10 +27,12 @@ class FollowedSchemas:
         self._settler = settler
         settler.start()
 
-    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> None:
-        """Apply a statement; `position` is the end of its event."""
-        if self.schema_log.apply(text, database, position, session):
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
+        """Apply a statement; `position` is the end of its event. Return whether it changed a definition."""
+        changed = self.schema_log.apply(text, database, position, session)
+        if changed:
             self._settler.note_doubts()
+        return bool(changed)
 
     def received(self, position: Position) -> None:
         """Record the position up to which the log has been received and its statements applied."""

@@ -41,8 +41,8 @@ _GATHER_SECONDS = 0.0005
 class Schemas(Protocol):
     """Table definitions that follow the statements in a log."""
 
-    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> object:
-        """Apply a statement; `position` is the end of its event."""
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
+        """Apply a statement; `position` is the end of its event. Return whether it changed a definition."""
 
     def received(self, position: Position) -> None:
         """Record the position up to which the log has been received and its statements applied."""
@@ -68,7 +68,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.bytes_rate, self.transactions_rate, self.changes_rate = Rate(), Rate(), Rate()
-        self.statements = Counter("applied", "failed")
+        self.statements = Counter("applied", "ignored", "failed")
         self.event_lags = Histogram(LAG_BOUNDS)
         self.acknowledgements = Histogram(SECONDS_BOUNDS)
 
@@ -324,11 +324,11 @@ class Receiver:
         ]
         while self._unapplied:
             try:
-                schemas.apply(*self._unapplied[0])
+                has_changed = schemas.apply(*self._unapplied[0])
             except PenstockError:
                 self._progress.statements.add("failed")
                 raise
-            self._progress.statements.add("applied")
+            self._progress.statements.add("applied" if has_changed else "ignored")
             del self._unapplied[0]
 
     def _wait_for_room(self) -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.local.shard_runs import ShardRuns
     from penstock.pipeline.settings import PipelineSettings
     from penstock.pipeline.shards import Shard
+    from penstock.telemetry.readings import Readings
 
 CAUGHT_UP = "caught-up"
 # Set only for the process of a shard: the position at which the number of shards changes.
@@ -103,13 +104,10 @@ def run(
     if (paused := _pause_reason(settings)) is not None:
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
-    from penstock.coordinate.store import without_password
-
     summary = _Summary(file)
     stop = threading.Event()
     report_line = _print_line if as_json else summary.add
-    metered = _metered(metrics, otlp, report_line, without_password(settings.state))
-    with stopped_by_signals(stop.set), metered as report:
+    with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line, settings) as report:
         options = _RunOptions(file, stop, report, until, standby)
         shards = _shard_runs(settings, options) if local and shard is None else None
         (shards or options.run_of(settings, local=local, master=master)).run()
@@ -119,17 +117,21 @@ def run(
 
 
 @contextmanager
-def _metered(address: str | None, otlp: str | None, report_line: Report, store: str = "") -> Iterator[Report]:
-    """Publish the metrics of a run inside the block. Yield what the run reports to. `store` is a label."""
+def _metered(
+    address: str | None, otlp: str | None, report_line: Report, settings: "PipelineSettings"
+) -> Iterator[Report]:
+    """Publish the metrics of a run inside the block. Yield what the run reports to."""
     # Set by a worker that serves the metrics of its jobs. The processes of shards must not have it too.
     address_file = os.environ.pop(ADDRESS_FILE_VARIABLE, None)
     if address is None and otlp is None and address_file is None:
         yield report_line
         return
+    from penstock.coordinate.store import without_password
+    from penstock.pipeline.waiting_letters import counting_letters
     from penstock.telemetry.pipelines import PipelineMeter
     from penstock.telemetry.publish import publish_metrics
 
-    meter = PipelineMeter(store=store)
+    meter = PipelineMeter(store=without_password(settings.state))
 
     def report(progress: Mapping[str, Any]) -> None:
         meter.observe(progress)
@@ -137,7 +139,15 @@ def _metered(address: str | None, otlp: str | None, report_line: Report, store: 
 
     if address_file is not None:
         address = address or ANY_ADDRESS
-    with publish_metrics(meter.read, address=address, otlp=otlp, is_ready=meter.is_ready) as bound:
+    with ExitStack() as stack:
+        read_letters = stack.enter_context(counting_letters(settings))
+
+        def read(readings: "Readings") -> None:
+            meter.read(readings)
+            read_letters(readings)
+
+        published = publish_metrics(read, address=address, otlp=otlp, is_ready=meter.is_ready)
+        bound = stack.enter_context(published)
         if address_file is not None:
             Path(address_file).write_text(str(bound), encoding="utf-8")
         yield report

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preparing a target for another definition of its table, which its existing rows may not fit."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
 
 from penstock.changes import Target
+from penstock.engine.dropped_columns import refuse_dropped
 from penstock.errors import SchemaChanged, ValueMalformed
+from penstock.model import Column, TableName
 from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.evolution import evolve_target
 from penstock.sinks.sink import Evolution, Sink
@@ -15,7 +19,49 @@ from penstock.sinks.sql.rows import refuse_other_key
 _log = structlog.get_logger(__name__)
 
 
-def evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target) -> Target:
+class TargetFitting:
+    """Prepares the targets of a sink for the definitions of their tables.
+
+    `changes` counts the changes of their columns by outcome: applied, ignored or refused. A change that was
+    made before the run began counts if it is applied or refused.
+    """
+
+    def __init__(self, sink: Sink, policy: Evolution) -> None:
+        self.changes: Counter[str] = Counter()
+        self._sink = sink
+        self._policy = policy
+        # The last columns of each table that needed nothing of its target.
+        self._unneeded: dict[TableName, Sequence[Column]] = {}
+
+    def prepare(self, before: Target | None, target: Target, *, again: bool) -> Target:
+        """Prepare a target that was `before` for a definition; return the definition that it has then.
+
+        A target that has it already is not prepared, unless it is prepared `again`. Raises SchemaChanged.
+        """
+        try:
+            wanted = _evolved(self._sink, self._policy, before, target)
+            if wanted == before and not again:
+                self._note_unneeded(target)
+                return before
+            if before is not None and not again:
+                refuse_dropped(self._sink, self._policy, before, wanted)
+            prepared = _fitted(self._sink, self._policy, before, wanted)
+        except SchemaChanged:
+            self.changes["refused"] += 1
+            raise
+        self._unneeded[target.name] = target.columns
+        if before is not None and prepared.columns != before.columns:
+            self.changes["applied"] += 1
+        return prepared
+
+    def _note_unneeded(self, target: Target) -> None:
+        known = self._unneeded.get(target.name)
+        self._unneeded[target.name] = target.columns
+        if known is not None and known != target.columns:
+            self.changes["ignored"] += 1
+
+
+def _evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target) -> Target:
     """Return a target as it has to be prepared for rows of a definition. Raises SchemaChanged."""
     if before is None:
         return target
@@ -25,7 +71,7 @@ def evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target
     return evolve_target(before, target, policy, keeps_state=sink.keeps_state)
 
 
-def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target) -> Target:
+def _fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target) -> Target:
     """Change a target's table; return the definition that it has then.
 
     The definition comes from the server, which is ahead of the log. So rows of a mirror may not fit a new

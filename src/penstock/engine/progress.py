@@ -52,8 +52,11 @@ class Progress:
         # The rows of the last batch, and the rows of its chunks.
         self.rows_of_batch = 0
         self._loading_since = 0.0
+        self._load_started_us = 0
         self._loaded = 0
         self._rejected = 0
+        # Changes of targets that were not reported yet, by outcome.
+        self.schema_changes: Counter[str] = Counter()
         # Why the sources that the run continues without have failed.
         self.aside: Mapping[str, PenstockError] = {}
 
@@ -166,9 +169,11 @@ class Progress:
     def _of_load(self, checkpoint: Checkpoint, record: BatchRecord) -> dict[str, Any]:
         now = time.monotonic()
         self._loading_since = self._loading_since or now
+        self._load_started_us = self._load_started_us or time.time_ns() // 1000
         chunks = sum(load.chunks for load in checkpoint.loads.values())
         done = sum(load.done for load in checkpoint.loads.values())
         shown: dict[str, Any] = {"chunks": chunks, "chunks_done": done, "rows_loaded": self._loaded}
+        shown["load_started_us"] = self._load_started_us
         elapsed = now - self._loading_since
         since = done - len(record.chunks)
         if elapsed > 0 and since > 0:
@@ -232,7 +237,10 @@ class Progress:
     def _tell(self, shown: dict[str, Any], state: PipelineState | None) -> None:
         if self._report is not None:
             lease = {"lease_held": state is not None and state.held}
-            self._report({**self._names, **shown, **lease, **self._of_sources()})
+            changes = dict(self.schema_changes)
+            self.schema_changes.clear()
+            changed = {"schema_changes": changes} if changes else {}
+            self._report({**self._names, **shown, **lease, **changed, **self._of_sources()})
 
     def _of_sources(self) -> dict[str, Any]:
         aside = {name: str(problem) for name, problem in self.aside.items()}

@@ -233,6 +233,7 @@ class PipelineRun:
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._stretches.open(self._logs, self._loading, state.shards)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
+        self._progress.schema_changes = self._tables.fitting.changes
         self._tables.stopped.update(checkpoint.stopped)
         checkpoint = self._noted(self._begin(state, checkpoint))
         batches = self._batches(state)

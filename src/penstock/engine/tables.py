@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from penstock.changes import Target
-from penstock.engine.dropped_columns import ColumnCheck, refuse_dropped
-from penstock.engine.fitting import evolved, fitted
+from penstock.engine.dropped_columns import ColumnCheck
+from penstock.engine.fitting import TargetFitting
 from penstock.engine.shared_targets import SharedTargets
 from penstock.engine.tables_record import TablesRecord
 from penstock.engine.task_plan import (
@@ -103,6 +103,7 @@ class PipelineTables:
         self.targets: dict[TableName, Target] = {}
         # Targets from before a reset. Their rows must be deleted, although no new row may name them.
         self._written: set[TableName] = set()
+        self.fitting = TargetFitting(sink, settings.schema_changes)
         self.columns = ColumnCheck(sink, settings.schema_changes)
         self._created: set[str] = set()  # So far known only from their CREATE TABLE.
         # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
@@ -583,13 +584,7 @@ class PipelineTables:
         _log.error("the pipeline goes on without a table", table=key, why=str(problem))
 
     def _prepare_target(self, target: Target, *, again: bool = False) -> None:
-        before, policy = self.targets.get(target.name), self._settings.schema_changes
-        wanted = evolved(self._sink, policy, before, target)
-        if wanted == before and not again:
-            return
-        if before is not None and not again:
-            refuse_dropped(self._sink, policy, before, wanted)
-        self.targets[target.name] = fitted(self._sink, policy, before, wanted)
+        self.targets[target.name] = self.fitting.prepare(self.targets.get(target.name), target, again=again)
 
     def _save(self) -> None:
         self._record.save(self._tables, self.targets, self._written)

@@ -66,9 +66,12 @@ class CopiedMetadata:
         """
         self._cover(position)
 
-    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> None:
-        """Copy the definitions before a statement, which ends at a position, is stored."""
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
+        """Copy the definitions before a statement, which ends at a position, is stored. Return True: the
+        member that captures has applied it.
+        """
         self._cover(position)
+        return True
 
     def _cover(self, position: Position) -> None:
         if self._copied_to is None or position > self._copied_to:

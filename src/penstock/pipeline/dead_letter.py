@@ -170,6 +170,11 @@ def dead_letters(settings: PipelineSettings, *, replayed: bool = False) -> list[
     return [folder.entry(name) for name in folder.names("")]
 
 
+def count_letters(settings: PipelineSettings) -> int:
+    """Return the number of entries that were neither replayed nor purged. Raises DiskFailed."""
+    return len(_folder_of(settings, replayed=False).names(""))
+
+
 def rows_of_letter(settings: PipelineSettings, name: str, *, replayed: bool = False) -> Changes:
     """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed.
 

@@ -112,7 +112,8 @@ _CAPTURE = (
     ),
     _counter(
         "capture_statements",
-        "Statements that may define tables: applied to the definitions, or failed and retried",
+        "Statements that may define tables: applied to the definitions, ignored because they change none, or"
+        " failed and retried",
         "penstock_instance",
         "outcome",
     ),
@@ -242,7 +243,14 @@ _COORDINATION = (
 )
 
 _PROCESS = (
-    Definition("penstock_build_info", Kind.INFO, "The version that runs", ("version", "python")),
+    Definition(
+        "penstock_build_info",
+        Kind.INFO,
+        "The version that runs, and the commit, if it was installed from a repository",
+        ("version", "python", "revision"),
+        (),
+        frozenset({"revision"}),
+    ),
     Definition("process_cpu_seconds_total", Kind.COUNTER, "Processor time of the process"),
     Definition("process_start_time_seconds", Kind.GAUGE, "Start of the process, since 1970"),
     Definition("process_resident_memory_bytes", Kind.GAUGE, "Resident memory"),
@@ -344,6 +352,21 @@ _PIPELINE = (
     _counter("pipeline_failures", "Runs that ended with an error, by its class", *_SINK, "type"),
     _gauge("pipeline_last_error_timestamp_seconds", "Time of the last error", *_SINK),
     _gauge("load_chunks", "Chunks of the tables that are loading: done and remaining", *_SINK, "state"),
+    _gauge(
+        "pipeline_dead_letters",
+        "Entries of the dead letters that were neither replayed nor purged, counted once a minute; the shards"
+        " of a sink share them",
+        "pipeline",
+        "sink",
+    ),
+    _counter(
+        "schema_changes",
+        "Changes of the columns of a sink's tables by outcome: applied, ignored as `schema_changes` wants, or"
+        " refused by these settings or by the sink",
+        *_SINK,
+        "outcome",
+    ),
+    _gauge("load_started_timestamp_seconds", "When this run began to load tables", *_SINK),
     _gauge("load_remaining_seconds", "When the load will have ended, at its rate so far", *_SINK),
 )
 

@@ -17,7 +17,10 @@ _log = structlog.get_logger(__name__)
 _SECONDS_MAX = 2.0
 # The metrics of the job's process would be those of the worker's.
 _NAMES = {
-    definition.name for group in GROUPS if group.origin == "pipeline" for definition in group.definitions
+    definition.name
+    for group in GROUPS
+    if group.origin in ("pipeline", "holder")
+    for definition in group.definitions
 }
 
 

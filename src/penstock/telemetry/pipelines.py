@@ -54,6 +54,8 @@ class _SinkMeter:
     tables: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     load_seconds: float | None = None
+    load_started: float | None = None
+    schema_changes: Counter = field(default_factory=lambda: Counter("applied", "ignored", "refused"))
     rows: Counter = field(default_factory=lambda: _new_rows_counter())
     # Rows of stages whose operations are unknown.
     rows_without_operation: dict[str, int] = field(default_factory=lambda: {"filtered": 0, "outdated": 0})
@@ -90,7 +92,7 @@ class PipelineMeter:
                 meter.last_error = now
             elif state == "waiting":
                 meter.caught_up = now
-                meter.load_seconds, meter.chunks = None, {}
+                meter.load_seconds, meter.load_started, meter.chunks = None, None, {}
             elif "running_seconds" in report:
                 _count_long_batch(meter, now - report["running_seconds"])
             else:
@@ -98,6 +100,8 @@ class PipelineMeter:
             if not ("running_seconds" in report and meter.state == "loading"):
                 meter.state = state
             meter.reported = now
+            for outcome, count in report.get("schema_changes", {}).items():
+                meter.schema_changes.add(outcome, by=count)
             meter.lease_held = report.get("lease_held")
             meter.sources_aside = frozenset(report.get("sources_aside", {}))
 
@@ -157,6 +161,7 @@ def _count_batch(meter: _SinkMeter, report: Mapping[str, Any], now: float) -> No
         done = report["chunks_done"]
         meter.chunks = {"done": done, "remaining": report["chunks"] - done}
         meter.load_seconds = report.get("load_ends_in_seconds")
+        meter.load_started = report["load_started_us"] / 1e6
     if "positions" in report:
         # A batch report contains only sources with changes.
         meter.positions = {**meter.positions, **_without_gtids(report["positions"])}
@@ -183,7 +188,9 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
         readings.add("penstock_pipeline_tables", count, state=state, **labels)
     for state, count in meter.chunks.items():
         readings.add("penstock_load_chunks", count, state=state, **labels)
+    readings.add("penstock_load_started_timestamp_seconds", meter.load_started, **labels)
     readings.add("penstock_load_remaining_seconds", meter.load_seconds, **labels)
+    readings.add_counter("penstock_schema_changes_total", meter.schema_changes, **labels)
     running = 0.0 if meter.batch_begun is None else max(0.0, now - meter.batch_begun)
     readings.add("penstock_pipeline_batch_running_seconds", running, **labels)
     readings.add("penstock_pipeline_batches_total", meter.batches, **labels)

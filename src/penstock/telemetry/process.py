@@ -2,11 +2,12 @@
 """The metrics of the process itself."""
 
 import gc
+import json
 import os
 import platform
 import resource
 import time
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 from penstock.telemetry.readings import Readings
@@ -15,9 +16,20 @@ _PAGE_BYTES = resource.getpagesize()
 _STARTED = time.time()
 
 
+def _revision() -> dict[str, str]:
+    """Return the commit that the package was installed from, if an installer has recorded it (PEP 610)."""
+    recorded = distribution("penstock").read_text("direct_url.json")
+    commit = json.loads(recorded or "{}").get("vcs_info", {}).get("commit_id")
+    return {} if commit is None else {"revision": str(commit)}
+
+
+_REVISION = _revision()
+
+
 def read_process(readings: Readings) -> None:
     """Add version, processor time, memory, descriptors and garbage collections of this process."""
-    readings.add("penstock_build_info", 1, version=version("penstock"), python=platform.python_version())
+    build = {"version": version("penstock"), "python": platform.python_version()}
+    readings.add("penstock_build_info", 1, **build, **_REVISION)
     readings.add("process_cpu_seconds_total", time.process_time())
     readings.add("process_start_time_seconds", _STARTED)
     readings.add("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
