@@ -36,7 +36,7 @@ from penstock.settings.daemon import InstanceSettings, LogSettings
 _IDLE_SECONDS = 0.05
 _DURABLE_SECONDS = 1.0
 _HOLD_SECONDS = 10.0
-# A member that the merge waits for longer than this is named in the status.
+# The status names a member once the merge has waited for it this long.
 _STALL_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
@@ -54,7 +54,7 @@ class MergeCapture(GeneratedCapture):
         parts: CaptureParts,
         captures: Mapping[str, Capture],
     ) -> None:
-        """`captures` are those of the members, by name."""
+        """`captures` maps the name of each member to its capture."""
         super().__init__(name, settings, log, start, parts)
         self._captures = captures
         self._stalled_since: float | None = None
@@ -123,7 +123,7 @@ class MergeCapture(GeneratedCapture):
             self._set_state(State.WAITING, why)
 
     def _begun(self, log: Log, flavor: str) -> MergeState:
-        """Begin a new log, and return where it begins in each member's log."""
+        """Begin a new log, and return its start position in each member's log."""
         captures = self._captures
         state = MergeState(
             None, {name: start_of_member(capture, self._start_at) for name, capture in captures.items()}
@@ -136,7 +136,9 @@ class MergeCapture(GeneratedCapture):
         return state
 
     def _continue(self, log: Log, state: MergeState) -> None:
-        """Check that a log belongs to these members. For a new member, return where it begins now."""
+        """Check that a log belongs to these members. For a new member, return the position where it starts
+        now.
+        """
         if removed := sorted(state.positions.keys() - self._captures.keys()):
             raise OptionInvalid(
                 f"merge: {', '.join(removed)} is missing, and {log.folder} has transactions of it",
@@ -157,8 +159,8 @@ class MergeCapture(GeneratedCapture):
             _log.warning("a member was added to a merge", instance=self.name, member=name, at=str(position))
 
     def _is_final(self, problem: PenstockError) -> bool:
-        """Record a failure; return whether it is final. It is if a log has lost transactions, because they
-        never return.
+        """Record a failure, and return whether it is final. It is final if a log has lost transactions,
+        because they never return.
         """
         is_lost = isinstance(problem, PositionPurged | PositionInvalid | SequenceGap | ServerChanged)
         return super()._is_final(problem) or (is_lost and self._stop_with(problem))

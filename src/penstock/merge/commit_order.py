@@ -49,7 +49,7 @@ class CommitOrder(Generic[EntryT]):
             self._queues[member] = deque((min(time_us, now_us), entry) for time_us, entry in queue)
 
     def has_queued(self, member: str) -> bool:
-        """Return whether transactions of a member wait."""
+        """Return whether the member has queued transactions."""
         return bool(self._queues[member])
 
     def take(self) -> Iterator[tuple[str, EntryT]]:
@@ -64,7 +64,7 @@ class CommitOrder(Generic[EntryT]):
         return [] if due is None else self._holding_back(*due)
 
     def _next(self) -> tuple[int, int] | None:
-        """Return the time and the member's number of the earliest transaction that waits."""
+        """Return the time of the earliest queued transaction, and the number of its member."""
         heads = (
             (self._queues[member][0][0], number)
             for number, member in enumerate(self._members)

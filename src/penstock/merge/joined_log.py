@@ -4,8 +4,8 @@
     origin (db1, mysql-bin.000003:1542) │ GTID ... XID │ origin (db2, ...) │ GTID ... XID │
 
 The events are those of the members, with other positions and checksums. The origin is an ignorable event, so
-every reader skips it. It has the member's position after its transaction: after a crash, the log itself says
-what it has of each member.
+every reader skips it. It holds the member's position after the transaction, so after a crash the log itself
+shows how far it has read each member.
 """
 
 import struct
@@ -96,15 +96,17 @@ class JoinedLog(GeneratedLog):
     """Appends the transactions of members to a log. Used by one thread."""
 
     def __init__(self, log: Log, receiver: Receiver, flavor: str) -> None:
-        """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
+        """Continue at the end of the log, or begin its first file. The log's epoch must have begun
+        already.
+        """
         self._head = b""
         super().__init__(log, receiver, STEM, flavor)
 
     def add(self, origin: bytes, events: Iterable[Buffer], mover: EventMover, time_us: int) -> None:
         """Add a transaction, whose events may be in pieces of any size.
 
-        It is stored at once if it is long, otherwise by `flush`. Raises the errors of the log, and those of
-        `EventMover.move_events`.
+        It is stored at once if it is long, otherwise by `flush`. Raises what appending to the log and
+        `EventMover.move_events` raise.
         """
         if mover.is_mariadb != (self._flavor == "mariadb"):
             raise EventUnsupported(
@@ -118,8 +120,7 @@ class JoinedLog(GeneratedLog):
         try:
             self._add_events(origin, events, mover, time_us)
         except PenstockError:
-            # Everything added before is complete. If part of this transaction is stored, the next run drops
-            # it.
+            # Earlier transactions are complete. If part of this transaction is stored, the next run drops it.
             del self._pending[before if self._pending is pending else 0 :]
             self._pending_bytes = sum(map(len, self._pending))
             raise
@@ -144,8 +145,8 @@ class JoinedLog(GeneratedLog):
 
 
 def encode_origin(member: str, position: Position) -> bytes:
-    """Return the body of the event with a transaction's member and the transaction's end in the member's
-    log.
+    """Return the body of an origin event: the transaction's member, and where the transaction ends in the
+    member's log.
     """
     name, file = member.encode(), position.file.encode()
     head = _ORIGIN.pack(_MAGIC, position.epoch, position.offset, len(name), len(file))
@@ -164,7 +165,7 @@ def _decode_origin(event: bytes) -> tuple[str, Position] | None:
 
 
 def _header_time(time_us: int) -> int:
-    """Return the seconds of a time, which have 32 bits in an event's header."""
+    """Return a time in seconds, limited to the 32 bits of an event header."""
     return min(time_us // 1_000_000, 0xFFFFFFFF)
 
 
@@ -176,7 +177,7 @@ def _event(body: bytes, time_s: int, offset: int) -> bytes:
 
 
 def _first_event_bytes(content: Buffer) -> int:
-    """Return how many bytes the first event has, or those of its header while that is incomplete."""
+    """Return the length of the first event, or of an event header while the header is incomplete."""
     size: int = (
         EVENT_HEADER.unpack_from(content)[1] if len(content) >= EVENT_HEADER.size else EVENT_HEADER.size
     )

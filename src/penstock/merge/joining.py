@@ -16,7 +16,7 @@ class Joining:
     """Appends the members' transactions to a log, in commit order. Used by one thread."""
 
     def __init__(self, log: Log, joined: JoinedLog, members: Sequence[Member], state: MergeState) -> None:
-        """`state` has the position of each member, from which reading begins."""
+        """`state` holds each member's position, at which reading starts."""
         self._log = log
         self._joined = joined
         self._state = state
@@ -28,7 +28,7 @@ class Joining:
     def step(self) -> bool:
         """Read the members, and store the transactions that are due; return whether any were stored.
 
-        Raises the errors of the logs, and errors for transactions that cannot be merged.
+        Raises an error for a transaction that cannot be merged, and what reading and writing the logs raise.
         """
         for name, member in self._members.items():
             if not self._order.has_queued(name):
@@ -68,8 +68,8 @@ class Joining:
         self._saved = dict(self._state.positions)
 
     def hold(self, merge: str, seconds: float | None) -> None:
-        """Hold the data in the members' logs that is not durable here. Raises QuotaReached, LogFull,
-        DiskFailed.
+        """Keep the members' logs from deleting data that is not durable in this log. Raises QuotaReached,
+        LogFull, DiskFailed.
         """
         if seconds is not None:
             for name, member in self._members.items():

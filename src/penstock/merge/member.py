@@ -52,7 +52,7 @@ class MemberTransaction:
 
     @property
     def end_position(self) -> Position:
-        """The position after it in the member's log."""
+        """The position after the transaction in the member's log."""
         return Position(self.epoch, self.file, self.end)
 
 
@@ -62,23 +62,24 @@ class Member:
     def __init__(self, capture: Capture, position: Position) -> None:
         """`position` is a transaction boundary in the instance's log."""
         self.name = capture.name
-        # Every transaction before it was returned by `read`.
+        # `read` has returned every transaction before this position.
         self.position = position
-        # Why its server could not be queried for its progress.
+        # Why the member's server could not be queried for its progress.
         self.problem: str | None = None
         self._capture = capture
         self._source: OwnSource | None = None
         self._mover: tuple[tuple[int, str], EventMover] | None = None
         self._connection: Connection | None = None
         self._asked_at = float("-inf")
-        # An end of the server's log that was not read yet, and when the server was queried for it.
+        # An end of the server's log that `read` has not reached yet, and the time of the query that returned
+        # it.
         self._end: tuple[Position, int] | None = None
 
     def read(self) -> list[MemberTransaction]:
         """Return the next transactions of the log, [] if there are none now.
 
-        Raises ServerBusy while the log is being opened, PositionPurged, PositionInvalid and SequenceGap for a
-        log that does not have the next transactions, and the errors of damaged bytes.
+        Raises ServerBusy while the log is being opened, PositionPurged, PositionInvalid and SequenceGap if
+        the log does not contain the next transactions, and an error for damaged bytes.
         """
         log = self._capture.log()
         visible = log.visible
@@ -124,7 +125,7 @@ class Member:
         ]
 
     def events(self, transaction: MemberTransaction) -> Iterator[Buffer]:
-        """Yield the bytes of a transaction, in pieces of any size. Raises the errors of the log."""
+        """Yield the bytes of a transaction, in pieces of any size. Raises what reading the log raises."""
         if transaction.events is not None:
             yield transaction.events
             return
@@ -159,7 +160,9 @@ class Member:
         return asked_us - _COMMIT_US
 
     def _reached(self) -> Position:
-        """Return how far the server's log was read, which is the start of its session if nothing follows."""
+        """Return the end of the part of the server's log that was read: the start of its session if nothing
+        follows.
+        """
         start = self._capture.session_start
         is_read = self._capture.log().visible in (None, self.position)
         return start if start is not None and is_read and start.epoch > self.position.epoch else self.position
@@ -181,7 +184,7 @@ class Member:
         return None if end is None else (end, now_us)
 
     def _server_end(self) -> Position | None:
-        """Return the end of the server's log, None if a server other than that of the session answers."""
+        """Return the end of the server's log, None if the server that answers is not the session's."""
         server, start = self._capture.server, self._capture.session_start
         if server is None or start is None:
             return None
@@ -238,13 +241,13 @@ def flavor_of(capture: Capture) -> str:
 def start_of_member(capture: Capture, start: StartAt) -> Position:
     """Return where a merge begins in an instance's log.
 
-    Raises ServerBusy before the log has begun, OptionInvalid for a start that means nothing in several logs,
+    Raises ServerBusy before the log has begun, OptionInvalid for a start that cannot apply to several logs,
     PositionPurged for a time before the log.
     """
     log = capture.log()
     visible = log.visible
     if visible is None:
-        # Its epoch and the head of its first file may already exist.
+        # The epoch and the head of the first file may already exist.
         raise _nothing_yet(capture)
     if start.earliest:
         return log.earliest() or visible

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of other systems as settings of Penstock: a reader for each original, one report for all."""
+"""Translates the settings of other systems into Penstock settings: one reader for each system, one report for
+all.
+"""

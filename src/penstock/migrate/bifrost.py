@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bifrost's exported configuration as pipelines: one for each data source and target.
+"""Turns Bifrost's exported configuration into pipelines, one for each data source and target.
 
-The file is the JSON of `Backup - Export`. `DbInfo` has the data sources with their tables. Each table has its
-synchronisations to targets (`ToServerList`), and each of those its last successful position. `ToServer` has
-the targets' connections.
+The file is the JSON of `Backup - Export`. `DbInfo` lists the data sources with their tables. Each table lists
+its synchronisations to targets (`ToServerList`), each with its last successful position. `ToServer` holds the
+targets' connections.
 """
 
 import json
@@ -218,7 +218,7 @@ def _synchronisations(table: Mapping[str, Any], location: str) -> list[Mapping[s
 def _tables(
     database: str, name: str, properties: OriginalProperties
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the tables and exclusions of a table of the original, which may stand for several tables."""
+    """Return the tables and exclusions that a table name of the original stands for."""
     schema = "*" if database in (_ALL_DATABASES, "*") else literal(database)
     only = [table.strip() for table in properties.get("DoTable").split(",") if table.strip()]
     ignored = [table.strip() for table in properties.get("IgnoreTable").split(",") if table.strip()]
@@ -236,7 +236,7 @@ def _patterns(names: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
 
 
 def _have_common_names(first: str, second: str) -> bool:
-    """Return whether a name can match both patterns, which are literal or end with the only `*`."""
+    """Return whether a name can match both patterns, which are literal or have a single `*` at the end."""
     if first.endswith("*") and second.endswith("*"):
         return first.startswith(second[:-1]) or second.startswith(first[:-1])
     for pattern, name in ((first, second), (second, first)):
@@ -264,7 +264,7 @@ def _start(
         if _order(queued) > _order(success) and any(_order(success)):
             pending.append(success)
         elif _order(queued) > _order(success):
-            # None of its changes are in the target, and its first change has no position of its own.
+            # None of its changes are in the target, and its first change has no recorded position.
             return "earliest"
     prefix = str(source.get("BinlogDumpFileName") or "").rpartition(".")[0]
     if pending:

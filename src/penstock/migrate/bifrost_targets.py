@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bifrost's targets as sinks: the address and account of the connection, and what the parameters select."""
+"""Turns Bifrost's targets into sinks, from the connection's address and account and from the parameters."""
 
 import json
 import re

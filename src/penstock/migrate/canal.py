@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's configuration folder as a daemon for its clients, or as pipelines into Kafka.
+"""Turns Canal's configuration folder into a daemon for its clients, or into pipelines into Kafka.
 
 The folder has canal.properties, and for each destination a folder with instance.properties and, with Canal's
 file mode, meta.dat. Properties of an instance that stand in canal.properties apply to every instance.
@@ -75,7 +75,7 @@ def migrate_canal(
 
 
 class _Destination:
-    """One instance of Canal: its properties, above those of canal.properties."""
+    """A Canal instance. Its own properties override those of canal.properties."""
 
     def __init__(
         self, migration: Migration, server: OriginalProperties, server_values: dict[str, str], folder: Path
@@ -113,7 +113,7 @@ class _Destination:
             properties.not_carried(*names, remark=remark, attention=attention)
 
     def server(self, migration: Migration) -> dict[str, Any]:
-        """Return the source's URL and account, in the names that instances and sources share."""
+        """Return the source's URL and account, under the setting names that instances and sources share."""
         address = self.get("canal.instance.master.address", "127.0.0.1:3306")
         user = self.get("canal.instance.dbUsername")
         mode = self.get("canal.instance.master.sslMode", "DISABLED").lower()

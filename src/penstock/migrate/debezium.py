@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debezium connector's configuration as a pipeline that writes the same topics.
+"""Turns a Debezium connector's configuration into a pipeline that writes the same topics.
 
 The file is JSON: `{"name": .., "config": {..}}`, the configuration alone, or properties of Debezium Server.
 The offsets are JSON as Kafka Connect's `GET /connectors/NAME/offsets` returns them (KIP-875).
@@ -191,7 +191,9 @@ def _offset(path: Path, prefix: str) -> Mapping[str, Any]:
 
 
 def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> tuple[str, str | None]:
-    """Return the load's mode, and where the changes start; None means where the load begins."""
+    """Return the load's mode, and where the changes start; None means the position at which the load
+    begins.
+    """
     mode = properties.get("snapshot.mode", "initial").lower()
     if mode not in (*_WITHOUT_LOAD, *_WITH_LOAD):
         properties.not_carried("snapshot.mode", remark=f"there is no load of the kind {mode}")
@@ -284,7 +286,7 @@ def _sink(
 
 
 def _topic(properties: OriginalProperties, prefix: str) -> str:
-    """Return the topic's template: prefix.database.table, or what a RegexRouter makes of these parts."""
+    """Return the topic's template: prefix.database.table, or what a RegexRouter turns these parts into."""
     delimiter = properties.get("topic.delimiter", ".")
     properties.carried("topic.delimiter")
     literal = prefix.replace("{", "{{").replace("}", "}}")

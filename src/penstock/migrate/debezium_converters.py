@@ -72,7 +72,7 @@ def format_of(migration: Migration, properties: OriginalProperties) -> dict[str,
 
 
 def _json_format(properties: OriginalProperties, is_json: bool) -> str:
-    """Return the format of the JSON converter. It writes schemas unless that is switched off."""
+    """Return the format of the JSON converter. The converter writes schemas unless they are switched off."""
     if "value.converter" not in properties:
         properties.remind(
             "The connector has no value.converter of its own. The messages are JSON with schemas; set"

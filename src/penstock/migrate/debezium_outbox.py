@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connector's outbox event router as the section `outbox` of the kafka sink."""
+"""Turns a connector's outbox event router into the section `outbox` of the kafka sink."""
 
 from typing import Any
 

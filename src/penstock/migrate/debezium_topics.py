@@ -52,7 +52,7 @@ def topics_of(properties: OriginalProperties, prefix: str, *, flat: bool) -> dic
 
 
 def leave_out_topics(properties: OriginalProperties) -> None:
-    """Account for these topics if there is an outbox, whose sink writes only its events."""
+    """Account for these topics if there is an outbox: its sink writes only outbox events."""
     remark = "a sink with an outbox writes its events alone"
     for name in (_STATEMENTS, _TRANSACTIONS):
         properties.not_carried(name, remark=remark, attention=properties.flag(name))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Drainer's configuration as a daemon that replaces it in the cluster, and a pipeline into its target.
+"""Turns a Drainer's configuration into a daemon that replaces it in the cluster, and a pipeline into its
+target.
 
 The daemon's log starts after the commit timestamp of the Drainer's checkpoint, and the pipeline reads the log
 from its start. The checkpoint is the file `savepoint`, or a row of the target with the same values as JSON.
@@ -41,7 +42,7 @@ def migrate_drainer(
     """Add the daemon and the pipeline of a drainer.toml.
 
     `savepoint` is the file of the checkpoint; with `from_server` it is read from its table in the target.
-    Raises OptionInvalid, and the errors of the server.
+    Raises OptionInvalid, and the server's errors.
     """
     document = _parse(path)
     properties = OriginalProperties(migration.report, path.name, _flatten(document), REFERENCE)
@@ -182,9 +183,6 @@ def _steps(properties: OriginalProperties, document: Mapping[str, Any]) -> list[
         return []
     versions = ", ".join(str(_number(commit_ts, "ignore-txn-commit-ts")) for commit_ts in ignored)
     return [{"filter": {"where": f"_commit_version NOT IN ({versions})"}}]
-
-
-# Return the setting of a Drainer sink that leaves out statements, if statements are not synced.
 
 
 def _sink(migration: Migration, properties: OriginalProperties, pipeline: dict[str, Any]) -> dict[str, Any]:

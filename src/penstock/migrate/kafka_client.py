@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of Kafka's Java clients as settings of the kafka sink.
+"""Translates options of Kafka's Java clients into settings of the kafka sink.
 
 The names are those of Kafka's producer configuration (kafka.apache.org/documentation, "Producer Configs").
 Each original puts its own prefix before them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maxwell's filter language as table patterns.
+"""Translates Maxwell's filter language into table patterns.
 
 `exclude: shop.*, include: shop.orders, include: shop./^log_\\d+$/`: the last rule that matches a table
 decides, and a table that no rule matches is included (maxwells-daemon.io/filtering).

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder that a migration writes: settings, pipelines, secrets, checkpoints, and the report.
 
-The whole folder is written beside its final place, read by the product's own readers, and renamed. A folder
-that cannot be read is never left behind, and an existing folder is never changed.
+The whole folder is written beside its final place, read back by the product's own readers, and then renamed.
+A folder that cannot be read is never left behind, and an existing folder is never changed.
 """
 
 import os
@@ -150,7 +150,7 @@ class Migration:
                 path.write_text(secret.reveal(), encoding="utf-8")
 
     def _check(self, staging: Path) -> None:
-        """Read every file in the way that the product reads it. Raises OptionInvalid."""
+        """Read every file as the product does. Raises OptionInvalid."""
         environment: Mapping[str, str] = dict(os.environ)
         if self.secrets_in == "env":
             environment = {**environment, **{name: secret.reveal() for name, secret in self._secrets.items()}}

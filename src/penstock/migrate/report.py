@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outcome of each property of the original: carried, changed or not carried, and why.
 
-An `OriginalProperties` is one file of the original beside the reference of its properties. A reader accounts
+An `OriginalProperties` pairs one file of the original with the reference of its properties. A reader accounts
 for the properties that it uses. `account_for_the_rest` accounts for all others by the reference, so none is
 left out: a property that the reference does not know is reported as unknown. Values never reach the report,
 because any of them may be a secret.
@@ -194,7 +194,7 @@ class OriginalProperties:
         attention = rule.harmless is not None and value not in rule.harmless
         if rule.outcome is Outcome.NOT_CARRIED:
             return Entry(self.location, name, rule.outcome, rule.remark, attention=attention)
-        # The reader has not used it, whatever its outcome elsewhere.
+        # The reader has not used this property, whatever its outcome elsewhere.
         remark = (
             f"it has no effect beside the others; its setting is {rule.remark}" if value else "it is empty"
         )

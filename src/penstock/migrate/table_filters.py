@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table filters of other systems as Penstock's table patterns, with the same tables."""
+"""Converts table filters of other systems into Penstock table patterns that select the same tables."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of another system in ZooKeeper, read and never written."""
+"""Reads another system's nodes in ZooKeeper, and never writes them."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -13,7 +13,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ZooKeeperTree:
-    """The nodes of an ensemble, `host:port,host:port`.
+    """The nodes of a ZooKeeper ensemble, whose hosts are given as `host:port,host:port`.
 
     Raises DependencyMissing without kazoo, and CoordinationLost if no host answers.
     """

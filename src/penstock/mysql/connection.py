@@ -86,7 +86,7 @@ class LogFile:
 class Connection(Closing):
     """A session. Not safe for concurrent use. A context manager that closes it.
 
-    Raises the errors of `penstock.errors`, chosen by the server's error number.
+    Raises errors of the module `penstock.errors`, chosen by the server's error number.
     """
 
     def __init__(self, address: ServerAddress, session: "pymysql.connections.Connection[Any]") -> None:
@@ -172,7 +172,7 @@ class Connection(Closing):
         return ExecutedSet(state, ends, applied)
 
     def purged(self) -> LoggedSet:
-        """Return the GTIDs from before the server's oldest file that no file may list.
+        """Return the GTIDs that precede the server's oldest file and that no file may list.
 
         On MySQL, these are the purged transactions and those set on a restored or cloned server. On MariaDB,
         the files list them.

@@ -214,7 +214,7 @@ def open_stream(
 
     A bounded stream ends at the current end of the log; otherwise it waits for more. With `semi_sync`, a
     server that supports it is told that commits will be acknowledged. A refusal arrives with the first bytes,
-    so `event_chunks` raises it. Raises the errors of `connect`.
+    so `event_chunks` raises it. Raises what `connect` raises.
     """
     name = name or ReplicaName.choose(address.server_id)
     with connect(address) as connection:

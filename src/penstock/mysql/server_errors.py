@@ -101,7 +101,7 @@ def error_of(
 ) -> PenstockError:
     """Return the error for a number sent by the server. An unlisted number is ServerUnsupported.
 
-    `of_target` are the errors that mean something else, or have another hint, for the server of a target.
+    `of_target` overrides the errors that have a different meaning or hint when a target's server sends them.
     """
     unlisted = ServerUnsupported, None
     kind, hint = (of_target or {}).get(number) or _CLASSES.get(number, unlisted)

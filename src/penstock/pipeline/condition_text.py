@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of conditions that the kernel writes as bytes: a request to read rows again is kept as JSON."""
+"""Converts conditions, which the kernel writes as bytes, to text: a request to read rows again is kept as
+JSON.
+"""
 
 import re
 

@@ -97,7 +97,7 @@ class _Bound:
     columns: tuple[str, ...]
     kinds: dict[str, Column]
     arrow: pyarrow.Schema
-    # The columns that are read, with the names that the rows have.
+    # The columns that the expressions read, under their names in the rows.
     read: frozenset[str]
 
 

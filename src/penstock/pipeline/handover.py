@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing recorded progress over: from `sink` to one of `sinks`, and from one number of shards to another.
+"""Hands recorded progress over from `sink` to one of `sinks`, and from one number of shards to another.
 
 Each shard has its own position. So before their number changes, all shards apply their changes up to one
-position, the barrier: the furthest position up to which a shard has begun to apply changes. There, the tables
-change their owners.
+position, the barrier: the furthest position up to which a shard has begun to apply changes. At the barrier,
+the tables change owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def adopt(state: PipelineState, sink: str) -> None:
 
 
 def refuse_adopting(state: PipelineState, sink: str) -> PipelineState:
-    """Return the state of a sink that gets the progress. Raises what `adopt` raises."""
+    """Return the state of the sink that would receive the progress. Raises what `adopt` raises."""
     checkpoint, adopted = state.checkpoint(), PipelineState(state.store, state.name, sink)
     if checkpoint is None:
         raise OptionInvalid(

@@ -100,7 +100,9 @@ def warn_of_feed(settings: PipelineSettings, tables: Iterable[TableName], statem
 
 
 def refuse_shared(settings: PipelineSettings, name: TableName, statement: LoggedStatement) -> NoReturn:
-    """Raise SchemaChanged: a shared target that cannot be compared does not tell whose its rows are."""
+    """Raise SchemaChanged: if a shared target cannot be compared, nothing shows which table each of its rows
+    belongs to.
+    """
     file, position = settings.path or settings.name, statement.position
     raise SchemaChanged(
         f"{name} lost rows, and its target may have rows of other tables: {statement.text[:200]}",

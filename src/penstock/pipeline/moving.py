@@ -56,7 +56,7 @@ def plan_rewinds(
 ) -> list[PlannedRewind]:
     """Return what a rewind of a sink, or of all, will do. `states` closes the states that it uses.
 
-    Raises the errors of `earlier_offset`, and OptionInvalid if a table without a key cannot be read again.
+    Raises what `earlier_offset` raises, and OptionInvalid if a table without a key cannot be read again.
     """
     return [_plan_rewind(settings, bound, source, states) for settings in _each_part(pipeline, sink)]
 

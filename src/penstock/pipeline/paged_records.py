@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON values of any size below one path of a coordination store, whose records are small."""
+"""Stores JSON values of any size below one path of a coordination store, whose records are small."""
 
 import json
 import uuid
@@ -16,7 +16,7 @@ _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
 
 
 class PagedRecords:
-    """The records below a path, among them values that need several records."""
+    """The records below a path. A large value spans several records."""
 
     def __init__(self, store: CoordinationStore, path: str) -> None:
         self.store = store

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates as pairs of rows: which rows belong together, and what happens if only one is kept."""
+"""Handles updates as pairs of rows: which rows belong together, and what happens if only one of them is
+kept.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of single columns in `_metadata`: those missing from a row image, and unrepresentable ones.
+"""Handles the entries for single columns in `_metadata`: columns missing from a row image, and
+unrepresentable values.
 
 A step that renames or drops columns updates this metadata, so that it only refers to existing columns.
 """
@@ -44,7 +45,7 @@ def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], reader: str)
 def rename_metadata(
     rows: pyarrow.RecordBatch, names: Mapping[str, Sequence[str]], *, keep_absent: bool = False
 ) -> pyarrow.RecordBatch:
-    """Return rows whose `_metadata` uses the new names of each column, without columns that have none.
+    """Return rows whose `_metadata` uses the new names of each column, without columns that have no new name.
 
     With `keep_absent` the list of columns missing from an image is not changed.
     """
@@ -52,7 +53,7 @@ def rename_metadata(
     metadata = rows.column(index)
     kind = metadata.type
     fields = {kind.field(number).name: number for number in range(kind.num_fields)}
-    # `flatten` applies the struct's own validity, also if the batch is a slice of another.
+    # `flatten` applies the struct's own validity, even if the batch is a slice.
     parts = metadata.flatten()
     absent, exact = parts[fields["absent"]], parts[fields["unrepresentable"]]
     if absent.null_count == len(absent) and exact.null_count == len(exact):
@@ -96,10 +97,10 @@ def exact_texts(rows: pyarrow.RecordBatch, column: str) -> pyarrow.Array | None:
 
 
 def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -> pyarrow.RecordBatch:
-    """Return rows without MariaDB's hidden columns of hashes among those that they lack.
+    """Return rows that do not list MariaDB's hidden hash columns as absent.
 
-    The log of 11.8.9 lacks them like generated columns. The `current` definition of the table comes from the
-    server, which shows no hidden columns.
+    The log of 11.8.9 omits these columns, as it omits generated columns. The `current` definition of the
+    table comes from the server, which does not show hidden columns.
     """
     absent = compute.struct_field(rows.column(_METADATA), "absent")
     if absent.null_count == len(absent):

@@ -183,7 +183,7 @@ class PipelineSettings:
         return self.sinks[0]
 
     def of_sink(self, name: str | None) -> Self:
-        """Return the settings of one sink: its tables, and a dead letter of its own.
+        """Return the settings of one sink: with its tables and a separate dead letter.
 
         None chooses the only sink. Raises OptionInvalid if there is no such sink, or no name for several.
         """
@@ -200,7 +200,7 @@ class PipelineSettings:
         return [self.of_sink(sink) for sink in names]
 
     def narrowed_to(self, sink: SinkSettings) -> Self:
-        """Return these settings with one sink alone, its tables, and a dead letter of its own."""
+        """Return these settings reduced to one sink, with its tables and a separate dead letter."""
         return replace(
             self,
             sinks=(sink,),

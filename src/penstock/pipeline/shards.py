@@ -54,8 +54,8 @@ class ShardTables(TablePatterns):
     def __init__(self, shard: Shard, steps: Sequence[Any], source_tables: TablePatterns) -> None:
         """Create the tables of a shard.
 
-        `steps` are the settings of the pipeline's steps, which may rename tables. `source_tables` are the
-        tables of the source without the shard: they say which of them are ghost tables.
+        `steps` are the settings of the pipeline's steps, which may rename tables. `source_tables` selects the
+        source's tables for all shards, and determines which of them are ghost tables.
         """
         super().__init__()
         self.shard = shard

@@ -58,7 +58,7 @@ from penstock.pipeline.shards import Shard
 _TOP = "pipelines"
 _SINKS = "sinks"
 _SHARDS = "shards"
-# How long the lease of a dead runner keeps others out.
+# How long the lease of a dead runner blocks other processes.
 _LEASE_SECONDS = 10.0
 # The records that belong to the whole pipeline, not to a sink or shard.
 _OF_PIPELINE = ("lease", "pause", _SINKS, _SHARDS)
@@ -115,10 +115,11 @@ class Checkpoint:
     """The recorded progress: every batch up to `number`, and every change before `offsets`, by source.
 
     A reset changes `generation`. `token` is the fencing token of the runner. `loads` are the tables that are
-    or were loaded, by key. `stopped` maps tables that the pipeline continues without to the reason. `planned`
-    is true when every table of the full load is in `loads`. `skips` are ranges of a source's log to skip, in
-    ascending order, each as the offsets of its begin and end. `earlier` holds the offsets, by source, that an
-    earlier generation reached, whose rows the target may have. It is None if there was no earlier generation.
+    or were loaded, by key. `stopped` maps each table that the pipeline continues without to the reason.
+    `planned` is true when every table of the full load is in `loads`. `skips` are ranges of a source's log to
+    skip, in ascending order, each as the offsets of its begin and end. `earlier` holds the offsets, by
+    source, that an earlier generation reached, whose rows the target may have. It is None if there was no
+    earlier generation.
     """
 
     generation: str
@@ -144,7 +145,7 @@ class Checkpoint:
 
     @property
     def stands(self) -> dict[str, Mapping[str, Any]]:
-        """The offsets. An offset at the begin of a skipped range is moved to its end."""
+        """The offsets. An offset at the beginning of a skipped range is moved to the end of the range."""
         offsets = dict(self.offsets)
         for source, skips in self.skips.items():
             for begin, end in skips:
@@ -263,7 +264,7 @@ class PipelineState(ResnapshotRequests):
 
     @property
     def lease_seconds(self) -> float:
-        """How long the lease of a dead runner keeps others out."""
+        """How long the lease of a dead runner blocks other processes."""
         return _LEASE_SECONDS if self._session is None else self._session.seconds
 
     def take(self, token_before: int | None = None) -> Checkpoint:
@@ -271,7 +272,7 @@ class PipelineState(ResnapshotRequests):
 
         `token_before` is the token of this process's last lease. Raises LeaseLost if another process runs the
         pipeline, or ran or reset it since that lease, and OptionInvalid if the progress was recorded with
-        `sink` and the pipeline has `sinks` now, or the other way round, or with another number of shards.
+        `sink` and the pipeline has `sinks` now, or vice versa, or with another number of shards.
         """
         self._refuse_other_sinks()
         lease = self.hold()

@@ -51,7 +51,9 @@ class ShardValue:
 
 @dataclass(frozen=True)
 class Slots:
-    """Rows selected by a hash of columns, which divides rows into `of` shards. Those in `keep` stay."""
+    """A selection of rows by a hash of columns. The hash divides the rows into `of` shards, and rows of the
+    shards in `keep` pass.
+    """
 
     columns: tuple[str, ...]
     of: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status of a pipeline, according to its state store, as plain values."""
+"""Summarizes the status of pipelines from their state store, as plain values."""
 
 import functools
 import time
@@ -62,7 +62,7 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
 
 
 def name_state(state: PipelineState) -> str:
-    """Return the name of the state of a sink or shard, which its status has too."""
+    """Return the name of the state of a sink or shard, as its status shows it."""
     return _name_state(state, state.runner() is not None, state.shown(), lambda: _is_begun(state))
 
 
@@ -86,7 +86,7 @@ def summarize_part(state: PipelineState) -> dict[str, Any]:
     }
     if progress is None:
         return summary
-    # A version that recorded no end is not known to have been killed.
+    # A run of a version that did not record its end is not reported as killed.
     if state_name == "stopped" and shown.get("ended") is False:
         summary["gone"] = True
     if (verified := read_verification(state)) is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a logged statement means for tables: emptied, dropped, added, or to be read again.
+"""Determines which tables a logged statement empties, drops or adds, and which have to be read again.
 
 A log contains row changes, but not the values that a definition changes: a column added with a default, a
 converted column, a table that takes another's name. Such a table is read again from its source.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of each table of a pipeline, according to its state store."""
+"""Determines the state of each table of a pipeline from the state store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the last comparison of a whole sink found, as its state keeps it for alerts, metrics and pages.
+"""The outcome of the last comparison of a whole sink, stored in its state for alerts, metrics and pages.
 
 /pipelines/NAME/verified   beside the other records of the pipeline or sink; for all of its shards
 """
@@ -20,8 +20,8 @@ _NAME = "verified"
 
 @dataclass(frozen=True)
 class VerificationRecord:
-    """A comparison. Times are microseconds UTC since 1970; `equal_us` is that of the last one without a
-    difference, 0 if there was none.
+    """A comparison. Times are microseconds UTC since 1970; `equal_us` is the time of the last comparison
+    without a difference, 0 if there was none.
 
     `differences` counts the rows that differ and were not repaired. `complete` is false if not every row
     was compared.
@@ -36,7 +36,7 @@ class VerificationRecord:
 
     @classmethod
     def of(cls, verification: "Verification", before: Self | None) -> Self:
-        """Return the record of a comparison that ends now, after another one."""
+        """Return the record of a comparison that ends now; `before` is the record of the previous one."""
         now_us = time.time_ns() // 1000
         differences = verification.remaining
         is_equal = not differences and verification.whole
@@ -61,7 +61,7 @@ def record_verification(state: PipelineState, verification: "Verification") -> N
 
 
 def read_verification(state: PipelineState) -> VerificationRecord | None:
-    """Return the last comparison of a sink, None without one. Raises CoordinationLost, SchemaInvalid."""
+    """Return the last comparison of a sink, None if there is none. Raises CoordinationLost, SchemaInvalid."""
     value = state.get_large(_NAME)
     if value is None:
         return None

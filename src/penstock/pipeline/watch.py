@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipelines of state stores as a daemon watches them: their alerts, and the metrics of comparisons.
+"""Watches the pipelines of state stores for a daemon: their alerts, and the metrics of comparisons.
 
-A store may take long to answer, or not answer at all. So a thread asks it, and alerts and scrapes take what
-it has learned last.
+A store may be slow to answer, or not answer at all. So a thread queries it, and alerts and scrapes use its
+last answer.
 """
 
 import threading
@@ -32,7 +32,7 @@ _REJECTED_SECONDS = 900.0
 
 @dataclass
 class _Seen:
-    """What was seen of a sink or shard."""
+    """The last observations of a sink or shard."""
 
     rejected: int = 0
     rejected_at: float | None = None
@@ -40,13 +40,13 @@ class _Seen:
     gone_since: float | None = None
 
 
-# By pipeline and sink.
+# Keyed by pipeline and sink.
 Comparisons = dict[tuple[str, str], "VerificationRecord"]
 
 
 @dataclass(frozen=True)
 class _Learned:
-    """What a store has said last: the alerts, and the last comparisons."""
+    """The last answer of a store: the alerts, and the last comparisons."""
 
     alerts: Sequence[Alert] = ()
     comparisons: "Comparisons" = field(default_factory=dict)
@@ -85,11 +85,11 @@ class PipelineWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching. A store that does not answer is not waited for."""
+        """Stop watching. Does not wait for a store that does not answer."""
         self._stopping.set()
 
     def alerts(self) -> list[Alert]:
-        """Return the conditions that an operator should know of."""
+        """Return the conditions that an operator should know about."""
         return [alert for learned in list(self._learned.values()) for alert in learned.alerts]
 
     def read(self, readings: Readings) -> None:
@@ -104,7 +104,7 @@ class PipelineWatch:
                 readings.add("penstock_verify_rows", record.rows, **labels)
 
     def look(self) -> None:
-        """Ask every store once."""
+        """Query every store once."""
         # A daemon without pipelines needs neither their code nor its memory.
         from penstock.coordinate.store import open_store, without_password
 
@@ -128,7 +128,7 @@ class PipelineWatch:
         while not self._stopping.is_set():
             began = self._clock()
             self.look()
-            # Thousands of pipelines do not cost more than a fiftieth of a core.
+            # Watching thousands of pipelines costs at most a fiftieth of a core.
             self._stopping.wait(max(_PAUSE_SECONDS, _PAUSE_FACTOR * (self._clock() - began)))
 
     def _learn(self, url: str, store: "CoordinationStore") -> _Learned:
@@ -193,7 +193,7 @@ class PipelineWatch:
         rejected = int(progress.get("rejected", 0))
         if rejected > seen.rejected:
             seen.rejected_at = now
-        # Each run counts from 0.
+        # Each run counts rejected rows from 0.
         seen.rejected = rejected
         if seen.rejected_at is not None and now - seen.rejected_at < _REJECTED_SECONDS:
             what = f"{rejected:,} rows were rejected into the dead letters since the run began"

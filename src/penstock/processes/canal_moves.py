@@ -89,7 +89,7 @@ class ClientMoves:
         holder, ends = self._holders.setdefault(message.key, _Holder()), self._ends[process]
         async with holder.lock:
             if ends != self._ends[process]:
-                # It has ended meanwhile.
+                # The process has ended in the meantime.
                 return
             state = None
             if holder.process not in (None, process):

@@ -24,7 +24,7 @@ from penstock.settings.daemon import Settings
 _LENGTH = struct.Struct("<Q")
 _DATAGRAM_BYTES_MAX = 1 << 20
 
-# The kernel keeps the order of both socket types. Only Linux has the connected one.
+# The kernel keeps the order of messages for both socket types. Only Linux has the connected type.
 DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 
 

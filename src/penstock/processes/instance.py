@@ -70,7 +70,7 @@ class RemoteSettler:
         self._instance = instance
 
     def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
-        """Wait until a table's doubt is settled or refused, or the timeout expires."""
+        """Wait until the doubt about a table's definition is settled or refused, or the timeout expires."""
         try:
             self._instance.call(
                 "wait_settled", self._instance.name, name, since, seconds, again, seconds=seconds + 1.0
@@ -82,7 +82,7 @@ class RemoteSettler:
             )
 
     def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-        """Store a definition supplied by an operator, from a position on."""
+        """Store a table definition that an operator supplies, valid from a position on."""
         self._instance.call(
             "give_definition", self._instance.name, name, since, definition, seconds=_GIVE_SECONDS
         )

@@ -140,7 +140,7 @@ class ListenerProcess(HttpListener):
         If the reports to the daemon fail, raises that error without waiting for requests in progress.
         """
         threading.Thread(target=self._send_messages, name="sending", daemon=True).start()
-        # As in the daemon: objects loaded so far live until the end.
+        # As in the daemon, objects that exist by now live until the process ends.
         gc.collect()
         gc.freeze()
         self.run(sockets=[])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener processes of a daemon, which accepts connections, hands each over, and starts them again.
+"""The listener processes of a daemon. The daemon accepts connections, passes each to a process, and restarts
+processes that have ended.
 
 port ─▶ accepted and counted here ─▶ the process with the fewest connections ─▶ followers, readers
                                   ◀─ requests that only the daemon can answer
@@ -112,7 +113,7 @@ class ListenerProcess:
                 self._due.set()
 
     def publish(self) -> None:
-        """Tell the process everything soon."""
+        """Publish the instances to the process soon, without waiting for the next interval."""
         self._due.set()
 
     def send(self, message: object) -> None:
@@ -203,7 +204,7 @@ class ListenerProcess:
                     channel.send(self._messages.popleft())
                 channel.send(self._listeners.published())
             except TimeoutError:
-                # This has ended the channel, so the receiving thread ends the process.
+                # The timeout has ended the channel, so the receiving thread ends the process.
                 _log.error("a listener process takes no messages", listener=self.number)
                 return
             except OSError:
@@ -494,7 +495,7 @@ class ListenerProcesses:
             answer = Answer(request.number)
         except PenstockError as problem:
             answer = Answer(request.number, problem=problem)
-        # It may have ended.
+        # The process may have ended.
         with suppress(OSError):
             channel.send(answer)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process started by the daemon begins."""
+"""Prepares a process that the daemon has started."""
 
 import faulthandler
 import signal

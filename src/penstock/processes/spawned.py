@@ -76,17 +76,17 @@ class SpawnedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for its end; return whether it has ended."""
+        """Wait up to `seconds` for the process to end; return whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return not self.is_running
 
     def kill(self) -> None:
-        """End it, and wait for its end."""
+        """Kill the process, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
@@ -125,7 +125,7 @@ def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
     with output:
         for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
             text = line.decode(errors="replace").rstrip("\n")
-            # Standard error may no longer be read. The process must not wait for that.
+            # Nobody may be reading standard error any more. The process must not wait for a reader.
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
             if text.strip():

@@ -108,8 +108,8 @@ class SupervisedProcess:
         self._channel: Channel | None = None
         self._calls = Calls()
         self._alerts: list[Alert] = []
-        # The number of exits soon after a start, the number of those without progress, and the positions at
-        # the last one.
+        # The number of exits soon after a start, the number of exits without progress, and the positions at
+        # the last exit.
         self._early_exits = self._exits = 0
         self._positions: tuple[Position | None, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"process-{instances[0].name}", daemon=True)
@@ -311,7 +311,7 @@ class SupervisedProcess:
             answer = Answer(request.number, calls[request.call](*request.arguments))
         except PenstockError as problem:
             answer = Answer(request.number, problem=problem)
-        # It may have ended.
+        # The process may have ended.
         with suppress(OSError):
             channel.send(answer)
 

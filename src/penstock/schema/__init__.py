@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns of a row at a position: statements, definitions, history, proof."""
+"""Determines the columns of a row at a log position, from logged statements and table definitions."""

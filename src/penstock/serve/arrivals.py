@@ -32,8 +32,9 @@ class Arrivals:
             loop.call_soon_threadsafe(self._wake, instance)
 
     def number(self, instance: str) -> int:
-        """Return a number that changes with every arrival, so that a caller can detect news without
-        waiting."""
+        """Return a number that changes with every arrival, so that a caller can detect new data without
+        waiting.
+        """
         return self._numbers.get(instance, 0)
 
     def close(self) -> None:

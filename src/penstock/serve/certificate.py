@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the certificate of the listeners expires."""
+"""Reports when the listeners' certificate expires."""
 
 from pathlib import Path
 
@@ -13,16 +13,16 @@ _log = structlog.get_logger(__name__)
 
 
 def read_certificate(readings: Readings, files: TlsFiles | None) -> None:
-    """Add when the certificate file expires, which is the first certificate of a chain.
+    """Add the expiry time of the certificate file, whose first certificate counts if it holds a chain.
 
-    A file that was renewed counts from its renewal on, although the listeners use it after a restart only.
+    A renewed file counts from its renewal on, although the listeners use it only after a restart.
     """
     if files is None:
         return
     try:
         certificate = x509.load_pem_x509_certificate(Path(files.cert).read_bytes())
     except (OSError, ValueError) as problem:
-        # The listeners go on with the certificate that they have.
+        # The listeners continue with their current certificate.
         _log.warning("the certificate cannot be read", file=str(files.cert), why=str(problem))
         return
     expires = certificate.not_valid_after_utc.timestamp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coordination store for metrics and health: whether it answers, and its subscriptions.
+"""Reports the coordination store's state for metrics and health: whether it answers, and its subscriptions.
 
 Uses a separate connection with short timeouts, so that a lost store delays a scrape by a few seconds at most.
 """
@@ -112,7 +112,7 @@ class CoordinationProbe:
     def change(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
         """Run a change of subscriptions and return its result. The next reading shows the change.
 
-        Raises CoordinationLost if the store does not answer, and the errors of `work`.
+        Raises CoordinationLost if the store does not answer, and what `work` raises.
         """
         with self._lock:
             self._refresh()
@@ -125,7 +125,7 @@ class CoordinationProbe:
     def change_slowly(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
         """Run a change that may wait for members, over a separate connection, and return its result.
 
-        Metrics and health do not wait for it. Raises CoordinationLost, and the errors of `work`.
+        Metrics and health do not wait for it. Raises CoordinationLost, and what `work` raises.
         """
         with closing(self._open()) as store:
             try:

@@ -46,7 +46,7 @@ class DurableInstance:
     def log(self) -> ServedLog:
         """Return its log up to the confirmed end.
 
-        Raises ServerBusy while nothing is confirmed, and the errors of the instance's own log.
+        Raises ServerBusy while nothing is confirmed, and what the instance's own log raises.
         """
         view = self._view_of(self.stored_log())
         view.follow()
@@ -88,7 +88,7 @@ class DurableInstance:
     def confirm(self, member: str, synced: Position) -> None:
         """Record that a member has durably stored everything up to a position.
 
-        Raises the errors of the instance's log.
+        Raises what the instance's own log raises.
         """
         log = self.stored_log()
         with self._lock:
@@ -150,5 +150,5 @@ class DurableInstance:
 
 
 def stored_log_of(instance: ServedInstance) -> ServedLog:
-    """Return an instance's log with everything that is stored. Raises the errors of its `log`."""
+    """Return an instance's log with everything that is stored. Raises what the instance's `log` raises."""
     return instance.stored_log() if isinstance(instance, DurableInstance) else instance.log()

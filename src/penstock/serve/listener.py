@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listeners: every port of the daemon, served in one event loop.
 
-    http             the log's REST interface and changes      serve/protocols/http.py, changes.py
-    canal            TCP, for Canal clients                    serve/protocols/canal.py
-    ptubes           HTTP, for Ptubes clients                  serve/protocols/ptubes.py
-    ptubes_monitor   HTTP, for Ptubes monitors                 serve/protocols/ptubes_monitor.py
+    http             the log's REST interface and changes      serve/http/
+    canal            TCP, for Canal clients                    serve/canal/
+    ptubes           HTTP, for Ptubes clients                  serve/ptubes/protocol.py
+    ptubes_monitor   HTTP, for Ptubes monitors                 serve/ptubes/monitor.py
 
 They share the accounts (`access`), the certificate, and the limits on connections.
 """

@@ -110,8 +110,8 @@ class Follower:
         # Batches decoded for a later part, and whether the piece is decoded completely.
         self._pending: list[Batch] = []
         self._decoded = False
-        # The number of full batches among them. Later batches were closed early, and would differ if the log
-        # grew.
+        # The number of full batches among the decoded ones. Later batches were closed early, and would differ
+        # if the log grew.
         self._full = 0
         before = source.gtid_set(self.position)
         options: dict[str, Any] = {"emit": TYPED}

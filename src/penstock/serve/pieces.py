@@ -157,7 +157,7 @@ class Pieces:
 
     @property
     def source(self) -> OwnSource:
-        """The log as a source. Raises the errors of `log`."""
+        """The log as a source. Raises what `log` raises."""
         log = self.log
         if self._source is None or self._source.log is not log:
             # The log was reopened, so cached state of the old one is invalid.
@@ -172,8 +172,8 @@ class Pieces:
 
         With `part`, 0 for the first, the piece of a large transaction comes in parts: see `Piece.is_whole`.
         None if nothing is visible after `start` yet. A piece's end is a valid next start, also in another
-        file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and the errors of decoding, after
-        all whole transactions before them.
+        file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and an error of decoding once all
+        whole transactions before it have been returned.
         """
         return await self._at(self._key(view, start, end, part), has_waited=False)
 
@@ -299,7 +299,7 @@ class Pieces:
         piece = self._finish(key, *decoded)
         cache_key = self._shared_key(key, piece)
         if flight.is_ahead and not flight.waiters and self._memory.get(cache_key) is None:
-            # It was finished before it was requested, and would otherwise be decoded twice.
+            # The piece was finished before it was requested, and would otherwise be decoded twice.
             self._prefetched[cache_key] = piece
             if len(self._prefetched) > FOLLOWERS_MAX:
                 self._prefetched.popitem(last=False)

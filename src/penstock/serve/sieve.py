@@ -106,8 +106,8 @@ class Sieve:
     async def passing(self, pieces: Pieces, piece: Piece) -> dict[str, Mask]:
         """Return which changes of each table pass, for `sift`; empty if the messages themselves are enough.
 
-        A message does not show its values, so the same range is decoded typed as well. Raises the errors of
-        `Pieces.at`.
+        A message does not show its values, so the same range is decoded typed as well. Raises what
+        `Pieces.at` raises.
         """
         if self.view.is_typed or self.where is None:
             return {}

@@ -197,7 +197,7 @@ class Cursor:
     async def next(self, wait_seconds: float) -> Piece | None:
         """Return the next piece, None if the wait timed out or the end is reached.
 
-        Raises the errors of `Pieces.at`; a retry starts at the same position.
+        Raises what `Pieces.at` raises; a retry starts at the same position.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds

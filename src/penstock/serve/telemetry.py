@@ -91,7 +91,7 @@ class Telemetry:
         self.health = Health(served, self._listening, coordination)
 
     def routes(self) -> list[Route]:
-        """Return the routes for questions of operators about the daemon itself."""
+        """Return the routes on which operators query the daemon itself."""
         return [
             *metrics_routes.routes(self.read, self._served.threads.reporting, self._alias),
             *health_routes.routes(self.health),

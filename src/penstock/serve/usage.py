@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an account uses of its quota, in one process or together with the other processes of the daemon.
+"""Counts an account's usage of its quota, in one process or jointly for all processes of the daemon.
 
     file of shared usage: for each account    debt f8, its time f8, requests under way i8 for each process
 
@@ -77,7 +77,8 @@ class SharedUsage(Usage):
 
 
 class SharedUsages:
-    """The usages of all accounts, in memory that processes share through a file. For one thread of each.
+    """The usages of all accounts, in memory that processes share through a file. Used by one thread of each
+    process.
 
     Without a `file`, a new file is created. A process that ends releases its locks.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between the settings of a running daemon and new ones."""
+"""Compares the settings of a running daemon with new settings."""
 
 from dataclasses import dataclass
 

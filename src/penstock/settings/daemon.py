@@ -533,12 +533,14 @@ class Settings(Section):
         return [names[number::count] for number in range(count)]
 
     def pump_log_of(self, instance: str) -> LogSettings:
-        """Return the settings of the log of an instance's Pump; `folder` is its own."""
+        """Return the settings of the log of an instance's Pump, with `folder` set to the Pump's own
+        folder.
+        """
         log = self.log_of(instance)
         return log.model_copy(update={"folder": log.folder.with_name(f"{log.folder.name}.pump")})
 
     def log_of(self, instance: str) -> LogSettings:
-        """Return the settings of an instance's log; `folder` is its own."""
+        """Return the settings of an instance's log, with `folder` set to the instance's own folder."""
         overrides = self.instances[instance].log
         chosen = self.log.with_overrides(overrides)
         folder = overrides.folder or self.log.folder / instance

@@ -104,7 +104,7 @@ def read_section(
 ) -> dict[str, Any]:
     """Return the section of an instance as plain values. Raises OptionInvalid if no daemon can use it.
 
-    `${NAME}` is one of `values`, or else of `environment`. Without an environment, neither variables nor
+    `${NAME}` is looked up in `values`, then in `environment`. Without an environment, neither variables nor
     secrets are needed.
     """
     document = read_yaml(Path(f"instance {name}"), {**(environment or {}), **values}, text=text)

@@ -13,7 +13,7 @@ _SECRET_WORDS = (
     r"|(?:api|access|private|signing|account)[._-]?key"
 )
 _SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
-# These settings name the place of a secret instead.
+# Settings that name the place of a secret, not the secret itself.
 _REFERENCE_NAME = re.compile(r"(?:file|env|path|location)$", re.IGNORECASE)
 _SECRETS_IN_URLS = (
     # A password may contain any character, so the last @ ends it.
@@ -42,7 +42,7 @@ def without_secrets(text: str, name: str) -> ExportedText:
     """Return the text of a settings file without its secrets; everything else stays as written.
 
     The variables that replace secrets begin with `name`, so that the variables of several files differ.
-    Comments are not searched. Raises OptionInvalid for a text that is no YAML.
+    Comments are not searched. Raises OptionInvalid for a text that is not YAML.
     """
     parts: list[str] = []
     hidden: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _without_secret(value: str, path: ValuePath, hidden: dict[str, str], referen
 def _is_secret(path: ValuePath) -> bool:
     names = [step for step in path[1:] if isinstance(step, str)]
     if "steps" in names:
-        # Settings of steps may be named after columns, so only this one counts.
+        # Settings of steps may have the names of columns, so only this setting counts.
         return names[-2:] == ["mask", "key"]
     return bool(names and _SECRET_NAME.search(names[-1]) and not _REFERENCE_NAME.search(names[-1]))
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from penstock.settings.listen import HostPort, ListenSettings, reachable_host, split_host_port
 from penstock.settings.values import Seconds, Section
 
-# Heartbeats come three times in this time, so that it cannot be shorter.
+# Three heartbeats are sent in this time, so it cannot be shorter.
 _SESSION_SECONDS_MIN = 1.0
 
 

@@ -156,7 +156,8 @@ class ListenSettings(Section):
     @field_validator("insecure")
     @classmethod
     def _requires_credentials(cls, insecure: Any, validation: ValidationInfo) -> Any:
-        # Validate here, after the fields it needs, so that it is reported with the section's other problems.
+        # Validate here, after the required fields, so that a problem is reported with the section's other
+        # problems.
         fields = validation.data
         if not {*LISTENERS, "token", "token_file", "token_env"} <= fields.keys():
             return insecure

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that are too large for the brokers, as files with a reference in their place (claim check)."""
+"""Stores messages that are too large for the brokers as files, and sends a reference in their place (claim
+check).
+"""
 
 import hashlib
 import json

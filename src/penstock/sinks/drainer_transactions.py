@@ -24,7 +24,7 @@ from penstock.protobuf import encode
 
 DrainerForm = Literal["kafka", "file"]
 
-# Rows of a full load have no transaction of their own, and are cut into messages of about this size. Brokers
+# Rows of a full load do not belong to a transaction, and are cut into messages of about this size. Brokers
 # accept 1 MiB by default.
 _LOAD_BYTES = 1 << 19
 
@@ -33,7 +33,7 @@ _UNSPECIFIED = -1
 _TYPE = re.compile(r"(?:(?:long )?[a-z0-9]+)")
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")
 
-# The width that TiDB reports for a type without one: of a signed and of an unsigned integer.
+# The widths that TiDB reports for integer types without a width: signed and unsigned.
 _INTEGER_WIDTHS = {
     "tinyint": (4, 3),
     "smallint": (6, 5),
@@ -112,8 +112,8 @@ class DrainerTransactions:
     def add(self, changes: Changes) -> Iterator[bytes]:
         """Add changes, and yield the transactions that are complete: those before the last one.
 
-        Rows of a full load are complete at once. Raises EventUnsupported for an image without a column, and
-        LimitExceeded for a transaction above the limit.
+        Rows of a full load are complete at once. Raises EventUnsupported for a row image that is missing a
+        column, and LimitExceeded for a transaction above the limit.
         """
         if not len(changes):
             return

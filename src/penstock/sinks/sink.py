@@ -164,7 +164,7 @@ class Writer(ABC):
         """Write changes of one table, which follow earlier changes of the same table.
 
         May be called several times per table. Memory is bounded by the size of one call and by the sink's own
-        settings. Raises the errors of `penstock.errors`.
+        settings. Raises only errors of the module `penstock.errors`.
         """
 
     def empty(self, target: Target, version: int) -> None:

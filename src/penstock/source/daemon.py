@@ -59,7 +59,7 @@ class DaemonSource(KeptSource):
     def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
         """Send every daemon a table's definition, valid from a position on.
 
-        Raises the errors of the daemons.
+        Raises the errors that the daemons answer with.
         """
         self._daemon_log.give_definition(name, self._to_log(position), definition)
 
@@ -87,7 +87,7 @@ class DaemonSource(KeptSource):
         return None if arrived is None else replace(arrived, head=self._from_log(arrived.head))
 
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
-        """Make the daemon keep everything after a position. Raises the errors of the daemon."""
+        """Make the daemon keep everything after a position. Raises the error that the daemon answers with."""
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:

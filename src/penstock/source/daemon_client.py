@@ -278,7 +278,7 @@ class DaemonClient:
         self._request("POST", f"position?{query}").close()
 
     def command(self, call: str) -> None:
-        """Send a POST request without a body. Raises the errors of the daemon."""
+        """Send a POST request without a body. Raises the error that the daemon answers with."""
         answer = self.post(call, {}, SILENCE_SECONDS_MAX)
         answer.drain_conn()
         answer.release_conn()

@@ -44,7 +44,7 @@ _HINT_METADATA = (
     "SET GLOBAL binlog_row_metadata = FULL on the server, or give the tables' definitions: schemas,"
     " empty ({}) where each CREATE TABLE is in the log"
 )
-# The hints for errors of the kernel, which gives none because it only knows bytes.
+# Hints for the kernel's errors. The kernel only knows bytes, so it gives no hints.
 _HINT_INSPECT = "`penstock inspect FILE --start POSITION` shows the events there"
 _HINTS: dict[type[StreamError], str] = {
     SchemaMismatch: "The definition in `schemas` is not the one in force here: give that of this position",

@@ -202,7 +202,7 @@ class RowHistory:
         """Yield changes, statements on the table, unreadable parts and progress, newest first.
 
         Within a transaction too, the last change comes first. Raises OptionInvalid for a key that does not
-        fit the table, and the errors of the log.
+        fit the table, and what reading the log raises.
         """
         candidates = [self._candidates(segment) for segment in reversed(self._log.segments)]
         candidate_bytes = sum(int((each.ranges[:, 1] - each.ranges[:, 0]).sum()) for each in candidates)

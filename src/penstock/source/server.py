@@ -178,7 +178,7 @@ class ServerSource(OpenedSource):
     ) -> Iterator[memoryview]:
         """Yield the bytes that the server sends from the range's start to the end of its log.
 
-        Raises the errors of `follow`: PositionPurged, ServerChanged, ConnectionLost once the retries are used
+        Raises what `follow` raises: PositionPurged, ServerChanged, ConnectionLost once the retries are used
         up; and PositionInvalid if the file is not the one that the range was planned for.
         """
         stretches = follow(

@@ -227,7 +227,7 @@ class Source(Protocol):
     ) -> list[ByteRange]:
         """Split [start, end) into ranges of about `range_bytes`, at least `ranges_min` if possible.
 
-        None means the first available byte, or the end of the last file. Raises the errors of `extents`.
+        None means the first available byte, or the end of the last file. Raises what `extents` raises.
         """
 
     def open(

@@ -261,7 +261,7 @@ class TableAsOf:
         """Read the log for a moment: a position, a GTID (after its transaction), or a time (before it).
 
         Raises OptionInvalid for a table without a primary key, AccessDenied if its key is masked,
-        PositionInvalid inside a transaction, LimitExceeded, and the errors of the log.
+        PositionInvalid inside a transaction, LimitExceeded, and what reading the log raises.
         """
         self.position = self._locate(moment)
         for part in self._parts(None, self.position):

@@ -115,7 +115,7 @@ def changes_of(
 ) -> Iterator[TableChange | TableStatement]:
     """Yield the changes and statements of a transaction, in commit order within each table.
 
-    Raises the errors of reading the log.
+    Raises what reading the log raises.
     """
     start = transaction.start
     byte_range = ByteRange(start.epoch, start.file, start.offset, start.offset + 1, aligned=True)

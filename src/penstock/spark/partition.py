@@ -87,7 +87,7 @@ class EmptyPartition(InputPartition):
 
 
 def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the batches of one task. Raises the errors of `penstock.errors`, with their position."""
+    """Yield the batches of one task. Raises errors of the module `penstock.errors`, with their position."""
     if not isinstance(partition, RangePartition):
         return
     if TaskContext.get() is not None:

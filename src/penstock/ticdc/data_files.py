@@ -96,7 +96,9 @@ class DataReader:
         return rows
 
     def _fill(self, checkpoint: int, chunk_bytes: int) -> None:
-        """Read the next rows. Raises EventMalformed and the errors of a format, with file and byte."""
+        """Read the next rows. Raises EventMalformed and what the format's reader raises, with file and
+        byte.
+        """
         while not self._rows and self._offset < self._size:
             wanted = min(chunk_bytes, self._size - self._offset)
             content = self._storage.read(self.file.path, self._offset, wanted)

@@ -95,7 +95,7 @@ class KafkaReader:
         return self._merge
 
     def partitions(self) -> list[Partition]:
-        """Return all partitions. Raises SourceMissing for a missing topic, and the errors of Kafka."""
+        """Return all partitions. Raises SourceMissing for a missing topic, and Kafka's errors."""
         with translate_errors("list topics"):
             topics = self._consumer.list_topics(timeout=_ANSWER_SECONDS).topics
         missing = [name for name in self._topics if name not in topics or not topics[name].partitions]
@@ -159,7 +159,7 @@ class KafkaReader:
     def read(self) -> Iterator[SinkTransaction]:
         """Wait briefly for messages, and yield the transactions that are complete with them.
 
-        Raises the errors of Kafka, those of `KafkaMessages.read` with the message's position, SequenceGap,
+        Raises Kafka's errors, what `KafkaMessages.read` raises with the message's position, SequenceGap,
         LimitExceeded, and ServerBusy if the topics have other partitions now. After an error, create a new
         reader.
         """
@@ -179,7 +179,7 @@ class KafkaReader:
         return {partition: offset for partition, offset in offsets.items() if partition not in self._added}
 
     def first_contents(self) -> Iterator[bytes]:
-        """Yield the first messages of every partition, some thousands in all. Raises the errors of Kafka.
+        """Yield the first messages of every partition, some thousands in all. Raises Kafka's errors.
 
         Partitions answer at different times, so reading ends at the last message of each, or after a silence.
         """
@@ -280,7 +280,7 @@ class KafkaReader:
         return times
 
     def _consume(self) -> list[Any]:
-        """Return the next messages. Raises SequenceGap for expired ones, and the errors of Kafka."""
+        """Return the next messages. Raises SequenceGap if messages have expired, and Kafka's errors."""
         with translate_errors("read"):
             # The library waits for the full number of messages, so wait for the first one.
             first = self._consumer.poll(_POLL_SECONDS)

@@ -29,7 +29,7 @@ class SinkLog:
     def append(self, transaction: SinkTransaction, statements_logged: int = 0) -> None:
         """Append a transaction, without statements that were logged before.
 
-        Raises the errors of the log, and ValueMalformed and SchemaInvalid with the table that they are about.
+        Raises what the log raises, and ValueMalformed and SchemaInvalid with the name of the table.
         """
         commit_ts = transaction.commit_ts
         for index, schema in enumerate(transaction.statements):
@@ -48,8 +48,8 @@ class SinkLog:
             self._merged.flush()
 
     def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
-        """Append the part of a transaction that a log which ended there does not have. Raises the errors of
-        `append`.
+        """Append the part of a transaction that a log which ended there does not have. Raises what `append`
+        raises.
 
         Rows may have the same commit timestamp as a statement, because the timestamps that TiDB computes for
         async commit and one-phase commit are not unique. Rows are logged after statements, so a log that ends

@@ -112,7 +112,7 @@ class SinkReader:
     def read(self) -> Iterator[SinkTransaction]:
         """Yield the transactions between the position and the checkpoint, and move the position there.
 
-        Raises the errors of the storage, EventMalformed, EventUnsupported, ChecksumMismatch, ValueMalformed,
+        Raises what the storage raises, EventMalformed, EventUnsupported, ChecksumMismatch, ValueMalformed,
         SchemaUnknown and SequenceGap for missing files and for files in an unexpected format. After an error,
         create a new reader.
         """

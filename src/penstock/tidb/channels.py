@@ -77,7 +77,7 @@ def open_channel(address: str, tls: ClusterTls | None) -> grpc.Channel:
 
 
 def call(channel: grpc.Channel, address: str, method: str, request: bytes, seconds: float) -> bytes:
-    """Call a method with one response. Raises the errors of `translate_rpc_error`."""
+    """Call a method with one response. Raises what `translate_rpc_error` returns."""
     unary: Callable[..., Any] = channel.unary_unary(method)
     try:
         response: bytes = unary(request, timeout=seconds)

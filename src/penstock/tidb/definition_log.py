@@ -77,8 +77,8 @@ class DefinitionLog:
         return self._store(job, commit_ts)
 
     def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
-        """Apply a job durably before its version, like `Definitions.apply_early`. Raises the errors of
-        `apply`.
+        """Apply a job durably before its version, like `Definitions.apply_early`. Raises what `apply`
+        raises.
         """
         if self._known.is_early(job) and self._known.is_logged(job) >= is_logged:
             return ()

@@ -27,7 +27,7 @@ _HISTORY_PREFIX = b"m" + memcomparable(b"DDLJobHistory") + ord("h").to_bytes(8, 
 
 
 class JobSource(Protocol):
-    """Reads the finished DDL jobs of a cluster. Raises the errors of its connection."""
+    """Reads the finished DDL jobs of a cluster. Raises what its connection raises."""
 
     def job(self, job_id: int) -> DdlJob | None:
         """Return a finished job, None if it is not finished."""

@@ -68,7 +68,7 @@ class MergedLog(GeneratedLog):
     def begin_transaction(self, commit_ts: int) -> int:
         """Prepare for the events of a transaction, in a new file if the last is full; return its offset.
 
-        Raises the errors of the log.
+        Raises what the log raises.
         """
         return self.begin_transaction_at(physical_us(commit_ts) // 1_000_000)
 

@@ -120,7 +120,7 @@ class MergeQueue:
     def offer(self, pump: str, transaction: PulledTransaction) -> bool:
         """Add a Pump's next transaction, once there is room for it; return False once the Pump has left.
 
-        Raises TransactionLate, and the errors of recording it.
+        Raises TransactionLate, and what recording the transaction raises.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended(pump) or self._has_room(pump))
@@ -266,7 +266,7 @@ class PumpReader:
         retry.wait(problem)
 
     def _read(self, retry: Retry) -> None:
-        """Read one stream to its end. Raises the errors of `_translate_refusal`, and of the merge."""
+        """Read one stream to its end. Raises what `_translate_refusal` returns, and what the merge raises."""
         reached = self._queue.reached(self.pump)
         if reached is None:
             self._stopping.set()

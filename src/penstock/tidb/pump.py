@@ -154,7 +154,7 @@ class Pump:
         return self._state
 
     def run_upkeep(self) -> None:
-        """Trim, compress and tier the log, in one small step. Raises the errors of `Upkeep.run`."""
+        """Trim, compress and tier the log, in one small step. Raises what `Upkeep.run` raises."""
         store = self._open_store()
         if store is not None:
             self._upkeep.run(store.log.log)

@@ -59,7 +59,7 @@ class PumpLog:
     ) -> None:
         """Open the log, create it if it is missing, and recover it after a crash.
 
-        Raises ServerChanged for the log of another cluster, and the errors of `Log.open`.
+        Raises ServerChanged for the log of another cluster, and what `Log.open` raises.
         """
         self._clock = clock
         # `sync` is called before payloads are acknowledged.

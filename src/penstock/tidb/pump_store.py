@@ -84,7 +84,7 @@ class PumpStore:
     ) -> None:
         """Open the log and the index, and replay what the index does not have.
 
-        Raises ServerChanged for the log of another cluster, and the errors of `Log.open`.
+        Raises ServerChanged for the log of another cluster, and what `Log.open` raises.
         """
         self.counts = counts or StoreCounts()
         # Whether prewrites are accepted; outcomes always are.
@@ -281,7 +281,7 @@ class PumpStore:
         """Yield the commit timestamp and the binlog of released transactions, in commit order.
 
         At most `count`, and no more after `bytes_max`. Raises PositionPurged if some are no longer kept, and
-        the errors of a damaged log.
+        an error for a damaged log.
         """
         size = 0
         for entry in self.index.after(after_ts, count):
@@ -296,7 +296,7 @@ class PumpStore:
                 return
 
     def prewrite_key(self, prewrite: OpenPrewrite[Location]) -> bytes:
-        """Return the key that identifies a transaction in TiKV. Raises the errors of a damaged log."""
+        """Return the key that identifies a transaction in TiKV. Raises an error for a damaged log."""
         return tidb_prewrite_key(self.log.read(prewrite.location))
 
     # --- The end ----------------------------------------------------------------------------

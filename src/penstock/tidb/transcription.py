@@ -53,8 +53,8 @@ class Transcription:
         """Store the transactions of each commit timestamp as one transaction. Transactions before an error
         are stored too.
 
-        Raises SchemaPending while a job is not finished, EventMalformed, SchemaUnknown, and the errors of the
-        log and of the source of jobs.
+        Raises SchemaPending while a job is not finished, EventMalformed, SchemaUnknown, and what the log and
+        the source of jobs raise.
         """
         try:
             for transactions in commits:

@@ -29,7 +29,9 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that the two systems show differently. Without a path, an entry that only one of them has."""
+    """A value that the two systems show differently. Without a path, only one of the systems has the
+    entry.
+    """
 
     entry: str
     path: str
@@ -83,7 +85,7 @@ class Comparison:
         """Compare the transactions that a batch completes; return False if Penstock is behind.
 
         Raises PositionInvalid if Penstock does not have the file, LimitExceeded for a transaction above the
-        limit, and the errors of reading.
+        limit, and what reading raises.
         """
         entries = list(entries_of(contents, self._tables))
         self._held += entries

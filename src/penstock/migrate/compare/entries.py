@@ -20,7 +20,7 @@ _KINDS = dict(
         1,
     )
 )
-# Statements that change no row and no definition of a table, which both servers show only in part.
+# Statements that change neither rows nor table definitions. Both systems deliver only some of them.
 _IGNORED = {"QUERY", "GTID", "XACOMMIT", "XAROLLBACK"}
 
 LogOrder = tuple[int, int]

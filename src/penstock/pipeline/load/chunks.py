@@ -179,7 +179,8 @@ def hold_order(session: LoadSession, chunk: Chunk) -> None:
         return
     if not session.tidb:
         session.begin()
-        # Any statement on the table takes a metadata lock. The read reports what is wrong with the table.
+        # Any statement on the table takes a metadata lock. The read that follows reports any problem with the
+        # table.
         with suppress(ServerUnsupported):
             session.query(f"SELECT 1 FROM {chunk.table.sql} LIMIT 0")
     order = _current_order(session, chunk)

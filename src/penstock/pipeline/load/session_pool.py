@@ -31,7 +31,7 @@ class SessionPool(Closing):
         self._lock = threading.Lock()
         # Each session with the time at which it was returned.
         self._idle: list[tuple[float, LoadSession]] = []
-        # With the time at which each was taken, and the epoch of its position.
+        # Watermarks, each with the time at which it was taken and the epoch of its position.
         self._watermarks: WeakKeyDictionary[LoadSession, tuple[float, int, Watermark]] = WeakKeyDictionary()
         self._is_closed = False
 

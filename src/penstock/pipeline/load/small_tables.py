@@ -45,6 +45,6 @@ def _count(session: LoadSession, names: Sequence[TableName], rows_max: int) -> l
     except TransientError:
         raise
     except PenstockError:
-        # One of them may be gone. Reading the tables one by one reports which.
+        # One of the tables may be gone. Reading the tables one by one reports which.
         return []
     return [int(row["row_count"]) for row in sorted(rows, key=lambda row: int(row["number"]))]

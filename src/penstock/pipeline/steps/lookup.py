@@ -203,7 +203,7 @@ class LookupStep(Step):
     # --- The table -------------------------------------------------------------------------------
 
     def _keys(self, target: Target) -> list[str]:
-        """Return the row's columns of the key, as the table of the rows spells them."""
+        """Return the columns of the rows that form the key, as the table of the rows spells them."""
         return [resolve_column(name, target.column_names, VERB, target.name) for name in self.settings.on]
 
     def _added(self, target: Target) -> list[Column]:
@@ -222,7 +222,7 @@ class LookupStep(Step):
             assert after is not None, "rows of every table pass"
             fields = [target.arrow().field(name).with_name(f"key {name}") for name in self._keys(target)]
             fields += [after.arrow().field(name) for name in self.settings.add]
-            # Rows in the table's earlier columns do not come back.
+            # Forget rows with earlier columns of the table: the table will not have those columns again.
             self._memories = {
                 known: kept for known, kept in self._memories.items() if known.name != target.name
             }
@@ -230,14 +230,14 @@ class LookupStep(Step):
         return memory
 
     def _read(self, target: Target, memory: _Memory, rows: pyarrow.RecordBatch) -> None:
-        """Look up the keys of rows, and add what the table has to the memory."""
+        """Look up the keys of rows, and add the rows that the table has to the memory."""
         asked = rows.select(self._keys(target)).rename_columns(
             memory.rows.schema.names[: len(self.settings.on)]
         )
         asked_once = pyarrow.Table.from_batches([asked]).group_by(asked.schema.names, use_threads=False)
         keys = asked_once.aggregate([]).combine_chunks().to_batches()[0]
         answers = self._select(target, memory.rows.schema, keys)
-        # The server also finds texts that are equal in its collation alone.
+        # The server also returns texts that are equal only in its collation.
         exact = [
             answer.filter(pyarrow.array(_places(answer.columns[: keys.num_columns], keys) >= 0))
             for answer in answers
@@ -257,7 +257,7 @@ class LookupStep(Step):
     ) -> list[pyarrow.RecordBatch]:
         """Return the table's rows for keys, in a schema.
 
-        A lost connection is opened again once: the server closes it when there are no changes for long.
+        A lost connection is reopened once, because the server closes it after a long time without changes.
         """
         was_open = self._session is not None
         try:

@@ -51,7 +51,7 @@ _POLL_SECONDS = 0.2
 _SETTLE_SECONDS_MAX = 120
 _CATCH_UP = "run the pipeline until it has caught up, then compare"
 
-# Compares shares in any order and place by `suspects_of`. The second argument is sent to each share.
+# Calls `suspects_of` for each share with the second argument, in any order and in any process.
 Spreading = Callable[[Sequence[Share], TouchedBySource], Iterable[tuple[int, Suspects]]]
 
 
@@ -139,7 +139,7 @@ class _Logs:
         return list(self._log_by_source)
 
     def settle(self) -> None:
-        """Wait until every table shows what is in its log."""
+        """Wait until every table reflects its log."""
         for log in self._log_by_source.values():
             log.moment()
 

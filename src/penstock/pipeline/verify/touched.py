@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log did to a table's rows after a position, to derive the rows as they were there.
+"""Records how the log changed a table's rows after a position, to derive the rows as they were at that
+position.
 
 The first event of a key after the position is sufficient. If it removes or changes a row, its preimage is the
 row at the position. If it inserts a row, the key had none. A key without an event is unchanged. The table may

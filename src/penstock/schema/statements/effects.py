@@ -37,7 +37,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class AddColumn:
-    """Move a column: first, after another column, or to the end."""
+    """Add a column: first, after another column, or at the end."""
 
     column: ColumnSpelling
     placement: Placement

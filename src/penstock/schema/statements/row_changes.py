@@ -265,7 +265,7 @@ def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTa
         emptied |= _take_emptied_table(statement)
         unlogged |= _take_unlogged_tables(statement)
     except (TextUnreadable, NotUnderstood):
-        # The statement's definitions are in doubt, and so are its rows.
+        # The definitions of the named tables are in doubt, and so are their rows.
         unlogged |= statement.named
     named |= statement.named | emptied
     return StatementTables(frozenset(named), frozenset(databases), frozenset(emptied), frozenset(unlogged))

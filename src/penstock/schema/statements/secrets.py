@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hides the passwords in statements that people read.
 
-Servers log statements about accounts: MySQL with hashes, MariaDB also as they were written. Tables of other
-servers, such as those of FEDERATED, SPIDER and CONNECT, name the password of their connection. The log, and
-what sinks receive, stay as they are.
+Servers log statements about accounts: MySQL with password hashes, MariaDB sometimes with the passwords
+themselves. Tables of other servers, such as those of FEDERATED, SPIDER and CONNECT, name the password of
+their connection. The log, and what sinks receive, stay as they are.
 """
 
 import re

@@ -437,7 +437,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif any(part.accept(*words) for words in _NOT_NULL):
             nullable = False
         elif part.accept("NULL"):
-            # After KEY this matters if the key is not added.
+            # After KEY, NULL matters only if the key is not added.
             nullable = True
         elif part.accept("ROW", "END"):
             nullable, ends_period = False, True

@@ -7,8 +7,8 @@ the store up to the last transaction, from where it continues after a restart or
 subscriber gets the client: the previous session is closed and its writes are fenced. A client belongs to the
 account that subscribed it first; another account can take it over or delete it only with permission.
 
-With listener processes, one process at a time has a client: see `bring` of `Clients`. Connections of a client
-may reach any process, and its state follows them.
+With listener processes, one process at a time owns a client: see the parameter `bring` of `Clients`.
+Connections of a client may reach any process, and its state follows them.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ class Client:
     def consumed(self) -> Position | None:
         """The stored position before which everything was consumed; None if there is none in this log.
 
-        Raises the errors of the log.
+        Raises what the log raises.
         """
         stored = (self._writing.written if self._writing is not None else None) or self._stored
         if stored is None:
@@ -178,9 +178,9 @@ class Client:
             return None
 
     async def at(self) -> Cursor | None:
-        """Return its cursor, None while the log does not contain the client's start.
+        """Return the cursor, None while the log does not contain the client's start.
 
-        Raises the errors of finding the start.
+        Raises what finding the start raises.
         """
         if self.cursor is None:
             try:
@@ -299,7 +299,7 @@ class Clients:
         """Give a client to the session `owner`; the current session is notified through its `supersede`.
 
         A new filter replaces the previous one. Raises AccessDenied for another account's client,
-        OptionInvalid for an invalid filter, and the errors of the store.
+        OptionInvalid for an invalid filter, and what the store raises.
         """
         account.prove_reads_whole_rows("Canal's entries")
         readable_tables = account.readable(client.destination, client.name)
@@ -395,7 +395,7 @@ class Clients:
     # --- Ownership --------------------------------------------------------------------------
 
     async def _bring_here(self, client: Client) -> None:
-        """Take a client from the process of the daemon that has it. Raises the errors of the log."""
+        """Take a client from the process of the daemon that has it. Raises what the log raises."""
         if client.is_here or self._bring is None:
             return
         state = await self._bring(client.destination, client.client_id)

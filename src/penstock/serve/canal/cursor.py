@@ -136,7 +136,8 @@ class Cursor:
         """Return entries of at most `limit` bytes (a single entry may be larger), None if there are none.
 
         Waits up to `seconds` for `limit` bytes, forever with None. Nothing counts as sent yet, but the cursor
-        skips parts without entries. Raises the errors of decoding, after everything before them was returned.
+        skips parts without entries. An error of decoding is raised once everything before it has been
+        returned.
         """
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds

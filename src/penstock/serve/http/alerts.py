@@ -34,14 +34,14 @@ def routes(served: Served, firing: Callable[[], list[Alert]], channel: Channel |
 
     async def alerts(request: Request) -> Response:
         account = account_of(request)
-        # State stores know no accounts, so their pipelines are for those who see everything.
+        # State stores have no accounts, so their pipelines are shown only to accounts that see everything.
         sees_all = account.may_read_metrics()
         visible = [
             asdict(alert)
             for alert in firing()
             if (sees_all if alert.is_pipeline else account.may_read(alert.instance))
         ]
-        # The addresses that operators are alerted at are confidential.
+        # The addresses to which alerts are sent are confidential.
         shown = address if address is None or sees_all else True
         return JSONResponse({"channel": shown, "alerts": visible})
 

@@ -155,7 +155,7 @@ class _AsOfAnswer(StreamedAnswer):
         self._turn = turn
 
     async def stream(self, send: Send) -> None:
-        """Send the rows. Raises QuotaReached, and the errors of the reading, before the start.
+        """Send the rows. Before the first row, raises QuotaReached and what reading the log raises.
 
         If a later error occurs, the response is left incomplete, so the client notices that rows are missing.
         """

@@ -125,7 +125,7 @@ async def _changes(served: Served, request: Request) -> Response:
     )
     if (consumed := request.headers.get(CONSUMED_HEADER)) is not None:
         _note_consumed(served, name, changes_request, account, Position.parse(consumed))
-    # The errors of the first piece are reported as problem documents, before anything is streamed.
+    # Errors in the first piece are reported as problem documents, before anything is streamed.
     with hiding_texts(hides=not account.sees_whole_rows):
         started = await resolve_start(pieces, start_of(changes_request.start))
         until = None if changes_request.until is None else start_of(changes_request.until)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another member of the fleet needs to copy a log, in addition to the bytes.
+"""Serves the metadata that another member of the fleet needs to copy a log, in addition to the bytes.
 
 GET copy/listing     the epochs, and the extents that end at or after a position; waits as `head` does;
                      `synced` confirms what the copy has made durable

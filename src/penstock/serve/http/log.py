@@ -35,7 +35,7 @@ from penstock.source.daemon_client import GTID_SET_HEADER, POSITION_HEADER
 
 # The offset where the bytes of a response end, possibly before the requested stop.
 STOP_HEADER = "Penstock-Stop"
-# The key of the server whose bytes they are.
+# The key of the server that wrote the bytes.
 SERVER_HEADER = "Penstock-Server"
 # Clients limit the length of a header, so a longer GTID set is left out.
 _GTID_SET_CHARACTERS_MAX = 8192
@@ -110,7 +110,7 @@ def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[s
     """Return an instance's status, limited to the tables that the account may read."""
     account, status = account_of(request), dict(instance.status())
     if "process" in status and not account.admin:
-        # Its output may name any table, and other instances of the same process.
+        # The output of the process may name any table, and other instances of the same process.
         exits = [{**process_exit, "lines": []} for process_exit in status["process"]["exits"]]
         status["process"] = {**status["process"], "exits": exits}
     doubts = [(TableName.parse(doubt["table"]), doubt) for doubt in status.get("tables_in_doubt", ())]

@@ -79,7 +79,8 @@ def whole_log_of(served: Served, request: Request) -> ServedLog:
 
 
 def log_of(served: Served, request: Request) -> ServedLog:
-    """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`.
+    """Return the log of the instance named by the path. Raises what `instance_of` and the instance's `log`
+    raise.
 
     A member of the fleet that copies the log also receives data that is not confirmed for other readers yet.
     """

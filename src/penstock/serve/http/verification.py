@@ -2,7 +2,8 @@
 """Verification of a log over HTTP: `POST /v1/instances/{instance}/verify`, as lines of JSON.
 
 Every byte of the log is read while it is captured and served; nothing is changed. Kinds of lines: progress,
-finding, end, problem. For administrators, because findings name files. A client that disconnects ends it.
+finding, end, problem. For administrators, because findings name files. A verification ends when its client
+disconnects.
 """
 
 import asyncio

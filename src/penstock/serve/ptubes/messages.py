@@ -65,12 +65,12 @@ class PtubesCheckpoint:
 
     @property
     def names_offset(self) -> bool:
-        """Return whether it has a file and an offset."""
+        """Return whether the checkpoint has a file and an offset."""
         return self.binlog_file > 0 and self.binlog_offset > 0
 
     @property
     def names_transaction(self) -> bool:
-        """Return whether it has a transaction's GTID."""
+        """Return whether the checkpoint has a transaction's GTID."""
         return self.transaction_id > 0 and self.uuid.strip("0-") != ""
 
     @classmethod
@@ -187,7 +187,7 @@ class FetchRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Parse a fetchMessages request, limited to our own bounds. Raises OptionInvalid."""
+        """Parse a fetchMessages request, limited to the daemon's own bounds. Raises OptionInvalid."""
         fields = _Fields(_json(body), "the request")
         events, size = fields.integer("batchSize"), fields.integer("maxByteSize")
         milliseconds = fields.integer("timeoutMs")

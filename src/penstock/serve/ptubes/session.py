@@ -180,7 +180,7 @@ class Session:
         view: View,
         shown: Subscriber,
     ) -> "Session":
-        """Return a session at its checkpoint. Raises the errors of `start_of`."""
+        """Return a session at its checkpoint. Raises what `start_of` raises."""
         started, skip = await start_of(pieces, subscription.checkpoint)
         return cls(subscription, account, Cursor(pieces, view, started, in_parts=True), skip, shown)
 
@@ -188,8 +188,8 @@ class Session:
         """Return the next envelope.
 
         It ends when it is full, when the timeout expires, when `hurry` is set, or when nothing more is
-        available. An envelope without events still reports the session's progress. Raises the errors of
-        decoding, after everything before them was returned.
+        available. An envelope without events still reports the session's progress. An error of decoding is
+        raised once everything before it has been returned.
         """
         self._answered.append(self._cursor.position)
         loop = asyncio.get_running_loop()

@@ -52,7 +52,7 @@ class Stored:
     arrow: pyarrow.DataType
     nullable: bool
 
-    # Whether the rows have the number as text, because Arrow would print it in short form (1E-30).
+    # Whether the rows hold the number as text, because Arrow would print it in short form (1E-30).
     as_text: bool = False
 
     @property
@@ -138,7 +138,7 @@ def _stored(column: Column, arrow: pyarrow.DataType, key: bool) -> Stored:
     base = _BASE.match(column.type_text)
     word = base[1].lower() if base else ""
     sent, sql = _sent_type(word, column.type_text, arrow)
-    # Values without a representation become null even in NOT NULL columns. Every number has one.
+    # Values without a representation become null even in NOT NULL columns. Every number has a representation.
     numeric = pyarrow.types.is_integer(sent) or pyarrow.types.is_floating(sent) or sql.startswith("Decimal")
     nullable = not key and not sql.startswith("Array") and (column.nullable or not numeric)
     as_text = pyarrow.types.is_string(arrow) and pyarrow.types.is_decimal(sent)

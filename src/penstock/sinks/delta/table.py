@@ -255,7 +255,7 @@ def _bound_value(value: Any, *, up: bool) -> Any:
 def can_write(url: str, options: Mapping[str, str]) -> None:
     """Write and delete a file below a URL.
 
-    Raises OptionInvalid if the bucket does not exist, and the errors of `translate_errors`.
+    Raises OptionInvalid if the bucket does not exist, and what `translate_errors` raises.
     """
     with translate_errors(url):
         folder = folder_of(url, options)
@@ -264,7 +264,7 @@ def can_write(url: str, options: Mapping[str, str]) -> None:
             with folder.filesystem.open_output_stream(folder.file(name)) as stream:
                 stream.write(b"penstock")
         except FileNotFoundError as problem:
-            # An object store creates every folder but the bucket.
+            # An object store creates folders on demand, but not the bucket.
             raise OptionInvalid(
                 f"the bucket of {url} does not exist", hint="Create it, or check path"
             ) from problem

@@ -44,7 +44,7 @@ def keep(table: DeltaTable, url: str, options: Mapping[str, str], folder: Folder
 
 
 def take(url: str, options: Mapping[str, str], folder: Folder) -> DeltaTable | None:
-    """Return a cached table, updated, for the caller alone; None if it has to be read.
+    """Return a cached table, updated, for the caller's exclusive use; None if it has to be read.
 
     Also None if the log entry of the cached version has changed: then the table was recreated, or its log was
     shortened. Raises what `deltalake` raises.

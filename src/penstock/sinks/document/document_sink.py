@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks that write a document for each row. It has the version of its row, so writes are idempotent."""
+"""Sinks that write a document for each row. The document holds the version of its row, so writes are
+idempotent.
+"""
 
 from abc import abstractmethod
 from collections import Counter, deque

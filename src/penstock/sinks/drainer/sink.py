@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files as TiDB-Binlog's Drainer writes them (`db-type = "file"`), which its Reparo reads.
 
-Each batch is a file of its own, `binlog-<index>-<time>`. Its index is recorded with the batch number before
-the file has its name, so a batch that is replayed is stored once. A record in the file is a whole
+Each batch becomes a separate file, `binlog-<index>-<time>`. The index is recorded with the batch number
+before the file gets its name, so a replayed batch is stored once. A record in the file is a whole
 transaction: magic number, length, content, CRC-32C.
 """
 
@@ -228,7 +228,7 @@ class _FileWriter(Writer):
             with translate_file_errors(str(self._path)):
                 if self._file is None:
                     self._file = self._path.open("wb")
-                # Three writes, because a transaction may be large.
+                # Write three times instead of joining the pieces, because a transaction may be large.
                 self._file.write(_RECORD_HEAD.pack(_MAGIC, len(transaction)))
                 self._file.write(transaction)
                 self._file.write(_CHECKSUM.pack(_native.crc32c(transaction)))

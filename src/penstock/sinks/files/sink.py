@@ -433,13 +433,15 @@ def _is_there(folder: Folder, name: str) -> bool:
 
 
 def _write_atomically(folder: Folder, name: str, write: Any) -> None:
-    """Write a file that is visible once it is whole and durable."""
+    """Write a file that becomes visible only once it is complete and durable."""
     _write_beside(folder, name, write)
     _put_in_place([folder], name)
 
 
 def _write_beside(folder: Folder, name: str, write: Any) -> None:
-    """Write a file for `_put_in_place`. Object stores only show closed files, so there it is in place."""
+    """Write a file for `_put_in_place`. Object stores show a file only once it is closed, so there the final
+    file is written.
+    """
     first = _name_beside(name) if folder.local else name
     with folder.filesystem.open_output_stream(folder.file(first)) as stream:
         write(stream)

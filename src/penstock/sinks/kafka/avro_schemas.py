@@ -34,7 +34,7 @@ _NAME_LETTERS = re.compile(r"[^A-Za-z0-9_]")
 
 
 def avro_schema(connect: Mapping[str, Any]) -> Any:
-    """Return the Avro schema of a Kafka Connect schema. Both are the values of their JSON.
+    """Return the Avro schema of a Kafka Connect schema. Both are parsed JSON.
 
     Raises OptionInvalid if two columns of a table get the same name.
     """
@@ -98,7 +98,7 @@ def _primitive(name: str, connect: Mapping[str, Any]) -> Any:
 
 
 def _properties(connect: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Avro's own types do not express, as properties that other readers ignore."""
+    """Return the details that Avro's own types do not express, as properties that other readers ignore."""
     names = ("version", "parameters", "default", "name")
     return {f"connect.{name}": connect[name] for name in names if name in connect}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kafka Connect schemas of Debezium's messages other than rows, as the values of their JSON.
+"""The Kafka Connect schemas of Debezium's messages other than rows, as parsed JSON.
 
-Source of facts: Debezium's `SchemaFactory` and `ConnectTableChangeSerializer`, version 3.
+Source: Debezium's `SchemaFactory` and `ConnectTableChangeSerializer`, version 3.
 """
 
 import json

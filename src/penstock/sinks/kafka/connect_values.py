@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of Kafka Connect schemas as messages, in the formats of rows. For few messages, not for rows.
+"""Encodes values of Kafka Connect schemas as messages, in the formats that rows use. Meant for a few
+messages, not for rows.
 
 The types are those of `connect_schemas` and of a source block: structs, arrays, texts, integers, booleans.
 """

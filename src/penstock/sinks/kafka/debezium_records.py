@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debezium's messages other than rows: statements, transactions, truncated tables, heartbeats.
 
-Source of facts: Debezium's `EventDispatcher`, `TransactionMonitor` and `HeartbeatImpl`, version 3.
+Source: Debezium's `EventDispatcher`, `TransactionMonitor` and `HeartbeatImpl`, version 3.
 """
 
 from collections import Counter
@@ -127,7 +127,7 @@ class _OpenTransaction:
 
 
 class Transactions:
-    """Counts the messages of each transaction, and makes the messages about its begin and its end.
+    """Counts the messages of each transaction, and creates the messages about its beginning and its end.
 
     Changes come in commit order. Rows of a full load belong to no transaction.
     """

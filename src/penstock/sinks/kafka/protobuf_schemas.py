@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protobuf schemas of Debezium's messages, made from their Kafka Connect schemas.
 
-Packages, messages, field numbers and types are those of Confluent's `ProtobufData`. Names have underscores
-for letters that protobuf lacks, as Avro's names in `avro_schemas`.
+Packages, messages, field numbers and types are those of Confluent's `ProtobufData`. Letters that protobuf
+does not allow in names become underscores, as in `avro_schemas`.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ _CONFLUENT_NAMES = frozenset(
 
 
 def protobuf_schema(connect: Mapping[str, Any], nullables: Nullables) -> str:
-    """Return the schema of a Kafka Connect struct, given as the value of its JSON.
+    """Return the schema of a Kafka Connect struct, given as parsed JSON.
 
     Raises OptionInvalid if two fields get the same name, or the package has the name of one of Confluent's
     messages.
@@ -90,7 +90,7 @@ def _message(name: str, connect: Mapping[str, Any], nullables: Nullables, depth:
 
 
 def _parameters(connect: Mapping[str, Any]) -> str:
-    """Return what protobuf's own types do not express, as an option of the field."""
+    """Return the details that protobuf's own types do not express, as an option of the field."""
     parameters: dict[str, str] = {}
     if connect.get("name") == _DECIMAL:
         own = connect["parameters"]

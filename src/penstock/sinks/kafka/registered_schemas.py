@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of schemas in a registry, which messages refer to. Each is asked for once per process."""
+"""Looks up the ids of schemas in a registry, which messages refer to. Each id is requested once per
+process.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from penstock.sinks.messages import DebeziumForms
 
 
 class RegisteredSchemas:
-    """The schemas of a sink's messages. Its methods raise the errors of `RegistryClient`."""
+    """The schemas of a sink's messages. Its methods raise what `RegistryClient` raises."""
 
     def __init__(
         self, registry: Registry, password: Secret | None, forms: DebeziumForms | None, kind: SchemaKind

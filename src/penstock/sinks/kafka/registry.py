@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schema registry with Confluent's REST protocol: settings, and the ids of schemas.
 
-Confluent's registry, Karapace and Redpanda have it, and Apicurio Registry under `/apis/ccompat/v7`.
+Confluent's registry, Karapace and Redpanda support it, and so does Apicurio Registry under
+`/apis/ccompat/v7`.
 
-Source of facts: Confluent's "Schema Registry API Reference".
+Source: Confluent's "Schema Registry API Reference".
 """
 
 import json
@@ -104,13 +105,13 @@ class RegistryClient:
     def schema_id(self, subject: str, schema: str, kind: SchemaKind = "AVRO") -> int:
         """Return the id of a schema, as text, under a subject. Registers the schema if that is allowed.
 
-        The request may be repeated: a schema that is registered already keeps its id. Raises SchemaInvalid
-        if the registry refuses it or does not have it, and the errors of a failed request.
+        The request may be repeated: a schema that is registered already keeps its id. Raises SchemaInvalid if
+        the registry refuses it or does not have it, and what a failed request raises.
         """
         path = f"/subjects/{quote(subject, safe='')}"
         if self._settings.auto_register:
             path += "/versions"
-        # Registries take a schema without a type for Avro.
+        # Registries treat a schema without a type as Avro.
         body = {"schema": schema} | ({} if kind == "AVRO" else {"schemaType": kind})
         answer = self._request("POST", path, body)
         match answer:

@@ -235,7 +235,7 @@ class KafkaSink(Sink):
     def schema_ids(self, changes: Changes) -> tuple[int, int] | None:
         """Return the ids of the schemas of changes' messages and keys; None for a format without a registry.
 
-        Asks the registry once per process for the columns of a table. Raises the errors of `RegistryClient`.
+        Asks the registry once per process for the columns of a table. Raises what `RegistryClient` raises.
         """
         if self.settings.registry is None:
             return None
@@ -247,7 +247,7 @@ class KafkaSink(Sink):
     def encode(self, record: ConnectRecord) -> tuple[bytes | None, bytes]:
         """Return the key and the value of a message that is not a row, in the format of rows.
 
-        Raises the errors of `RegistryClient`.
+        Raises what `RegistryClient` raises.
         """
         key = None
         if record.key is not None and record.key_schema is not None:
@@ -285,11 +285,12 @@ class KafkaSink(Sink):
             producer.send(heartbeat.topic, 0, [{"key": key, "value": value}], len(value))
             self.keep(None, producer)
         except PenstockError as problem:
-            # A batch that cannot be written stops the pipeline, but a heartbeat does not.
+            # A batch that cannot be written stops the pipeline, but a heartbeat that cannot be written does
+            # not.
             _log.warning("a heartbeat was not sent", topic=heartbeat.topic, why=str(problem))
 
     def _refuse_names_of_fields(self, target: Target) -> None:
-        """Refuse a table with a column whose name flat rows use for a field of their own."""
+        """Refuse a table with a column whose name flat rows use for an added field."""
         forms = self.settings.debezium
         added = set() if forms is None else {f"__{name.replace('.', '_')}" for name in forms.fields}
         if forms is not None and forms.rewrites_deletes:
@@ -301,7 +302,9 @@ class KafkaSink(Sink):
             )
 
     def _refuse_truncates_by_rows(self, target: Target) -> None:
-        """Refuse messages of truncated tables if the topic depends on rows, of which a TRUNCATE has none."""
+        """Refuse messages of truncated tables if the topic depends on rows, because a TRUNCATE has no
+        rows.
+        """
         forms = self.settings.debezium
         if forms is not None and forms.truncates and topic_of(self.settings.topic, target) is None:
             raise OptionInvalid(

@@ -2,9 +2,9 @@
 """Writes messages to Kafka, with one transaction per part of a batch that includes the batch number.
 
 The number is stored in a position topic, in the partition with the part's number, by the same transaction as
-the part's messages; with it the log positions of the tables that the part has loaded. A producer that opens a
-part again fences the previous one, ends its open transaction, and reads the number. A part that is already
-written is skipped.
+the part's messages. The record also holds the log positions of the tables that the part has loaded. A
+producer that opens a part again fences the previous one, ends its open transaction, and reads the number. A
+part that is already written is skipped.
 """
 
 import json
@@ -92,7 +92,7 @@ class TransactionalProducer:
                 self.producer.init_transactions(connection.ANSWER_SECONDS_MAX)
 
     def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
-        """Send messages in order. Raises Penstock errors, also for messages sent earlier."""
+        """Send messages in order. Raises Penstock errors, including errors of messages sent earlier."""
         with self.translate_errors(f"write to {topic}"):
             if messages and "headers" in messages[0]:
                 self._send_each(topic, partition, messages)

@@ -42,7 +42,7 @@ _LOADS = "/loads"
 class LakeSettings(Section):
     """Where the tables are, and what they contain."""
 
-    # First in the reference. Each format has its own description.
+    # This setting comes first in the reference. Each format has its own description.
     path: str | None = None
     mode: Mode = Field(
         default=Mode.MIRROR,

@@ -100,7 +100,7 @@ class TableSink(Sink, Generic[AnyTable]):
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
-                # Its rows will cause the same error, and `errors.table` decides then.
+                # The table's rows will cause the same error, and then `errors.table` decides.
                 continue
             if table is None:
                 continue
@@ -151,7 +151,7 @@ class TableSink(Sink, Generic[AnyTable]):
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
-                # Its rows will cause the same error, and `errors.table` decides then.
+                # The table's rows will cause the same error, and then `errors.table` decides.
                 continue
             if table is not None and (number := table.number(mark.application)) is not None:
                 numbers.append(number)

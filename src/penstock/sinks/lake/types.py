@@ -28,7 +28,7 @@ def stored_type(declared: pyarrow.DataType, integer_bits_min: int = 8) -> pyarro
 
 
 def cast(column: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Return a column in another type that holds its values, such as its stored type, or back.
+    """Return a column converted to another type that holds its values: to its stored type, or back.
 
     Raises pyarrow.ArrowInvalid if a value does not fit.
     """

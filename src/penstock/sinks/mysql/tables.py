@@ -25,7 +25,8 @@ _CHARACTER_BYTES = {"utf8mb4": 4, "utf16": 4, "utf32": 4, "gb18030": 4, "utf8mb3
 _INTEGER_WIDTH = re.compile(r"\b((?:tiny|small|medium|big)?int|year)\(\d+\)")
 _COMMENT = re.compile(r"\s*/\*.*?\*/\s*$", re.DOTALL)
 _LENGTH = re.compile(r"\((\d+)\)")
-# The first version of MySQL and MariaDB that has a type; None for never. Otherwise a substitute is used.
+# For each type, the first version of MySQL and of MariaDB that supports it, None if no version does. Other
+# versions get a substitute.
 _SINCE: dict[bool, dict[str, tuple[int, ...] | None]] = {
     False: {"uuid": None, "inet4": None, "inet6": None, "vector": (9,), "json": (5, 7, 8)},
     True: {"uuid": (10, 7), "inet4": (10, 10), "inet6": (10, 5), "vector": (11, 7)},

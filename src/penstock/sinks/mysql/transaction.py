@@ -56,7 +56,8 @@ class Transaction:
             self._replay_log.append(pieces)
             self._replay_bytes += sum(map(len, pieces))
             if self._replay_bytes > _REPLAY_BYTES_MAX and not self._is_idempotent:
-                # Too much to keep. A failure now fails the attempt, and the batch is retried.
+                # The transaction is too large to keep. A failure now fails the attempt, and the batch is
+                # retried.
                 self._replay_log, self._replay_bytes = None, 0
         return touched
 

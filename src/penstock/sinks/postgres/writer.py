@@ -97,7 +97,7 @@ class PostgresWriter(SqlWriter):
         """Run a job in the transaction, and replay the whole transaction if the server ended it."""
         self._replay_bytes += size
         if self._replay_bytes > 2 * self._options.held_bytes:
-            # Too much to keep. A failure now fails the attempt, and the batch is retried.
+            # The transaction is too large to keep. A failure now fails the attempt, and the batch is retried.
             self._replay_log = None
         if self._replay_log is None:
             job()

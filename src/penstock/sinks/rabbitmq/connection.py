@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to RabbitMQ: for declarations, and for messages that the broker confirms.
 
-Pika's blocking channel waits for the confirmation of each message. Here many messages are unconfirmed at a
-time, and pika's own event loop runs whenever there are too many.
+Pika's blocking channel waits for the confirmation of each message. This channel allows many unconfirmed
+messages at a time, and runs pika's own event loop whenever there are too many.
 """
 
 import logging
@@ -171,7 +171,7 @@ class ConfirmedChannel:
             self._failed = None
 
     def publish(self, exchange: str, routing_key: str, body: bytes, properties: Any) -> None:
-        """Send a message. Raises the errors of earlier messages."""
+        """Send a message. Raises an error if an earlier message failed."""
         with self._translate_errors():
             self._channel.basic_publish(exchange, routing_key, body, properties, mandatory=True)
         self._sent += 1
@@ -181,7 +181,9 @@ class ConfirmedChannel:
             self._wait(_MESSAGES_UNDER_WAY_MAX // 2, _BYTES_UNDER_WAY_MAX // 2)
 
     def flush(self) -> None:
-        """Wait until the broker has confirmed all messages. Raises their errors."""
+        """Wait until the broker has confirmed all messages. Raises an error if the broker refused a
+        message.
+        """
         self._wait(0, 0)
 
     @property

@@ -21,9 +21,9 @@ from penstock.sinks.template import Template
 
 EXTRA = "rabbitmq"
 
-# Messages that are Python objects at the same time.
+# The maximum number of messages that exist as Python objects at the same time.
 _MESSAGES_AT_ONCE = 5_000
-# AMQP's bound of a name.
+# AMQP's limit on the length of a name.
 _NAME_BYTES_MAX = 255
 _NOT_FOUND = 404
 _PERSISTENT = 2

@@ -65,7 +65,7 @@ class ClusterPipeline:
     def send(self, encoded: pyarrow.Array, keys: pyarrow.Array, answers: int = 1) -> None:
         """Send an array of commands, each answered by `answers` lines, to the masters of their keys.
 
-        Raises ConnectionLost, ServerBusy, and the errors of answers to earlier commands.
+        Raises ConnectionLost, ServerBusy, and the error of an earlier command that failed.
         """
         step = max(1, len(encoded) * BYTES_UNDER_WAY // max(1, encoded.nbytes))
         for start in range(0, len(encoded), step):

@@ -171,7 +171,7 @@ class Pipeline:
     def send(self, encoded: pyarrow.Array, keys: pyarrow.Array, answers: int = 1) -> None:
         """Send an array of commands, each answered by `answers` lines. `keys` identify commands in errors.
 
-        Raises ConnectionLost, and the errors of answers to earlier commands.
+        Raises ConnectionLost, and the error of an earlier command that failed.
         """
         start = 0
         step = max(1, min(_ROWS_UNDER_WAY, len(encoded) * BYTES_UNDER_WAY // max(1, encoded.nbytes)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues of topics, and a producer that keeps the order of messages in each queue.
 
-A broker handles requests of a connection in parallel. So each queue has at most one request under way, with
-many messages, while other queues have theirs.
+A broker handles requests of a connection in parallel. So each queue has at most one request of many messages
+under way. Requests of other queues run in parallel.
 """
 
 import threading
@@ -32,7 +32,7 @@ _PORT_DEFAULT = 9876
 _MASTER = "0"
 _CAN_WRITE = 2
 _CAN_READ_AND_WRITE = 6
-# Limits of one request. A message that exceeds `_BATCH_BYTES` is sent in a request of its own.
+# Limits of one request. A message that exceeds `_BATCH_BYTES` is sent in a separate request.
 _BATCH_BYTES = 512 << 10
 _BATCH_MESSAGES = 1000
 # Messages of all queues that wait. A batch may have many topics with many queues.
@@ -78,7 +78,7 @@ class Servers:
     def masters(self) -> dict[str, str]:
         """Return the addresses of the brokers that accept messages, by name.
 
-        Raises ConnectionLost, TlsFailed, ServerBusy, and the errors of answers.
+        Raises ConnectionLost, TlsFailed, ServerBusy, and the errors that brokers answer with.
         """
         with closing(self._name_server()) as connection:
             brokers = read_json(connection.call(Request.BROKERS, {}).body)["brokerAddrTable"]
@@ -156,7 +156,7 @@ class Producer:
     def send(self, topic: str, queue: Queue, message: bytes) -> None:
         """Add a message to a queue of a topic.
 
-        Raises ConnectionLost, TlsFailed, ServerBusy, and the errors of answers to earlier messages.
+        Raises ConnectionLost, TlsFailed, ServerBusy, and the error of an earlier message that failed.
         """
         pending = self._pending.setdefault((topic, queue), _Pending())
         is_full = pending.size + len(message) > _BATCH_BYTES or len(pending.messages) >= _BATCH_MESSAGES
@@ -259,8 +259,8 @@ class Producer:
 class AbortedProducers:
     """Producers of aborted batches with requests that a broker may still store. Used by several threads.
 
-    A broker that stored such a request after later changes would undo them. A process has them for each
-    cluster and template of topics: a batch is sent again by a new sink.
+    A broker that stored such a request after later changes would undo them. A process keeps them for each
+    cluster and topic template, because a new sink sends the batch again.
     """
 
     def __init__(self) -> None:

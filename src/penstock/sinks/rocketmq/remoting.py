@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RocketMQ's remoting protocol: requests to name servers and brokers over a connection.
 
-A frame has its length, the length of its header, the header as JSON, and a body. Source of facts: RocketMQ's
-classes `RemotingCommand`, `RequestCode`, `ResponseCode`, `MessageDecoder` and `AclUtils`. Brokers of the
-versions 4 and 5 speak this protocol; the newer one over gRPC needs a proxy beside the broker.
+A frame has its length, the length of its header, the header as JSON, and a body. Source: RocketMQ's classes
+`RemotingCommand`, `RequestCode`, `ResponseCode`, `MessageDecoder` and `AclUtils`. Brokers of the versions 4
+and 5 speak this protocol; the newer one over gRPC needs a proxy beside the broker.
 """
 
 import base64
@@ -82,7 +82,7 @@ _TEMPORARY = (
     Answer.SERVICE_NOT_AVAILABLE,
 )
 # ERROR is also the answer for unexpected failures in the broker, with the Java exception: its class, its
-# text, and the method that threw it. Source of facts: `RemotingHelper.exceptionSimpleDesc`.
+# text, and the method that threw it. Source: `RemotingHelper.exceptionSimpleDesc`.
 _EXCEPTION = re.compile(r"(?P<kind>[\w.$]+): .*, (?P<method>[\w.$]+)\([^()]*\)", re.DOTALL)
 _ACCESS_REFUSED = "org.apache.rocketmq.acl.common.AclException"
 # The method that verifies the account. Other methods check its rights.
@@ -180,7 +180,7 @@ class Connection:
         return self._answers.pop(request)
 
     def call(self, code: Request, fields: Mapping[str, str], body: bytes = b"") -> Reply:
-        """Send a request and return its answer. Raises the error of the answer."""
+        """Send a request and return its answer. Raises the error that the server answers with."""
         reply = self.answer(self.send(code, fields, body))
         if reply.code != Answer.SUCCESS:
             raise error_of(reply)

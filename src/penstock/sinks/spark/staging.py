@@ -37,7 +37,7 @@ class Staging:
         self._path_in_spark = (path_in_spark or self.path).rstrip("/")
 
     def folder(self, mark: BatchMark) -> Folder:
-        """Return the folder of a batch. Raises OptionInvalid for an unknown URL, and the errors of files."""
+        """Return the folder of a batch. Raises OptionInvalid for an unknown URL, and errors about files."""
         return self._folder(_batch_folder(mark), make=True)
 
     def check(self) -> None:
