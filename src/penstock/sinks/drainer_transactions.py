@@ -54,7 +54,8 @@ _WIDTHS = {
     "mediumblob": 16777215,
     "mediumtext": 16777215,
 }
-# The numbers of MySQL's protocol for types. TiDB stores decimals, JSON, members and documents under its own.
+# MySQL's type numbers. TiDB stores each of the types DECIMAL, JSON, ENUM, SET, BLOB and TEXT under its own
+# number.
 _CODES = {
     "tinyint": 0x01,
     "smallint": 0x02,

@@ -205,7 +205,7 @@ class Sink(ABC):
     keeps_state: bool = True
     # Whether a row that is read again ends the period of the target's row with the same key.
     keeps_history: bool = False
-    # Whether all rows of a target share the columns it was prepared with. Messages have their own.
+    # Whether all rows of a target share the columns it was prepared with. Each message has its own columns.
     shares_columns: bool = True
     # The fields of `_metadata` that the sink reads from state rows; None for all. Others may be dropped.
     metadata_read: tuple[str, ...] | None = None
@@ -217,9 +217,11 @@ class Sink(ABC):
     remembers_alone: bool = False
     # Whether `read` with bounds only costs as much as the range, not the whole table.
     reads_ranges: bool = True
-    # Whether `read` needs what only the process that drives the pipeline has, such as its Spark session.
+    # Whether `read` can run only in the process that drives the pipeline, for example because it needs the
+    # Spark session.
     reads_in_driver: bool = False
-    # Whether each batch adds files or parts to a target table, whose number is the cost of reading it.
+    # Whether each batch adds files or parts to a target table. Their number determines the cost of reading
+    # the table.
     makes_files: bool = False
     # Whether the sink keeps the connections of its writers, and nothing else, for writers of later batches.
     keeps_connections: bool = False
@@ -339,7 +341,7 @@ class Sink(ABC):
         return None
 
     def keep_alive(self) -> None:
-        """Do what the sink does at intervals. Never raises Penstock errors.
+        """Perform the sink's periodic work. Never raises Penstock errors.
 
         Called after every batch, and several times a second while there are no changes, in the process that
         drives the pipeline.

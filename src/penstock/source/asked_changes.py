@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of changes and the columns that a subscription requests, in the form that the daemon expects."""
+"""Converts the change kinds and columns that a subscription requests to the form that the daemon expects."""
 
 from collections.abc import Sequence
 

@@ -26,7 +26,8 @@ from penstock.source.daemon_client import ArrivedBytes, DaemonClient
 from penstock.source.kept import EpochKey, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions, place_of
 
-# The size of a fetch past a range's stop, where its last transaction may continue. It doubles each time.
+# The size of a fetch past a range's stop, where its last transaction may continue. The size doubles with each
+# fetch.
 _PAST_STOP_BYTES_FIRST = MIB
 _PAST_STOP_BYTES_MAX = 64 * MIB
 
@@ -91,8 +92,7 @@ class DaemonSource(KeptSource):
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:
-        """Return the error for a position that this daemon has not reached yet, although another daemon
-        had."""
+        """Return the error for a position that another daemon had reached, but this one has not."""
         return ServerBusy(
             what, position=str(position), hint="This daemon lags behind another one: penstock status"
         )

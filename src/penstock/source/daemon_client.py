@@ -468,7 +468,7 @@ def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
 
 
 def lost_hint(url: str, reason: object, otherwise: str) -> str:
-    """Return the hint for a daemon that did not answer. One that resets connections may expect TLS."""
+    """Return the hint for a daemon that did not answer. A daemon that resets connections may expect TLS."""
     causes = (reason, *reason.args) if isinstance(reason, Exception) else ()
     if url.startswith("http://") and any(isinstance(cause, ConnectionResetError) for cause in causes):
         return f"Does it speak TLS? Write https:// or penstocks:// then. {otherwise}"

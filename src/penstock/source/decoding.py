@@ -206,7 +206,7 @@ class RangeDecoding:
                 yield from self._due()
 
     def _due(self) -> Iterator[str]:
-        """Yield the decoder's state. A prepared transaction that it needs is read here."""
+        """Yield the decoder's state. Reads a prepared transaction that the decoder needs."""
         if self.decoder.state == "prepared":
             yield from self._read_prepared()
         elif self.decoder.state != "done":

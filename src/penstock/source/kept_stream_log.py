@@ -29,7 +29,9 @@ class KeptStreamLog(StreamLog):
     """The kept log of one stream, as its driver sees it; see `StreamLog`."""
 
     def first(self) -> Offset:
-        """Return where a stream without a checkpoint starts: a daemon's head, or the first of a folder."""
+        """Return where a stream without a checkpoint starts: at the head of a daemon's log, or at the first
+        position of a folder.
+        """
         source = self._kept(None)
         start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
         if start == LATEST:
@@ -80,7 +82,7 @@ class KeptStreamLog(StreamLog):
         return min(head, target, key=lambda one: place_of(one.position))
 
     def source(self, epoch: int, key: str) -> Source:
-        """Return the source whose epoch of this number is the server with this key.
+        """Return the source in which the epoch with this number belongs to the server with this key.
 
         With an empty key, epochs have the log's own numbers.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of a key, from the text that names a row: `penstock history shop.orders 7`."""
+"""Parses the values of a key from the text that names a row: `penstock history shop.orders 7`."""
 
 import re
 
@@ -8,7 +8,7 @@ import pyarrow
 from penstock.durations import duration_of
 from penstock.errors import OptionInvalid
 
-# The zone at the end of a time. A TIMESTAMP without one is UTC, as in conditions.
+# The zone at the end of a time. A TIMESTAMP without a zone is UTC, as in conditions.
 _ZONE = re.compile(r":.*(Z|[+-]\d\d(:?\d\d)?)$", re.IGNORECASE)
 
 

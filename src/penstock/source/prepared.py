@@ -77,7 +77,7 @@ class PreparedSearch:
         """Search a file's transactions, continuing after the cached part; `upto` None means the whole
         file."""
         key = extent.epoch, extent.file
-        # Cached again only on success: after an error, the decoder has already advanced.
+        # Cache the part again only on success: after an error, the decoder has already advanced.
         searched = self._searched.pop(key, None)
         if searched is not None and upto is not None and searched.upto > upto:
             # A transaction that was prepared later may have the same id.

@@ -52,7 +52,7 @@ _GAP_BYTES_MAX = MIB // 2
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
 
-# What is shown in place of a value. A text that looks like one of these marks is shown in quotes.
+# Marks that are shown in place of a value. A text that looks like a mark is shown in quotes.
 _MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
 
 
@@ -184,7 +184,7 @@ class _Candidates:
 class RowHistory:
     """Searches a log for one row. Iterate over `parts` once; closing the iterator ends the search.
 
-    `open_source` returns a source over the same log, for a thread of its own.
+    `open_source` returns a source over the same log, for a separate thread.
     """
 
     def __init__(self, log: LogReader, open_source: Callable[[], Source], key: RowKey) -> None:
@@ -369,7 +369,7 @@ def _unreadable(byte_range: ByteRange, problem: StreamError) -> Unreadable:
 def changes_of_rows(
     rows: pyarrow.RecordBatch, chosen: Iterable[int], epoch: int
 ) -> Iterator[tuple[int, RowChange]]:
-    """Yield the changes of chosen rows of a batch, each with the row; `chosen` ascends.
+    """Yield the changes of chosen rows of a batch, each with the row; `chosen` is in ascending order.
 
     An update has both images, even if only one of them is chosen.
     """

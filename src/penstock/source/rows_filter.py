@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that a subscriber receives: of its shards, of some change types, and where a condition holds."""
+"""Selects the rows that a subscriber receives: by shard, by change type, and by a condition."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows assigned to shards: an update that moves a row between shards becomes a delete and an insert."""
+"""Assigns rows to shards: an update that moves a row between shards becomes a delete and an insert."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def slots_of(rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, prei
 
     A column missing in a postimage (`_metadata.absent`) is unchanged and is taken from the preimage. The
     reverse is not possible, because the postimage may have another value. Raises OptionInvalid, and
-    ServerUnsupported if an image lacks the column otherwise.
+    ServerUnsupported if an image is missing the column in any other case.
     """
     filled = fill_absent(rows, columns, table, preimages)
     slots: Slots = pyarrow.array(shard_slots(filled, list(columns), table)).to_numpy()
@@ -51,7 +51,7 @@ def fill_absent(
 ) -> pyarrow.RecordBatch:
     """Return rows whose postimages have the preimage's values of `columns` that they lack.
 
-    Raises ServerUnsupported if an image lacks one of the columns otherwise.
+    Raises ServerUnsupported if an image is missing one of the columns in any other case.
     """
     if "_metadata" not in rows.schema.names:
         return rows

@@ -16,7 +16,8 @@ from penstock.sinks.sink import HINT_GONE, extra_missing
 from penstock.sinks.sql.database_file import DatabaseFile, DatabaseFileTable, quoted
 
 _ROWS_AT_ONCE = 65_536
-# In the message about a file that another program has open. Other messages of this kind are about the file.
+# Part of DuckDB's message about a file that another program has open. Other errors of this class are about
+# the file itself.
 _LOCKED = "Could not set lock on file"
 # DuckDB's messages for files that a retry would not open either.
 _UNUSABLE = (

@@ -25,7 +25,7 @@ from penstock.sinks.lake.table import LakeTable
 FROM_VERSION, TO_VERSION = "_valid_from_version", "_valid_to_version"
 FROM_TIME, TO_TIME = "_valid_from", "_valid_to"
 _TIME = pyarrow.timestamp("us", tz="UTC")
-# Means no end, or an unknown time.
+# Stands for no end, or for an unknown time.
 _OPEN = -1
 
 

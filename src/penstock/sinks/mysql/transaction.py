@@ -193,7 +193,9 @@ def last_number(session: Session, positions: TableName, mark: BatchMark) -> int 
 
 
 def stored_number(session: Session, positions: TableName, mark: BatchMark, part: int) -> int | None:
-    """Return the number of the last batch written to a part, None if none, and insert its row."""
+    """Return the number of the last batch written to a part. If there is none, insert the part's row and
+    return None.
+    """
     try:
         rows = session.run(
             f"SELECT number FROM {positions.sql} WHERE application = %s AND part = %s",

@@ -35,7 +35,7 @@ _CAN_READ_AND_WRITE = 6
 # Limits of one request. A message that exceeds `_BATCH_BYTES` is sent in a separate request.
 _BATCH_BYTES = 512 << 10
 _BATCH_MESSAGES = 1000
-# Messages of all queues that wait. A batch may have many topics with many queues.
+# The maximum size of the messages that wait, in all queues. A batch may have many topics with many queues.
 _WAITING_BYTES_MAX = 16 << 20
 _PRODUCER_GROUP = "penstock"
 # The topic whose settings a broker copies if it creates topics by itself.

@@ -24,7 +24,7 @@ from penstock.sinks.template import Template
 
 EXTRA = ""
 
-# Messages that are Python objects at the same time.
+# The maximum number of messages that exist as Python objects at the same time.
 _MESSAGES_AT_ONCE = 5_000
 # Name servers know a new topic once all brokers have registered it.
 _TOPIC_SECONDS_MAX = 30.0

@@ -216,7 +216,7 @@ class _Writer(DocumentWriter[SearchClient]):
         if target not in self._names:
             existing = self._sink._properties(target)
             if existing is None:
-                # The server would create an index with a mapping of its own, and searches would find nothing.
+                # The server would create an index with a default mapping, and searches would find nothing.
                 raise SchemaChanged(
                     f"the target has no index {self._sink.index(target)} any more", hint=HINT_GONE
                 )

@@ -11,7 +11,8 @@ from penstock.sinks.spark.statements import quoted, table_name
 
 # The table property with the pipeline that created a table.
 PIPELINE_PROPERTY = "penstock.pipeline"
-# The property of a commit with the pipeline's name of the batch and its number.
+# The commit property that identifies the batch, by the name under which the pipeline numbers it and its
+# number.
 BATCH_PROPERTY = "penstock-batch"
 
 # Settings that the statements depend on. They override the user's session.
@@ -32,7 +33,7 @@ _SESSION = {
 }
 
 # Java classes of permanent errors of Delta: a constraint of the table, and a MERGE in which several rows
-# match one. Delta has moved them between packages.
+# match a single row. Delta has moved these classes between packages.
 _OF_ROWS = ("InvariantViolationException", ".DeltaUnsupportedOperationException")
 
 _DELTA_APPLICATION = "spark.databricks.delta.write.txnAppId"

@@ -232,7 +232,7 @@ class SparkSink(Sink):
                 with translate_errors(f"read the commits of {table.name}"):
                     number = table.number(mark.application) if table.exists() else None
             except OptionInvalid:
-                # Its rows will cause the same error, and `errors.table` decides then.
+                # The table's rows will cause the same error, and then `errors.table` decides.
                 continue
             if number is not None:
                 numbers.append(number)

@@ -74,7 +74,7 @@ class FileSettings(Section):
 
 
 class DatabaseFile(ABC):
-    """An open file: its tables, and the numbers of batches in a table of its own."""
+    """An open file: its tables, and the batch numbers in a separate table."""
 
     path: str
 
@@ -265,7 +265,7 @@ class DatabaseFileSink(TableSink[FileTable], Generic[FileTable]):
         return DatabaseFileWriter(self, self.connect(), mark, part)
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
-        # One transaction has all tables of a batch.
+        # One transaction writes all tables of a batch.
         if self.mode is not Mode.FEED or not self._has(mark, 0):
             return None
         versions = [

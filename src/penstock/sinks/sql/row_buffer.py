@@ -23,7 +23,7 @@ class RowBuffer:
         self._write = write
         self._feed = feed
         self._images: dict[Target, LastImages] = {}
-        # Bytes added since the last check, more than are buffered if keys repeat.
+        # Bytes added since the last check. If keys repeat, fewer bytes are buffered.
         self._bytes = 0
 
     def add(self, changes: Changes) -> None:

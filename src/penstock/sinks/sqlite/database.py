@@ -127,7 +127,7 @@ class Database(DatabaseFile):
 
     def batches(self, table: TableName, fields: Sequence[pyarrow.Field]) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of a table with some of its columns, in their types."""
-        # SQLite takes a quoted name that is no column for a text, unless the name is qualified.
+        # SQLite treats a quoted name that matches no column as text, unless the name is qualified.
         names = ", ".join(f"t.{quoted(field.name)}" for field in fields)
         cursor = self._connection.execute(f"SELECT {names} FROM {self.name_of(table)} AS t")
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite: mirrors and feeds in a database file. Each batch is one transaction, which has its number.
+"""SQLite: mirrors and feeds in a database file. Each batch is one transaction, which also stores its number.
 
 The process that drives the pipeline opens the file for each batch. Other programs may read it at any time.
 """
@@ -44,7 +44,7 @@ class SqliteSink(DatabaseFileSink[SqliteTable]):
         schema = super().schema_of(target)
         if self.mode is not Mode.FEED:
             return schema
-        # A feed has the number of the row in its transaction instead of nested metadata.
+        # A feed stores the row's number within its transaction instead of nested metadata.
         metadata = schema.get_field_index("_metadata")
         return schema.set(metadata, pyarrow.field("_row", pyarrow.int32()))
 

@@ -97,7 +97,7 @@ def widened(name: str, stored: pyarrow.DataType, wanted: pyarrow.DataType) -> st
 def _decimal_texts(column: pyarrow.Array) -> pyarrow.Array:
     """Return decimals as texts with all digits of their scale, never with an exponent."""
     scale = column.type.scale
-    # The same bytes are an integer: the value times a power of ten.
+    # A decimal's bytes are those of an integer: the value times a power of ten.
     unscaled = pyarrow.Array.from_buffers(_WHOLE, len(column), column.buffers(), offset=column.offset)
     texts = pc.cast(unscaled, pyarrow.string())
     if not scale:
