@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon watches the pipelines of state stores: alerts begin and end, comparisons become metrics."""
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -9,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.app import make_app
 from penstock.engine.run import PipelineRun
 from penstock.errors import ServerBusy
 from penstock.local.driver import LocalDriver
@@ -104,8 +107,14 @@ def test_run_that_was_killed_is_an_alert_until_another_runs(
     assert watched.alerts() == {}
     watched.now = 61.0
     assert list(watched.alerts()) == ["pipeline gone"]
+    listed = CliRunner().invoke(make_app(), ["pipelines", "list", watched.settings.state]).output
+    assert re.search(
+        r"notes +lost +its process was killed .* last sign of life is of 2\d{3}-.*Z$", listed.strip()
+    )
     run_here(watched.settings)
     assert watched.alerts() == {}
+    listed = CliRunner().invoke(make_app(), ["pipelines", "list", watched.settings.state]).output
+    assert listed.split() == ["notes", "stopped", "-"]
 
 
 def test_run_that_is_stopped_during_an_outage_is_no_alert(

@@ -58,7 +58,8 @@ def list_(
     for summary in summaries:
         for part, status in summaries_by_part(summary).items():
             name = f"{status['pipeline']}/{part}" if part else status["pipeline"]
-            typer.echo(f"{name:<24}{status['state']:<20}{status['runner'] or '-'}")
+            remark = status["why"] if status["state"] == "lost" else None
+            typer.echo(f"{name:<24}{status['state']:<20}{status['runner'] or remark or '-'}")
 
 
 def show(file: PipelineFile, as_json: AsJson = False) -> None:

@@ -48,7 +48,7 @@ _CHART_POINTS = 120
 _HOURS = ("1", "6", "24")
 _SPARK_SECONDS, _SPARK_POINTS = 3600, 48
 # Entries that need an operator come first.
-_URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
+_URGENCY = ("lost", "stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
 
 
 def overview(visit: Visit) -> Response:

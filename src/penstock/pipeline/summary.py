@@ -4,6 +4,7 @@
 import functools
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.coordinate.snapshot import snapshot_of
@@ -62,7 +63,11 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
 
 
 def name_state(state: PipelineState) -> str:
-    """Return the name of the state of a sink or shard, as its status shows it."""
+    """Return the name of the state of a sink or shard, as its status shows it.
+
+    It is `lost` if the last run ended without recording its end, because its process was killed or its host
+    failed.
+    """
     return _name_state(state, state.runner() is not None, state.shown(), lambda: _is_begun(state))
 
 
@@ -73,7 +78,7 @@ def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def summarize_part(state: PipelineState) -> dict[str, Any]:
-    """Return the status of a sink or shard. `gone` is true if its last run was killed."""
+    """Return the status of a sink or shard. `gone` is true in the state `lost`."""
     progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
     state_name = _name_state(state, runner is not None, shown, lambda: progress is not None)
     summary: dict[str, Any] = {
@@ -81,13 +86,12 @@ def summarize_part(state: PipelineState) -> dict[str, Any]:
         **({"sink": state.sink} if state.sink else {}),
         **({"shard": str(state.shard)} if state.shard else {}),
         "state": state_name,
-        "why": state.pause_message() or _error_of(state_name, shown),
+        "why": state.pause_message() or _reason_of(state_name, shown),
         "runner": runner.name if runner is not None else None,
     }
     if progress is None:
         return summary
-    # A run of a version that did not record its end is not reported as killed.
-    if state_name == "stopped" and shown.get("ended") is False:
+    if state_name == "lost":
         summary["gone"] = True
     if (verified := read_verification(state)) is not None:
         summary["verified"] = verified.to_json()
@@ -128,8 +132,11 @@ def _open_requests(state: PipelineState) -> dict[str, str]:
     return states
 
 
-def _error_of(state_name: str, shown: dict[str, Any]) -> str | None:
-    """Return the error that caused a state, as its runner published it."""
+def _reason_of(state_name: str, shown: dict[str, Any]) -> str | None:
+    """Return the error that caused a state, as its runner published it, or when a lost runner did so last."""
+    if state_name == "lost":
+        updated = datetime.fromtimestamp(shown["updated_us"] // 1_000_000, UTC)
+        return f"its process was killed or its host is lost; its last sign of life is of {updated:%FT%TZ}"
     is_error = state_name in ("failed", "retrying") and "what" in shown
     return f"{shown['error']}: {shown['what']}" if is_error else None
 
@@ -143,7 +150,10 @@ def _name_state(
         return str(shown.get("state", "starting"))
     if not is_begun():
         return "never ran"
-    return "failed" if shown.get("state") == "failed" else "stopped"
+    if shown.get("state") == "failed":
+        return "failed"
+    # A version that recorded no end is not known to have been killed.
+    return "lost" if shown.get("ended") is False and "updated_us" in shown else "stopped"
 
 
 def _is_begun(state: PipelineState) -> bool:
