@@ -117,15 +117,23 @@ def test_pipelines_are_closed_to_an_admin_with_limits(
         assert "notes" in browser.get("/pipelines").words
 
 
-def test_admin_is_told_that_no_daemon_confirms_the_rights(daemons: Daemons) -> None:
+def test_admin_reads_pipelines_but_changes_nothing_while_no_daemon_confirms_the_rights(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
     daemons.answers = {FIRST_URL: ADMIN, SECOND_URL: ADMIN}
     daemons.accepted = {FIRST_URL: "boss-token", SECOND_URL: "boss-token"}
-    with console_of(FIRST, SECOND) as browser:
+    with console_of(FIRST, SECOND, stores=(settings.state,)) as browser:
         browser.post("/login", {"token": "boss-token"})
         daemons.answers[FIRST_URL] = DOWN
         assert browser.get("/pipelines").status == 200, "the other daemon confirms them"
         daemons.answers[SECOND_URL] = DOWN
-        refused = browser.get("/pipelines")
+        for page in ("/", "/pipelines", "/tables"):
+            shown = browser.get(page, store="0", name="notes", sink="")
+            assert (shown.status, "notes" in shown.words) == (200, True), page
+            assert FIRST_URL in shown.problem, page
+        refused = browser.get("/pipelines/pause", store="0", name="notes")
         assert (refused.status, f"{FIRST_URL} does not answer" in refused.words) == (403, True)
         assert "change nothing" not in refused.words
         for page in ("/", "/fleet", "/sessions"):

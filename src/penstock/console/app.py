@@ -134,7 +134,7 @@ class Console:
             self._entrance.prove_open()
             fleet, unknown = Fleet(self._settings.daemons, None, self._silent), self._entrance.unknown
             answered = list(accounts.values.values())
-            is_admin = not unknown and all(account["admin"] for account in answered)
+            is_admin = was_admin = not unknown and all(account["admin"] for account in answered)
         else:
             fleet = Fleet(self._settings.daemons, session.token, self._silent)
             accounts = fleet.ask_all("account")
@@ -145,7 +145,8 @@ class Console:
             # A daemon that is down is assumed to have the same limits and masks as before.
             session.accounts |= accounts.values
             answered = list(session.accounts.values())
-            is_admin = bool(accounts.values) and all(account["admin"] for account in answered)
+            was_admin = bool(answered) and all(account["admin"] for account in answered)
+            is_admin = bool(accounts.values) and was_admin
         identity = identity or self.sessions.new_id()
         return Visit(
             request=request,
@@ -159,7 +160,7 @@ class Console:
             forgery_token=self.sessions.forgery_token(identity),
             account="" if session is None else session.account,
             is_admin=is_admin,
-            sees_pipelines=is_admin and all(_is_unlimited(account) for account in answered),
+            sees_pipelines=was_admin and all(_is_unlimited(account) for account in answered),
             sees_every_row=all(_sees_every_row(account) for account in answered),
             masking=_masking_of(answered),
             unknown_daemons=unknown,

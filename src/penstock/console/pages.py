@@ -166,7 +166,7 @@ def resume_capture(visit: Visit) -> Response:
 
 def pipelines(visit: Visit) -> Response:
     """Which pipelines run, how far is each target behind, and what was rejected?"""
-    visit.prove_sees_pipelines()
+    visit.prove_reads_pipelines()
     rows, problems = _pipeline_rows(visit)
     find = visit.query("find")
     selected = [row for row in rows if any(find in text for text in (row.name, row.sink, row.state))]
@@ -175,7 +175,7 @@ def pipelines(visit: Visit) -> Response:
         pipelines=selected if visit.is_export else selected[:_PIPELINES_PAGE_MAX],
         count=len(selected),
         find=find,
-        problems=problems,
+        problems=visit.silence | problems,
         stores=visit.states.names,
     )
 
@@ -200,7 +200,7 @@ def pause(visit: Visit) -> Response:
 
 def tables(visit: Visit) -> Response:
     """Which tables are loading, streaming or stopped, and what takes the time?"""
-    visit.prove_sees_pipelines()
+    visit.prove_reads_pipelines()
     store, name, sink = visit.pipeline_query()
     rows = visit.states.tables(store, name, sink)
     rows.sort(key=lambda row: (STATES.index(row.state), row.source, row.table))
@@ -209,7 +209,14 @@ def tables(visit: Visit) -> Response:
     batch = visit.states.last_batch(store, name, sink)
     phases = draw_phases(batch.get("phases", {}))
     return visit.render(
-        "tables.html", rows=rows, batch=batch, phases=phases, store=store, name=name, sink=sink
+        "tables.html",
+        problems=visit.silence,
+        rows=rows,
+        batch=batch,
+        phases=phases,
+        store=store,
+        name=name,
+        sink=sink,
     )
 
 

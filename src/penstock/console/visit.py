@@ -17,7 +17,7 @@ from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
 from penstock.console.streams import Stream, Streams
 from penstock.console.words import LANGUAGES
-from penstock.errors import AccessDenied, PenstockError, StreamError
+from penstock.errors import AccessDenied, ConnectionLost, PenstockError, StreamError
 from penstock.serve.masking import HIDDEN_TEXT, Masking
 
 LANGUAGE_COOKIE = "penstock_language"
@@ -133,6 +133,25 @@ class Visit:
                 hint="Log in with an admin account without instances, subscriptions, tables and where:"
                 " access in penstock.yaml",
             )
+
+    def prove_reads_pipelines(self) -> None:
+        """Raise AccessDenied unless the user was a full administrator at the last answer of each daemon.
+
+        While no daemon answers, pipelines can be read but not changed: their state stores may still answer.
+        """
+        if not self.sees_pipelines:
+            self.prove_sees_pipelines()
+
+    @property
+    def silence(self) -> dict[str, PenstockError]:
+        """The daemons that could not confirm the rights of the user, for a page that shows pipelines."""
+        return {
+            url: ConnectionLost(
+                "the daemon does not answer",
+                hint="Pipelines are shown with the rights that it last reported; changes wait for it",
+            )
+            for url in self.unknown_daemons
+        }
 
     def without_values(self, problem: PenstockError) -> PenstockError:
         """Return an error about the data, without its text if that may contain a masked value."""
