@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `penstock`. Its verbs are the other modules of this package.
+"""The command `penstock`.
 
-Each verb has a function `run`. A verb with subcommands has `VERBS`, a function for each word.
+Each other module of this package is a verb. Its function is `run`; a verb with subcommands instead has
+`VERBS`, which maps each subcommand to its function.
 """
 
 import ast
@@ -105,7 +106,7 @@ class _Verbs(Mapping[str, Any]):
 
 
 class _Group(TyperGroup):
-    """The group of all verbs, whose help imports none of them."""
+    """The group of all verbs. Its help imports no verb."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -142,14 +143,14 @@ def _group(module: ModuleType) -> typer.Typer:
 
 
 def _reporting(run: Callable[..., None]) -> Callable[..., None]:
-    """Convert a verb's errors into a message and an exit code. A bug keeps its traceback."""
+    """Convert a verb's errors into a message and an exit code. A bug is shown with its traceback."""
 
     @functools.wraps(run)
     def reporting(*args: Any, **options: Any) -> None:
         try:
             run(*args, **options)
         except PenstockError as problem:
-            # Flush first, so that earlier output comes before the error.
+            # Flush first, so that earlier output appears before the error.
             sys.stdout.flush()
             show_error(problem)
             raise typer.Exit(exit_code(problem)) from problem

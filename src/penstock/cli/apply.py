@@ -84,7 +84,7 @@ def run(
 
 
 def _read(file: Path | None) -> tuple[Path, str]:
-    """Return the text of a file or of standard input, and its name for messages. Raises OptionInvalid."""
+    """Return the text of a file or of standard input, and its name in messages. Raises OptionInvalid."""
     if file is None and sys.stdin.isatty():
         raise OptionInvalid("no file is named", hint="Run: penstock apply pipeline.yaml")
     path = file or Path("standard-input.yaml")

@@ -16,8 +16,8 @@ from penstock.cli.shared.whole_file import write_whole
 from penstock.errors import OptionInvalid
 from penstock.model import TableName
 
-# The pieces of a file, the position of its rows, and the time since which the log has all changes, if the
-# rows are complete.
+# The pieces of a file, the position that its rows reflect, and the time from which the log has all changes.
+# The time is set only if the rows are complete.
 _File = tuple[Iterator[bytes], str, str | None]
 
 

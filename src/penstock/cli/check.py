@@ -104,7 +104,7 @@ def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
     """Yield the findings about a TiDB cluster, with the settings of its instance if a file has one."""
     from penstock.settings.tidb import pd_addresses
 
-    # gRPC is needed only for a TiDB cluster.
+    # Only a TiDB cluster needs gRPC.
     from penstock.tidb.cluster import Cluster
     from penstock.tidb.drainer import cluster_tls, job_source
     from penstock.tidb.precheck import precheck_cluster
@@ -138,7 +138,7 @@ def _instance_of(source: str, config: Path | None) -> "InstanceSettings":
 
 
 def _places(source: str) -> set[str]:
-    """Return the parts that identify a source: a member of PD, or the URL of a sink. Raises ValueError."""
+    """Return the parts that identify a source: a PD member, or a sink URL. Raises ValueError."""
     from penstock.settings.ticdc import check_ticdc_url, is_ticdc_url
     from penstock.settings.tidb import pd_addresses
 

@@ -50,7 +50,7 @@ def run(
     Users log in with the token of a daemon account, and have the rights of that account. If the daemons have
     no credentials, the console serves only this machine.
     """
-    # Imported here, because the other verbs need no web server.
+    # Imported here because no other verb needs a web server.
     from penstock.console.serving import ConsoleServer
     from penstock.settings.console import ConsoleSection
     from penstock.settings.daemon import load_settings
@@ -72,7 +72,9 @@ def run(
 
 
 def _settings(section: "ConsoleSection", config: Path | None) -> "ConsoleSettings":
-    """Return the settings of a console: its section, with the daemon of `config`. Raises OptionInvalid."""
+    """Return a console's settings: its section, or defaults for the daemon of `config`. Raises
+    OptionInvalid.
+    """
     from penstock.console.app import ConsoleSettings
     from penstock.pipeline.watch import stores_of
     from penstock.settings.listen import split_host_port

@@ -77,7 +77,7 @@ def run(
 
 
 def _prepare(directory: Path) -> Path:
-    """Write the log and a pipeline file into an empty folder, or again into that of an earlier demo.
+    """Write the log and a pipeline file into an empty folder, or into the folder of an earlier demo.
 
     Deletes only what an earlier demo wrote. Raises OptionInvalid for other folders, and if the pipeline file
     was edited.
@@ -104,7 +104,7 @@ def _prepare(directory: Path) -> Path:
 
 
 def _decode(log: Path) -> None:
-    """Show the first changes of a table, and count those of all tables."""
+    """Show the first changes of one table, and count the changes of all tables."""
     read_binlog = penstock.read_binlog  # imported before the clock starts
     began, changes, tables = time.monotonic(), 0, set()
     shown: list[Mapping[str, Any]] = []
@@ -150,7 +150,9 @@ def _only_warnings() -> Iterator[None]:
 
 
 def _compare(name: str, folder: Path, keys: Sequence[str], tables: Mapping[str, Sequence[Row]]) -> int:
-    """Compare the rows that a table's files lead to with the server's; return how many differ."""
+    """Compare the rows that replaying a table's files yields with the server's rows; return how many
+    differ.
+    """
     target = _replay(folder, keys)
     source = {_key(row, keys): row for row in tables[name]}
     wrong = [key for key in source.keys() | target.keys() if source.get(key) != target.get(key)]

@@ -93,7 +93,7 @@ def drain(
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _PLACING_SECONDS_MAX
         while wait and (nowhere := _unplaced(store)) and time.monotonic() < deadline:
-            # The leader writes the placements of the members one after the other.
+            # The leader writes the placements of one member after another.
             time.sleep(_POLL_SECONDS)
     typer.echo(f"{member} {'captures nothing and runs no job' if wait else 'is being drained'}")
     if nowhere:

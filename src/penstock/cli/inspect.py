@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The default limit for tables. JSON output has no limit.
 _LINES_DEFAULT = 1000
-# Small batches, so that the first lines appear at once.
+# Batches are small, so that the first lines appear immediately.
 _BATCH_ROWS_MAX = 4096
 
 
@@ -138,7 +138,7 @@ def _batches(source: "Source", view: View, selection: "Selection", schemas: Any)
 
 
 def _closed_together(batches: "Iterator[Batch]") -> "Iterator[list[Batch]]":
-    """Group batches that were closed at the same moment. Each table occurs once per group."""
+    """Group batches that were closed at the same moment. A group contains each table at most once."""
     group: list[Batch] = []
     try:
         for batch in batches:
@@ -153,7 +153,7 @@ def _closed_together(batches: "Iterator[Batch]") -> "Iterator[list[Batch]]":
                 group = []
             group.append(batch)
     except PenstockError:
-        # Yield what was read before the error first.
+        # Yield the rows read before the error first.
         yield group
         raise
     yield group
@@ -172,12 +172,12 @@ def _rows_of(batch: "Batch", patterns: TablePatterns, view: View) -> list[dict[s
 
 
 def _commit_order(row: dict[str, Any]) -> tuple[int, int]:
-    # The images of an update share their number, and the stable sort keeps their order.
+    # The images of an update share their number; the stable sort keeps them in order.
     return row["_commit_version"], row["_metadata"]["row"]
 
 
 def _of_tables(record: "pyarrow.RecordBatch", patterns: TablePatterns, view: View) -> "pyarrow.RecordBatch":
-    """Keep the lines that concern the selected tables. Rows were already selected during decoding."""
+    """Keep the lines that concern selected tables. Rows are already selected during decoding."""
     import pyarrow.compute
 
     if view is View.ROWS or not (patterns.include or patterns.exclude):

@@ -419,7 +419,7 @@ def run_export(
 
 
 def _bound(reader: "LogReader", source: "Source", text: str | None) -> Position | None:
-    """Return the position of a bound, exact to the transaction for a time or GTID set."""
+    """Return the position of a bound. For a time or a GTID set, it is exact to the transaction."""
     from penstock.cli.shared.log_folder import committed_from, first_from, outside
 
     if text is None:

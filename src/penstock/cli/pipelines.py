@@ -26,7 +26,9 @@ HELP = "Show, pause, resume, reset and repair pipelines."
 
 @contextmanager
 def _opened_state(file: Path) -> "Iterator[PipelineState]":
-    """Open the state of a pipeline inside the block, without the secrets, which only the runner has."""
+    """Open the state of a pipeline inside the block, without the pipeline's secrets, which only its runner
+    has.
+    """
     from penstock.pipeline.settings import place_of_state
     from penstock.pipeline.state import PipelineState
 
@@ -93,7 +95,7 @@ def tables(file: PipelineFile, sink: EachSink = None, as_json: AsJson = False) -
         return
     fields = [Field("table", 40), Field("state", 10), Field("load", 16), Field("rows", 12, right=True)]
     lines = LineWriter(sys.stdout, [*fields, Field("why", 0)])
-    # What needs an operator comes first.
+    # Tables that need an operator come first.
     for part, row in sorted(rows, key=lambda each: (STATES.index(each[1].state), each[0], each[1].table)):
         name = "/".join(filter(None, (part, row.source, row.table)))
         lines.write([name, row.state, _load_text(row), f"{row.rows:,}" if row.chunks else "", row.why])
@@ -168,7 +170,7 @@ def reset(
     if bounds:
         bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
         with ExitStack() as states:
-            # Nothing is rewound if one of several sinks or shards refuses.
+            # If any of several sinks or shards refuses, nothing is rewound.
             plans = plan_rewinds(load_pipeline(file), bound, source, sink, states)
             if not (dry_run or yes):
                 raise OptionInvalid("; ".join(map(_rewind_text, plans)), hint="Give --yes to do it")

@@ -58,7 +58,7 @@ def decide(
     from penstock.logstore.disk import LocalDisk
     from penstock.logstore.layout import is_log_folder
 
-    # gRPC is an optional extra, and this verb works without it.
+    # gRPC is an optional extra that this verb does not need.
     from penstock.tidb.decisions import Decisions
 
     if (commit is None) == (not rollback):

@@ -56,7 +56,7 @@ def run(
         for settings in load_pipeline(file).each_sink(sink)
         for part in settings.each_shard()
     ]
-    # A sink or shard may receive none of the tables.
+    # Some sinks or shards may receive none of the tables.
     wanted = [(settings, chosen) for settings, chosen in chosen_by_part if chosen]
     if not wanted:
         raise SourceMissing(
@@ -87,7 +87,9 @@ def _request(
     *,
     keep: bool,
 ) -> "tuple[PipelineState, list[str]]":
-    """Request the tables for one sink. Return its state, which `states` closes, and the requests' numbers."""
+    """Request the tables for one sink. Return the sink's state, which `states` closes, and the request
+    numbers.
+    """
     from penstock.pipeline.load.session import check_condition, open_session
     from penstock.pipeline.state import PipelineState
     from penstock.pipeline.verify.source_rows import address_of
@@ -97,7 +99,7 @@ def _request(
         for table_source, target in chosen:
             with open_session(address_of(table_source)) as session:
                 check_condition(session, target, where)
-    # If the sink cannot be read back, extra rows cannot be detected.
+    # If the sink cannot be read back, its extra rows cannot be detected.
     remove = not keep and keeps_tables(settings.make_sink())
     state = states.enter_context(closing(PipelineState.of(settings)))
     return state, [

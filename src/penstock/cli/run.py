@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.telemetry.readings import Readings
 
 CAUGHT_UP = "caught-up"
-# Set only for the process of a shard: the position at which the number of shards changes.
+# Set only for the process of a shard: the position where the number of shards changes.
 _BARRIER = "barrier"
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -100,7 +100,7 @@ def run(
     if local and master is not None:
         raise OptionInvalid("--local and --master are both given", hint="Name one place to run")
     settings = settings if shard is None else _take_shard(settings, shard)
-    # Check before Spark starts, which takes seconds.
+    # Check before starting Spark, which takes seconds.
     if (paused := _pause_reason(settings)) is not None:
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
@@ -120,8 +120,8 @@ def run(
 def _metered(
     address: str | None, otlp: str | None, report_line: Report, settings: "PipelineSettings"
 ) -> Iterator[Report]:
-    """Publish the metrics of a run inside the block. Yield what the run reports to."""
-    # Set by a worker that serves the metrics of its jobs. The processes of shards must not have it too.
+    """Publish the metrics of a run inside the block. Yield the object that the run reports to."""
+    # Set by a worker that serves the metrics of its jobs. The processes of shards must not inherit it.
     address_file = os.environ.pop(ADDRESS_FILE_VARIABLE, None)
     if address is None and otlp is None and address_file is None:
         yield report_line
@@ -154,19 +154,20 @@ def _metered(
 
 
 class _Summary:
-    """What a run has done, from its reports, which come from one thread at a time."""
+    """Summarizes a run from its reports, which one thread at a time sends."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._began = time.monotonic()
         self._batches = self._written = 0
-        # Counts and reports by the names of sink and shard. Both restart with the run of each.
+        # Counts and reports by the names of sink and shard. Both restart whenever the run of a sink or shard
+        # restarts.
         self._loaded: dict[tuple[str | None, str | None], int] = {}
         self._rejected: dict[tuple[str | None, str | None], int] = {}
         self._positions: dict[str, str] = {}
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Count a batch that is done. Reports of other states repeat the last batch."""
+        """Count a completed batch. Reports of other states repeat the last batch."""
         if report["state"] not in ("loading", "running") or "written" not in report:
             return
         sink = report.get("sink"), report.get("shard")
@@ -217,13 +218,13 @@ class _RunOptions:
 
     @property
     def until_caught_up(self) -> bool:
-        """Whether the run ends by itself."""
+        """Whether the run ends by itself once it has caught up."""
         return self.until is not None
 
     def run_of(
         self, settings: "PipelineSettings", *, local: bool, master: str | None
     ) -> "PipelineRun | SinkRuns":
-        """Return the run of the pipeline in this process or on Spark."""
+        """Return the run of the pipeline, in this process or on Spark."""
         from penstock.engine.sink_runs import run_of
         from penstock.local.driver import LocalDriver
 
@@ -247,8 +248,8 @@ class _RunOptions:
 
 
 def _shard_runs(settings: "PipelineSettings", options: _RunOptions) -> "ShardRuns | None":
-    """Return the runner of a pipeline's shards, or None if it has none, after it has taken over from earlier
-    shards.
+    """Return the runner of a pipeline's shards, or None if the pipeline has no shards. Take over from earlier
+    shards first.
     """
     if settings.shards == 1 and not _had_shards(settings):
         return None
@@ -277,12 +278,12 @@ def _had_shards(settings: "PipelineSettings") -> bool:
         with closing(PipelineState.of(settings)) as state:
             return state.shards.count() > 1
     except CoordinationLost:
-        # The run itself waits for the store, and then refuses the progress of shards.
+        # The run itself waits for the store, and then refuses the recorded progress of shards.
         return False
 
 
 def _take_shard(settings: "PipelineSettings", shard: str) -> "PipelineSettings":
-    """Return the settings of a shard, and add its name to every log line from now on."""
+    """Return the settings of a shard, and add the shard's name to all further log lines."""
     from penstock.pipeline.shards import Shard
 
     def add_shard(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

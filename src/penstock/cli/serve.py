@@ -40,7 +40,7 @@ def run(
         return
     if file is None:
         raise OptionInvalid("no settings file is named", hint="Run: penstock serve penstock.yaml")
-    # Import here, because the other verbs need neither a web server nor a log.
+    # Imported here because no other verb needs both a web server and a log.
     from penstock.cli.shared.checked_settings import check_surroundings
     from penstock.cli.shared.console_process import console_command, running_beside
     from penstock.console.rendering import import_templates
@@ -50,7 +50,7 @@ def run(
     desired = DesiredSettings(file)
     settings = load_settings(file) if only_check else desired.first(check_instances)
     if settings.console is not None:
-        # Report a missing package now, because otherwise the console would never start.
+        # Report a missing package immediately; otherwise the console would never start.
         import_templates()
     if only_check:
         check_instances(settings)

@@ -112,7 +112,9 @@ def _table(statuses: list[dict[str, Any]]) -> Table:
 
 
 def _remarks(status: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what does not fit into the table: reasons, the note, and the last error while it is relevant."""
+    """Return the information that does not fit into the table: reasons, the note, and the last error while it
+    is relevant.
+    """
     remarks = []
     if status["why"] and status["state"] != "running":
         remarks.append((status["state"], status["why"], _STYLES.get(status["state"], "")))
@@ -120,7 +122,7 @@ def _remarks(status: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remarks.append(("note", status["note"], "cyan"))
     # A daemon of an earlier version does not report prepared transactions.
     remarks += [("prepared", text, "yellow") for text in status.get("prepared", ())]
-    # It does not report broken holds either.
+    # A daemon of an earlier version does not report broken holds either.
     remarks += [
         ("broken hold", f"{hold['reader']} at {hold['position']} holds nothing: {hold['why']}", "red")
         for hold in status.get("broken_holds", ())

@@ -201,7 +201,7 @@ def _list_line(subscription: "Subscription", backends: "Backends") -> dict[str, 
         "generation": subscription.generation,
         "owned": sum(shard.owner is not None for shard in shards),
         "members": list(backends.registry.members(subscription)),
-        # The lag of the slowest shard, None if the lag of a shard is unknown.
+        # The lag of the slowest shard, None if any shard's lag is unknown.
         "lag_bytes": None if unknown else max((lag.bytes or 0 for lag in known_lags), default=None),
         "lag_seconds": _worst([lag.seconds for lag in lags]),
         "remark": "; ".join(remark for remark in remarks if remark),
@@ -447,7 +447,7 @@ def _parse_target(
 def _verify_checkpoint(
     backends: "Backends", chosen: "Subscription", target: "Bound | str", shards: "Sequence[ShardView]"
 ) -> "tuple[Checkpoint, str | None]":
-    """Return the requested checkpoint and a warning for the user."""
+    """Return the requested checkpoint, and a warning for the user."""
     from penstock.coordinate.checkpoint import Checkpoint
     from penstock.source.bounds import Bound
 
@@ -469,7 +469,7 @@ def _verify_checkpoint(
 def _refuse_owned(
     chosen: "Subscription", shards: "Sequence[ShownShard]", verb: str, *, force: bool
 ) -> list[str]:
-    """Return the owners of the shards. Raises OptionInvalid if there are any, unless forced."""
+    """Return the owners of the shards. Raises OptionInvalid if a shard has an owner, unless forced."""
     from penstock.cli.shared.chosen_subscription import full_name
 
     owners = sorted({shard.owner for shard in shards if shard.owner is not None})

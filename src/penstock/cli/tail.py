@@ -38,12 +38,12 @@ _log = structlog.get_logger(__name__)
 _WAIT_SECONDS = 25.0
 _SILENCE_SECONDS = 40.0
 
-# Small batches, so that the first lines appear at once.
+# Batches are small, so that the first lines appear immediately.
 _BATCH_ROWS = 4096
 
 _LATEST = "latest"
 
-# The field of a message about a statement. Quotes in a value are escaped.
+# The statement field in a message about a statement. Quotes inside a value are escaped.
 _STATEMENT = re.compile(rb'"sql":"[^"]')
 
 
@@ -120,14 +120,14 @@ def run(
         # Ctrl-C is the normal way to end the command.
         return
     except BrokenPipeError:
-        # The reader has closed the pipe. Nothing may be flushed to it when the interpreter exits.
+        # The reader has closed the pipe, so nothing may be flushed to it when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         daemons.close()
 
 
 class _Following:
-    """One run over the changes, across responses, daemons and lost connections."""
+    """One run over the changes that continues across responses, daemons and lost connections."""
 
     def __init__(self, daemons: "Daemons", body: dict[str, Any], first: str, until: str | None) -> None:
         self._daemons = daemons
@@ -151,8 +151,8 @@ class _Following:
         from penstock.client.fetch import BatchFrame, EndFrame, PositionFrame
 
         answer = self._daemons.changes(self._current, self._body, _SILENCE_SECONDS)
-        # Print complete transactions only: changes wait for the position after them, so that none is printed
-        # twice.
+        # Print complete transactions only. Changes are held back until the position after them arrives, so
+        # that no change is printed twice.
         batches: list[BatchFrame] = []
         with closing(answer.frames()) as frames:
             for frame in frames:
@@ -174,7 +174,9 @@ class _Following:
         return False
 
     def _switch_daemon(self, problem: TransientError) -> None:
-        """Switch to the next daemon. Raises the problem once every daemon has been tried often enough."""
+        """Switch to the next daemon. Raises the problem once every daemon has been tried the maximum number
+        of times.
+        """
         self._retry.tries = RECONNECT_TRIES_MAX if self._has_answered else 0
         self._current = (self._current + 1) % len(self._daemons)
         self._retry.wait(problem, next=self._daemons.url(self._current))
@@ -224,7 +226,7 @@ class _Shown:
         lines: list[ChangeLine] = [
             line for batch in batches for line in lines_of(batch.to_arrow(), batch.key or ())
         ]
-        # Batches hold one table each. Sort the lines into commit order.
+        # Each batch holds rows of one table, so sort the lines into commit order.
         lines.sort(key=lambda line: line.order)
         if self._remaining is not None:
             lines = lines[: self._remaining]
@@ -244,18 +246,20 @@ class _Shown:
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
-    # A JSON line ends with its only line break.
+    # A JSON line contains no line break except at its end.
     return iter(content.splitlines(keepends=True))
 
 
 def _hide_secrets(line: bytes) -> bytes:
-    """Return a message with '***' for the passwords of its statement. Messages of rows have no statement."""
+    """Return a message with '***' in place of the passwords in its statement. Messages about rows have no
+    statement.
+    """
     from penstock.schema.statements.secrets import without_secrets
 
     if not _STATEMENT.search(line):
         return line
     message = json.loads(line)
-    # A column may have the same name.
+    # A column may also be named like this field.
     statement = message.get("sql") or ""
     shown = without_secrets(statement)
     if shown == statement:
@@ -280,7 +284,9 @@ def _address(instance: str, url: str | None, config: Path | None, ca: Path | Non
 
 
 def _note_unmatched(address: "DaemonAddress", patterns: Sequence[str]) -> None:
-    """Name the patterns that match no table of the log yet on standard error; they may be mistyped."""
+    """Report on standard error the patterns that match no table in the log yet, because they may be
+    mistyped.
+    """
     from penstock.cli.shared.asked_daemon import AskedDaemon
     from penstock.narrowed_patterns import nearest_table
 
@@ -290,7 +296,7 @@ def _note_unmatched(address: "DaemonAddress", patterns: Sequence[str]) -> None:
         with closing(AskedDaemon(address)) as daemon:
             tables = daemon.tables()
     except PenstockError:
-        # The next request reports the error, or another daemon answers it.
+        # Either the next request reports the error, or another daemon answers the request.
         return
     for pattern in patterns if tables else ():
         selected = TablePatterns([pattern])

@@ -16,7 +16,7 @@ from penstock.cli.shared.fleet_store import store_url_of
 from penstock.cli.shared.options import Coordination, MemberConfig
 from penstock.cli.shared.signals import STOP_SECONDS_MAX, stopped_by_signals
 
-# The time for jobs to stop. The rest of the shutdown time is for releasing their leases.
+# The time that jobs have to stop. The rest of the shutdown time is for releasing their leases.
 _JOBS_STOP_SECONDS_MAX = STOP_SECONDS_MAX - 2.0
 
 _log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ def run(
         worker.start(failed=stopping.set)
         _log.info("working", worker=worker.name, folder=str(folder))
         stopping.wait()
-        # A job that is still running after this time ends with this process.
+        # A job that is still running after this time ends when this process ends.
         worker.stop()
     if worker.failure is not None:
         raise worker.failure

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running code that is not Penstock's own: a callback of a subscriber, a function of a step."""
+"""Calls of code that is not Penstock's: a subscriber's callback, or a step's function."""
 
 from types import TracebackType
 from typing import Self
 
 
 class Attempt:
-    """A run of a user's code. `failure` is the exception that it raised, of any class."""
+    """A call of a user's code. `failure` is the exception that it raised, of any class."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None

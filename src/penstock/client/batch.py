@@ -18,8 +18,8 @@ _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
 class Row:
     """One change: `change_type` is insert, update or delete.
 
-    `before` and `after` map column names to values. An insert has no `before` and a delete no `after`; an
-    update misses an image that the subscription leaves out. `commit_timestamp` is a datetime.
+    `before` and `after` map column names to values. An insert has no `before`, and a delete has no `after`.
+    An update has only the images that the subscription includes. `commit_timestamp` is a datetime.
     """
 
     table: str
@@ -32,13 +32,14 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The values of the primary key, after the change if there is such an image; () without a primary
-        key."""
+        """The values of the primary key, from the image after the change if there is one; () without a
+        primary key.
+        """
         image = self.after if self.after is not None else self.before
         return tuple((image or {}).get(name) for name in self.key_columns)
 
     def __getitem__(self, column: str) -> Any:
-        """Return a column's value, after the change if there is such an image. Raises KeyError."""
+        """Return a column's value, from the image after the change if there is one. Raises KeyError."""
         image = self.after if self.after is not None else self.before
         return (image or {})[column]
 
@@ -46,11 +47,11 @@ class Row:
 class ChangeBatch:
     """Rows of one table and one shard, in commit order. Implements Arrow's C data interface.
 
-    `position` is where reading continues once this batch and all before it are acked: after the batch, or
-    before its transactions if more of their batches follow. `gtid_set` is every GTID before `position`.
-    `token` is a fencing token: it increases whenever the shard gets another owner, so a store that rejects
-    smaller tokens blocks former owners. `number` increases by one per batch of a shard, `round` with each
-    rollback. `key` names the primary key's columns, () if the table has none.
+    `position` is where reading continues once this batch and all earlier batches are acked. That is after the
+    batch, or before its transactions if they continue in later batches. `gtid_set` is the set of all GTIDs
+    before `position`. `token` is a fencing token that increases whenever the shard's owner changes, so a
+    store that rejects smaller tokens blocks former owners. `number` increases by one per batch of a shard,
+    `round` with each rollback. `key` names the primary key columns, () if the table has no primary key.
     """
 
     __slots__ = (
@@ -93,12 +94,12 @@ class ChangeBatch:
 
     @property
     def position(self) -> Position:
-        """Where reading continues once everything up to this batch is acked."""
+        """Where reading continues once this batch and all earlier batches are acked."""
         return self._place.position
 
     @property
     def gtid_set(self) -> str:
-        """All GTIDs before `position`, "" if the server has none."""
+        """All GTIDs before `position`, "" if the server has no GTIDs."""
         return self._place.gtid_set
 
     def to_arrow(self) -> pyarrow.RecordBatch:
@@ -119,7 +120,7 @@ class ChangeBatch:
             image = dict(zip(names, values, strict=True))
             if kind == _PREIMAGE:
                 if before is not None:
-                    # The subscription asks for preimages only.
+                    # The subscription requests only preimages.
                     yield self._row("update", before, None, version, committed)
                 before = image
                 continue
@@ -146,7 +147,7 @@ class ChangeBatch:
     def ack(self) -> None:
         """Mark the batch as consumed. Acks may come in any order and take effect in order.
 
-        Raises LeaseLost if the shard is no longer ours, OptionInvalid after a rollback.
+        Raises LeaseLost if this member has lost the shard, OptionInvalid after a rollback.
         """
         self._ack()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery of batches to a callback, with one thread per shard, or to a loop, one after the other."""
+"""Delivery of batches to a callback, with one thread per shard, or to a loop, one batch at a time."""
 
 import threading
 import time
@@ -49,7 +49,7 @@ def answer_failure(
 ) -> tuple[Step, float]:
     """Return the next step after failed tries of a batch, and the seconds to pause before it.
 
-    Logs and counts it.
+    Logs and counts the failure.
     """
     step, pause = policy.after(tries)
     deliveries.failed(step)
@@ -66,7 +66,7 @@ def answer_failure(
 
 
 class Consumer:
-    """The part of a consumption that needs neither threads nor an event loop."""
+    """The part of delivery that needs neither threads nor an event loop."""
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
         if ack not in ACKS:
@@ -82,8 +82,8 @@ class Consumer:
     def rollback(self, shard: int | None = None) -> int:
         """Redeliver everything after the last ack; return the number of batches.
 
-        Applies to one shard, or to all that are ours. A batch from before the rollback can no longer be
-        acked.
+        Applies to one shard, or to all shards of this member. A batch delivered before the rollback can no
+        longer be acked.
         """
         return roll_back(self._supply.shards(), shard)
 
@@ -93,23 +93,24 @@ class Consumer:
         return self._skipped
 
     def _is_done(self) -> bool:
-        """Return whether everything that arrived before the end was processed, or a failure stopped
-        processing."""
+        """Return whether everything that arrived before the end was processed, or whether a failure stopped
+        processing.
+        """
         if self._failure is not None:
             return True
         return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())
 
     def _auto_ack(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Ack a batch that was processed, in `auto` mode; return whether its shard is still held."""
+        """In `auto` mode, ack a batch that was processed; return whether its shard is still held."""
         return try_ack(batch) if self._auto and shard.is_current(batch) else True
 
 
 class Consumption(Consumer):
-    """The batches of a supply for one program: `run` a callback, or iterate. A context manager stops at its
-    end.
+    """Delivers the batches of a supply to one program: pass a callback to `run`, or iterate. As a context
+    manager, it stops at the end of the block.
 
     With `ack` "auto" a batch is acked when the callback returns, or when the loop requests the next one; with
-    "manual" by `batch.ack()`. A loop ends after `stop`, and otherwise raises the error that ended it.
+    "manual" by `batch.ack()`. A loop ends after `stop`, or raises the error that ended the subscription.
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
@@ -127,15 +128,17 @@ class Consumption(Consumer):
     # --- For the program --------------------------------------------------------------------
 
     def run(self, callback: Callback) -> None:
-        """Pass every batch to a callback until `stop`; each shard has its own thread and keeps its order.
+        """Pass every batch to a callback until `stop`. Each shard has its own thread, which keeps the shard's
+        batches in order.
 
-        If a callback raises, `on_failure` decides whether its batch is retried or skipped, or the subscriber
-        stops; then the error is raised here. Also raises other errors that end the subscription.
+        If a callback raises, `on_failure` decides whether the batch is retried, the batch is skipped, or the
+        subscriber stops. If the subscriber stops, `run` raises the callback's error. `run` also raises any
+        other error that ends the subscription.
         """
         self._begin(callback)
         try:
             with self._changed:
-                # Wait with a timeout, because an unbounded wait would block a keyboard interrupt.
+                # Wait with a timeout, because an unbounded wait would block KeyboardInterrupt.
                 while not (self._stopping.is_set() or (self._ended and self._is_done())):
                     self._changed.wait(1.0)
         finally:
@@ -144,9 +147,9 @@ class Consumption(Consumer):
             raise self._failure
 
     def __iter__(self) -> Iterator[ChangeBatch]:
-        """Yield the batches of all shards, each shard's in order.
+        """Yield the batches of all shards; each shard's batches are in order.
 
-        Leaving the loop only pauses; `stop`, or the end of a `with` block, releases the shards.
+        Leaving the loop only pauses delivery. `stop`, or the end of a `with` block, releases the shards.
         """
         self._loop_thread = threading.get_ident()
         self._begin(None)
@@ -156,7 +159,7 @@ class Consumption(Consumer):
                 for shard, batch in self._next():
                     yield batch
                     self._auto_ack(shard, batch)
-                    # Another batch may be due before the shards that were not checked yet.
+                    # A batch may be due on a shard before the shards that were not checked yet.
                     self._arrived.set()
                 if self._stopping.is_set():
                     break
@@ -174,18 +177,20 @@ class Consumption(Consumer):
             raise self._failure
 
     def stop(self) -> None:
-        """Stop: wait for running callbacks, write checkpoints, and release the shards. Thread-safe."""
+        """Wait for running callbacks, write checkpoints, and release the shards. Thread-safe."""
         self._stopping.set()
         self._wake()
-        # Called inside a callback or loop, whose current batch is still to be acked: its runner finishes the
-        # stop.
+        # Called inside a callback or loop whose current batch is still to be acked. The runner of that batch
+        # finishes the stop.
         inside = threading.current_thread() in self._workers.values()
         if self._begun and not inside and self._loop_thread != threading.get_ident():
             self._supply.stop()
 
     @property
     def waiting(self) -> int:
-        """The number of batches that arrived and were not delivered yet, over all shards that are ours."""
+        """The number of batches that have arrived but were not delivered yet, over all shards of this
+        member.
+        """
         return sum(shard.waiting for shard in self._supply.shards().values())
 
     def __enter__(self) -> Self:
@@ -194,7 +199,7 @@ class Consumption(Consumer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Leaving the block leaves its loop, even if something still references the loop's iterator.
+        # Leaving the block ends the loop inside it, even if the loop's iterator is still referenced.
         self._loop_thread = self._in_hand = None
         self.stop()
 
@@ -223,7 +228,7 @@ class Consumption(Consumer):
         worker.start()
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return when nobody works on a lost shard any more. Waits for a loop for up to IN_HAND_SECONDS."""
+        """Return once nobody works on a lost shard any more. Waits up to IN_HAND_SECONDS for a loop."""
         with self._changed:
             worker = self._workers.get(shard)
         if worker is not None:
@@ -263,17 +268,18 @@ class Consumption(Consumer):
                     if batch is not None and not self._deliver(shard, batch):
                         return
                 except BaseException as problem:
-                    # Otherwise the shard would stop silently. An exit in a callback ends the subscriber.
+                    # Without this handler the shard would stop silently. An exit raised in a callback ends
+                    # the subscriber.
                     self._end(problem)
                     raise
             if batch is None and not (shard.over or self._stopping.is_set()):
-                # A shard whose lease is uncertain delivers nothing, and no event reports that the lease is
+                # A shard with an uncertain lease delivers nothing, and no event reports that its lease is
                 # confirmed again.
                 arrived.wait(UNSURE_SECONDS if shard.waiting else None)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Count the threads that have taken, or are about to take, a batch."""
+        """Count the threads that have taken a batch or are about to take one."""
         with self._lock:
             self._busy += 1
         try:
@@ -285,7 +291,9 @@ class Consumption(Consumer):
                     self._changed.notify_all()
 
     def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Pass one batch to the callback, with retries as the policy says. False ends the shard's thread."""
+        """Pass one batch to the callback and retry as the policy says. Return False to end the shard's
+        thread.
+        """
         assert self._callback is not None, "threads work for a callback"
         tries = 0
         while True:
@@ -307,7 +315,9 @@ class Consumption(Consumer):
     # --- Loop -------------------------------------------------------------------------------
 
     def _next(self) -> Iterator[tuple[OwnedShard, ChangeBatch]]:
-        """Yield one batch of each shard that has one; it is in hand until the next one."""
+        """Yield one batch from each shard that has a batch. The yielded batch is in hand until the next one
+        is requested.
+        """
         for shard in self._supply.shards().values():
             if self._stopping.is_set():
                 return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery of batches to a coroutine, with one task per shard, or to an `async for`, one after the other.
+"""Delivery of batches to a coroutine, with one task per shard, or to an `async for`, one batch at a time.
 
-Receiving runs in separate threads; every batch is delivered in the program's event loop.
+Separate threads receive the batches; the program's event loop delivers them.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ _log = structlog.get_logger(__name__)
 
 
 class AsyncConsumption(Consumer):
-    """The batches of a supply for one event loop: `await run(callback)`, or `async for`. An async context
-    manager.
+    """Delivers the batches of a supply in one event loop: `await run(callback)`, or `async for`. An async
+    context manager.
 
     With `ack` "auto" a batch is acked when the callback is done, or when the loop requests the next one; with
-    "manual" by `batch.ack()`, which never waits.
+    "manual", by `batch.ack()`, which never blocks.
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
@@ -47,7 +47,8 @@ class AsyncConsumption(Consumer):
     # --- For the program --------------------------------------------------------------------
 
     async def run(self, callback: AsyncCallback) -> None:
-        """Pass every batch to a callback until `stop`; shards run concurrently, each in order.
+        """Pass every batch to a callback until `stop`. Shards run concurrently, and each keeps its batches in
+        order.
 
         Raises the same errors as the synchronous version.
         """
@@ -62,7 +63,7 @@ class AsyncConsumption(Consumer):
             raise self._failure
 
     async def __aiter__(self) -> AsyncIterator[ChangeBatch]:
-        """Yield the batches of all shards, each shard's in order."""
+        """Yield the batches of all shards; each shard's batches are in order."""
         self._loop_task = asyncio.current_task()
         await self._begin(None)
         try:
@@ -88,15 +89,15 @@ class AsyncConsumption(Consumer):
             raise self._failure
 
     async def stop(self) -> None:
-        """Stop: wait for running callbacks, write checkpoints, and release the shards."""
+        """Wait for running callbacks, write checkpoints, and release the shards."""
         self._stopping = True
         self._over.set()
         self._wake()
         # The event loop closes the iterator of an abandoned `async for` a moment later.
         for _ in range(2):
             await asyncio.sleep(0)
-        # Called inside a callback or loop, whose current batch is still to be acked: its runner finishes the
-        # stop.
+        # Called inside a callback or loop whose current batch is still to be acked. The runner of that batch
+        # finishes the stop.
         here = asyncio.current_task()
         if self._loop is not None and here not in self._workers.values() and self._loop_task is not here:
             await asyncio.to_thread(self._supply.stop)
@@ -107,7 +108,7 @@ class AsyncConsumption(Consumer):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Leaving the block leaves its loop, even if something still references the loop's iterator.
+        # Leaving the block ends the loop inside it, even if the loop's iterator is still referenced.
         self._loop_task = self._in_hand = None
         await self.stop()
 
@@ -140,7 +141,7 @@ class AsyncConsumption(Consumer):
         self._workers[shard] = asyncio.ensure_future(self._work(shard, arrived))
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return when nobody works on a lost shard any more. Waits for a loop for up to IN_HAND_SECONDS."""
+        """Return once nobody works on a lost shard any more. Waits up to IN_HAND_SECONDS for a loop."""
         assert self._loop is not None, "the supply was started in it"
         if not self._loop.is_running():
             return
@@ -178,8 +179,8 @@ class AsyncConsumption(Consumer):
             batch = shard.take()
             if batch is None:
                 if not (shard.over or self._stopping):
-                    # A shard whose lease is uncertain delivers nothing, and no event reports that the lease
-                    # is confirmed again.
+                    # A shard with an uncertain lease delivers nothing, and no event reports that its lease is
+                    # confirmed again.
                     await self._wait(arrived, UNSURE_SECONDS if shard.waiting else None)
                 continue
             self._busy += 1
@@ -187,14 +188,17 @@ class AsyncConsumption(Consumer):
                 if not await self._deliver(shard, batch):
                     return
             except BaseException as problem:
-                # Otherwise the shard would stop silently. An exit in a callback ends the subscriber.
+                # Without this handler the shard would stop silently. An exit raised in a callback ends the
+                # subscriber.
                 self._finish(problem)
                 raise
             finally:
                 self._busy -= 1
 
     async def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Pass one batch to the callback, with retries as the policy says. False ends the shard's task."""
+        """Pass one batch to the callback and retry as the policy says. Return False to end the shard's
+        task.
+        """
         assert self._callback is not None, "tasks work for a callback"
         tries = 0
         while True:

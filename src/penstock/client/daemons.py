@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of one address: their surveys, and the position of a start in the log of one of them."""
+"""The daemons of one address: surveys of their state, and lookup of a start position in their logs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ from penstock.source.silent_daemons import SilentDaemons
 from penstock.source.source import ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# Starts that are not positions of a log.
+# Starts that are not positions in a log.
 EARLIEST, LATEST = "earliest", "latest"
 
 
@@ -68,12 +68,12 @@ class Daemons:
             client.close()
 
     def survey(self, daemons: Iterable[int]) -> dict[int, Survey]:
-        """Ask each daemon for its state. Never raises for an unavailable daemon: its survey has the error."""
+        """Ask daemons for their state. Never raises for an unavailable daemon: its survey holds the error."""
         daemon_numbers = list(daemons)
         if len(daemon_numbers) == 1:
             return {daemon_numbers[0]: self._survey(self._clients[daemon_numbers[0]])}
-        # Ask all daemons at once: a daemon that is unreachable takes seconds, and the others need not wait
-        # for it.
+        # Ask all daemons at once. An unreachable daemon takes seconds, and its delay must not hold up the
+        # others.
         with ThreadPoolExecutor(len(daemon_numbers), thread_name_prefix="penstock-survey") as pool:
             surveys = list(pool.map(lambda daemon: self._survey(self._clients[daemon]), daemon_numbers))
         return dict(zip(daemon_numbers, surveys, strict=True))
@@ -85,7 +85,7 @@ class Daemons:
             surveys = self.survey(range(len(self)))
             if all(survey.problem is not None for survey in surveys.values()):
                 # A daemon that is opening its log counts as available. Its refusal explains why no changes
-                # arrive.
+                # arrive yet.
                 raise min((survey.problem for survey in surveys.values() if survey.problem), key=hopelessness)
             return any(survey.head is not None for survey in surveys.values())
 
@@ -94,23 +94,26 @@ class Daemons:
     def changes(
         self, daemon: int, body: Mapping[str, Any], silence_seconds: float, consumed: Position | None = None
     ) -> ChangesAnswer:
-        """Start a changes request; everything before `consumed`, in that daemon's numbering, is consumed.
+        """Start a changes request.
 
-        Raises the daemon's errors, and ConnectionLost.
+        Everything before `consumed`, in that daemon's epoch numbers, has been consumed. Raises the daemon's
+        errors, and ConnectionLost.
         """
         return ChangesAnswer(self._clients[daemon], body, silence_seconds, consumed)
 
     def after_gtid_set(self, daemon: int, gtid_set: str) -> Position:
-        """Return the start of the first transaction outside a set at a daemon. Raises PositionPurged."""
+        """Return where the first transaction outside a set starts in a daemon's log. Raises
+        PositionPurged.
+        """
         return self._locate(daemon, Start(bound=Bound(gtid_set=gtid_set)))
 
     def prove(self, daemon: int, location: Place) -> None:
-        """Do nothing: a daemon's log has the server's files as they were received."""
+        """Do nothing: a daemon's log stores the server's files exactly as received."""
 
     def locate_start(self, start: Start) -> Place:
-        """Return the place of a start, from the first daemon that answers.
+        """Return the place of a start, from the first daemon that knows it.
 
-        Raises PositionPurged and PositionInvalid if no daemon has it, ConnectionLost if none answers.
+        Raises PositionPurged or PositionInvalid if no daemon has it, ConnectionLost if none answers.
         """
 
         def ask_each() -> Place:
@@ -165,9 +168,9 @@ class Daemons:
         return bound.position
 
     def _first(self, daemon: int, located: Position, is_wanted: Callable[[str, int], bool]) -> Position:
-        """Return the start of the first wanted transaction from a boundary on, else the end of its file.
+        """Return the start of the first wanted transaction from a boundary on, otherwise the end of the file.
 
-        A daemon's index has block granularity; this finds the exact transaction.
+        A daemon's index has block granularity; this function finds the exact transaction.
         """
         client = self._clients[daemon]
         extents = [
@@ -177,7 +180,7 @@ class Daemons:
             and extent["start"] <= located.offset <= extent["end"]
         ]
         if not extents:
-            # The position is in a file's head, before its first event.
+            # The position is in the file's head, before the first event.
             return located
         end = extents[-1]["end"]
         alone = replace(self.address, hosts=self.address.hosts[daemon : daemon + 1])

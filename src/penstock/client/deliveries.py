@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counts of what a member has delivered to its program. Thread-safe: each shard has a thread."""
+"""Counts of the batches that a member has delivered to its program. Thread-safe: each shard has its own
+thread.
+"""
 
 import threading
 from collections import Counter
@@ -10,7 +12,7 @@ ROWS, ERRORS = "rows", "errors"
 
 
 class Deliveries:
-    """Counts rows, failed calls, and what followed them: the values of `Step`."""
+    """Counts rows and failed calls, and the steps that followed them: the values of `Step`."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -22,7 +24,7 @@ class Deliveries:
             self._counts[ROWS] += rows
 
     def failed(self, step: Step) -> None:
-        """Count a failed call and the step that follows."""
+        """Count a failed call and the step that follows it."""
         with self._lock:
             self._counts[ERRORS] += 1
             self._counts[step.value] += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscriber without daemons, for tests of programs: it consumes what a test feeds it.
+"""A subscriber without daemons, for testing programs: it consumes the changes that a test supplies.
 
     changes = FakeChanges(key={"shop.orders": ["id"]}) changes.insert("shop.orders", {"id": 7, "status":
     "new"}) changes.update("shop.orders", {"id": 7, "status": "new"}, {"id": 7, "status": "paid"})
@@ -26,7 +26,8 @@ from penstock.model import Position
 from penstock.source.sharding import preimages_of, sharded, slots_of
 
 _FILE = "fake-bin.000001"
-# A fake transaction is as long as the shortest real one, so that each has its own commit version.
+# A fake transaction has the length of the shortest real one, so that each transaction has its own commit
+# version.
 _TRANSACTION_BYTES = 16
 _BEGUN = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -40,11 +41,11 @@ class _Transaction:
 
 @dataclass
 class FakeChanges:
-    """The input of a fake subscriber, in order. Each call adds a transaction, committed a second after the
-    last.
+    """The input of a fake subscriber, in order.
 
-    `key` names the primary key's columns by table; rows are sharded by it, or by `shard_columns`. `schemas`
-    fixes Arrow types by table; otherwise they are inferred from the values.
+    Each call adds a transaction that was committed a second after the previous one. `key` names each table's
+    primary key columns. Rows are sharded by the primary key, or by `shard_columns`. `schemas` sets the Arrow
+    types by table; without it, types are inferred from the values.
     """
 
     key: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -66,7 +67,9 @@ class FakeChanges:
         self._add(table, [("delete", row) for row in rows])
 
     def arrow(self, table: str, rows: pyarrow.RecordBatch | pyarrow.Table) -> None:
-        """Add a transaction of Arrow rows: inserts, or the changes named by their own `_change_type`."""
+        """Add a transaction of Arrow rows: all inserts, or of the change types in their `_change_type`
+        column.
+        """
         batch = rows if isinstance(rows, pyarrow.RecordBatch) else rows.combine_chunks().to_batches()[0]
         kinds = ["insert"] * batch.num_rows
         if "_change_type" in batch.schema.names:

@@ -23,14 +23,15 @@ from penstock.limits import MIB
 from penstock.model import Position
 from penstock.source.daemon_client import DaemonClient
 
-# A header is a few hundred bytes. The content limit is that of one Arrow batch.
+# A header takes a few hundred bytes. Content is limited to the size of one Arrow batch.
 _HEADER_BYTES_MAX = MIB
 _CONTENT_BYTES_MAX = (1 << 31) - 1
 
-# Tells a daemon the position before which everything is permanently consumed; its log keeps what follows.
+# The header with the position before which everything is permanently consumed. The daemon keeps the log from
+# there on.
 CONSUMED_HEADER = "Penstock-Consumed"
 
-# One read returns a chunk as the daemon sent it, up to this size.
+# A read returns a chunk as the daemon sent it, up to this size.
 _READ_BYTES_MAX = 64 * MIB
 
 # Arrow requires values at addresses that are multiples of their width.
@@ -39,7 +40,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class BatchFrame:
-    """Rows of one table. `key` names the columns of its primary key."""
+    """Rows of one table. `key` names the primary key columns."""
 
     table: str
     rows: int
@@ -94,8 +95,8 @@ class RowsFrame:
 class PositionFrame:
     """Everything before `position` has been sent.
 
-    `behind_bytes` is the size of the log after it at that time. `fingerprint` identifies the position's file,
-    "" if it comes from a daemon.
+    `behind_bytes` is how much log followed the position at that time. `fingerprint` identifies the position's
+    file, "" if the frame comes from a daemon.
     """
 
     position: Position
@@ -135,14 +136,14 @@ class ChangesAnswer:
         headers = {} if consumed is None else {CONSUMED_HEADER: str(consumed)}
         self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds, headers)
         connection = self._response.connection
-        # None if the daemon, or a proxy, closes the connection with the response.
+        # None if the daemon, or a proxy, closes the connection after the response.
         self._socket: socket.socket | None = getattr(connection, "sock", None)
         self._cut = False
 
     def frames(self) -> Generator[Frame, None, None]:
         """Yield the frames up to the end of the response.
 
-        Raises the error that the daemon reports, and ConnectionLost if the response breaks off.
+        Raises any error that the daemon reports, and ConnectionLost if the response breaks off.
         """
         bytes_of = _Bytes(self._chunks())
         whole = False
@@ -162,13 +163,13 @@ class ChangesAnswer:
     def cut(self) -> None:
         """Abort the response, so that its reader gets ConnectionLost."""
         self._cut = True
-        # The response may have ended meanwhile.
+        # The response may have ended in the meantime.
         with suppress(OSError, ValueError, RuntimeError):
             if self._socket is None:
                 self._response.shutdown()
             else:
-                # SSLSocket.shutdown drops the TLS state, so its reader would take encrypted bytes for the
-                # response's.
+                # `SSLSocket.shutdown` drops the TLS state, so the reader would treat encrypted bytes as the
+                # response.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _chunks(self) -> Iterator[bytes]:
@@ -239,7 +240,7 @@ class _Bytes:
         self._remaining = memoryview(b"")
 
     def take(self, count: int) -> memoryview | None:
-        """Return the next bytes, None if there are fewer."""
+        """Return the next bytes, None if fewer are left."""
         if len(self._remaining) >= count:
             taken, self._remaining = self._remaining[:count], self._remaining[count:]
             return taken

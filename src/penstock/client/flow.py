@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decisions of a subscriber, separate from their execution: no I/O, no clock, no threads.
+"""A subscriber's decisions, separate from their execution: no I/O, no clock, no threads.
 
-`ShardFlow` tracks one shard's deliveries: what is unacked, where its checkpoint may advance, what is
-redelivered. `FailurePolicy` decides after a failed delivery. `choose` selects the daemon to read from, and
-`DaemonBackoff` when to retry a failed one. The caller passes the time, in seconds of any monotonic clock.
+`ShardFlow` tracks the deliveries of one shard: which are unacked, how far the checkpoint may advance, and
+which are redelivered. `FailurePolicy` decides after a failed delivery. `choose` selects the daemon to read
+from, and `DaemonBackoff` when to retry a failed one. The caller passes the time, in seconds of any monotonic
+clock.
 """
 
 from collections import deque
@@ -59,10 +60,10 @@ class Place:
 
 @dataclass
 class Delivery(Generic[_Content]):
-    """Content that was handed out and awaits its ack. `place` is where reading continues after it.
+    """Content that was handed out and awaits its ack.
 
-    `number` increases by one within a shard and stays the same on redelivery; `round` is the number of
-    rollbacks before it was handed out.
+    `place` is where reading continues after the content. `number` increases by one per delivery of a shard
+    and stays the same on redelivery. `round` is the number of rollbacks before the handout.
     """
 
     number: int
@@ -75,10 +76,10 @@ class Delivery(Generic[_Content]):
 
 
 class ShardFlow(Generic[_Content]):
-    """One shard: deliveries in order, acks in any order that take effect in order, and its progress.
+    """The deliveries and progress of one shard. Acks may come in any order and take effect in order.
 
-    `done` is the place after everything consumed, which a checkpoint may record. `read` is the place after
-    everything added.
+    `done` is the place up to which everything is consumed, which a checkpoint may record. `read` is the place
+    up to which everything has been added.
     """
 
     def __init__(self, start: Place) -> None:
@@ -96,7 +97,9 @@ class ShardFlow(Generic[_Content]):
         return len(self._unacked) - self._handed
 
     def add(self, content: _Content, size: int) -> None:
-        """Add the next content; `size` is in bytes. `advance` sets where reading continues after it."""
+        """Add the next content; `size` is in bytes. A following `advance` sets where reading continues after
+        it.
+        """
         self._unacked.append(Delivery(self._number, content, size, self.read))
         self._number += 1
         self.held_bytes += size
@@ -114,7 +117,7 @@ class ShardFlow(Generic[_Content]):
         return True
 
     def take(self) -> Delivery[_Content] | None:
-        """Hand out the next delivery, None if there is none."""
+        """Hand out the next delivery, None if none is waiting."""
         if self._handed == len(self._unacked):
             return None
         delivery = self._unacked[self._handed]
@@ -125,7 +128,7 @@ class ShardFlow(Generic[_Content]):
     def ack(self, number: int, round_: int) -> bool:
         """Process an ack; return whether `done` moved. Acks are idempotent.
 
-        Raises OptionInvalid for a delivery that was rolled back meanwhile: it is redelivered.
+        Raises OptionInvalid for a delivery that has been rolled back and will be redelivered.
         """
         first = self._unacked[0].number if self._unacked else self._number
         if number < first:
@@ -170,11 +173,10 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """The reaction to failed deliveries: a number of retries with exponential backoff, then a skip or the
-    end.
+    """The reaction to failed deliveries: retries with exponential backoff, then a skip or a stop.
 
-    `on_failure` "retry" and "stop" end the subscriber after the last try, "skip" continues after the batch.
-    `retries` None is RETRIES_DEFAULT for "retry" and none for the others.
+    With `on_failure` "retry" or "stop", the subscriber ends after the last try; with "skip", it continues
+    after the batch. `retries` None means RETRIES_DEFAULT for "retry", and no retries otherwise.
     """
 
     on_failure: str = "retry"
@@ -200,7 +202,7 @@ class FailurePolicy:
     def after(self, tries: int) -> tuple[Step, float]:
         """Return the next step after failed tries of one delivery, and the seconds to pause before it."""
         if tries <= self.retries_max:
-            # Without jitter: the user has chosen how long a delivery is retried.
+            # No jitter, because the user has chosen how long a delivery is retried.
             return Step.RETRY, Backoff(self.pause_seconds, self.pause_seconds_max).bound(tries)
         return (Step.SKIP if self.on_failure == "skip" else Step.STOP), 0.0
 
@@ -213,7 +215,7 @@ class Survey:
     """The state of a daemon: its epochs, the ends of its log, and its load.
 
     `load` counts the subscribers that it serves. `is_server` is true for a server's own log, which no other
-    log is ahead of. `problem` is why it could not answer; the other fields are then empty.
+    log can be ahead of. `problem` is why there was no answer; the other fields are then empty.
     """
 
     load: int = 0
@@ -226,10 +228,10 @@ class Survey:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a place maps to a daemon's log: with an epoch base lower by `shift`.
+    """How a place maps to a daemon's log, whose epoch base is lower by `shift`.
 
-    `by_gtid_set` means that the position is invalid there and must be found by its GTID set; `shift` then
-    keeps later commit versions above earlier ones.
+    `by_gtid_set` means that the daemon's log does not have the position, which must be located by its GTID
+    set. `shift` then keeps later commit versions above earlier ones.
     """
 
     shift: int
@@ -239,8 +241,9 @@ class Fit:
 def fit(survey: Survey, place: Place) -> Fit:
     """Return how a place maps to a daemon's log.
 
-    Raises ServerBehind if the daemon has not reached it yet, PositionPurged if it no longer has it,
-    ServerChanged if it belongs to another server and has no GTID set, and the daemon's own problem.
+    Raises ServerBehind if the log has not reached the place yet, PositionPurged if the log no longer has it,
+    ServerChanged if the place belongs to another server and has no GTID set, and any problem of the daemon
+    itself.
     """
     if survey.problem is not None:
         raise survey.problem
@@ -255,7 +258,7 @@ def fit(survey: Survey, place: Place) -> Fit:
     except ServerChanged:
         if not place.gtid_set:
             raise
-        # Higher than the commit versions of this place's epoch.
+        # Choose a base above all commit versions of this place's epoch.
         lowest = min(epoch for epoch, _ in survey.epochs) if survey.epochs else 0
         following = next_epoch(place.position.epoch, place.position.file_number)
         return Fit(epoch_base(following) - epoch_base(lowest), by_gtid_set=True)
@@ -295,12 +298,12 @@ class Choice:
 def choose(
     surveys: Mapping[int, Survey], places: Mapping[int, Place], current: int | None, preference: int = 0
 ) -> Choice:
-    """Return the daemon to read from; it must have every shard's place.
+    """Return the daemon to read from, whose log must have every shard's place.
 
-    `surveys` are by daemon number, `places` by shard. Places that are found by position are preferred to
-    those found by GTID set, then the lowest load wins. `current` is left only for a daemon whose load,
-    including us, would still be lower. `preference`, any number, spreads ties over the daemons. If no daemon
-    has all places, the most hopeful error is raised.
+    `surveys` are by daemon number, `places` by shard. Daemons that locate the places by position are
+    preferred to those that need GTID sets; among equals, the lowest load wins. The member leaves `current`
+    only for a daemon whose load would still be lower with this member. `preference`, any number, breaks ties
+    differently for each member. If no daemon has all places, raises the error that is most likely to go away.
     """
     ranked = []
     problems: list[PenstockError] = []
@@ -311,7 +314,7 @@ def choose(
             problems.append(problem)
             continue
         foreign = any(mapping.by_gtid_set for mapping in fits.values())
-        # The current daemon's load already includes us.
+        # The current daemon's load already includes this member.
         load = survey.load if number == current else survey.load + 1
         turn = (number - preference) % (max(surveys) + 1)
         ranked.append((foreign, load, number != current, turn, Choice(number, fits)))
@@ -322,7 +325,9 @@ def choose(
 
 
 def hopelessness(problem: PenstockError) -> int:
-    """Rank errors: transient ones first, because that daemon may have the place after all."""
+    """Rank errors by how unlikely they are to go away. Transient errors come first, because the daemon may
+    still have the place.
+    """
     for rank, kind in enumerate(_HOPEFUL):
         if isinstance(problem, kind):
             return rank
@@ -351,5 +356,5 @@ class DaemonBackoff:
         return [daemon for daemon in daemons if self._until.get(daemon, now) <= now]
 
     def pause(self, daemons: Sequence[int], now: float) -> float:
-        """Return the seconds until one of the daemons may be asked, 0 if one may be asked now."""
+        """Return the seconds until a daemon may be asked, 0 if one may be asked now."""
         return max(min(self._until.get(daemon, now) for daemon in daemons) - now, 0.0)

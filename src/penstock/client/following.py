@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running member of a subscription: its shards come from the coordination store, their rows from
-daemons or from the server."""
+"""A running member of a subscription, which gets its shards from the coordination store and their rows from
+daemons or a server.
+"""
 
 import threading
 import time
@@ -32,7 +33,7 @@ from penstock.errors import CoordinationLost, LeaseLost, PenstockError, Transien
 from penstock.model import Position
 from penstock.retry import Retry
 
-# Members that start together do so one after the other; each takes a few round trips.
+# Members that start at the same time register one after another; each takes a few round trips.
 _START_SECONDS_MAX = 60.0
 _LOOK_SECONDS = 0.05
 
@@ -48,11 +49,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class FollowingStatus:
-    """The status of a member. `behind_bytes` is the size of the log after the received part, None at first.
+    """The status of a member.
 
-    `shards` maps each shard that is ours to the position before which everything is consumed, `consumed_us`
-    to the commit time of the last transaction before it, in microseconds UTC since 1970, 0 if unknown.
-    `is_consumed` is true if nothing is left in the log.
+    `behind_bytes` is the size of the log after the received part, None until it is known. `shards` maps each
+    shard of this member to the position before which everything is consumed. `consumed_us` maps it to the
+    commit time of the last transaction before that position, in microseconds UTC since 1970, 0 if unknown.
+    `is_consumed` is true if the whole log has been consumed.
     """
 
     member: str
@@ -64,7 +66,7 @@ class FollowingStatus:
 
     @property
     def lag_seconds(self) -> float | None:
-        """The age of the last consumed commit of the shard that is furthest behind; None if it is unknown."""
+        """The age of the last consumed commit in the shard that is furthest behind; None if unknown."""
         if self.is_consumed:
             return 0.0
         times = [self.consumed_us.get(shard, 0) for shard in self.shards]
@@ -90,7 +92,7 @@ class Following:
         self._log_is_empty = False
 
     def shards(self) -> Mapping[int, OwnedShard]:
-        """Return the shards that are ours now."""
+        """Return the shards that this member has now."""
         return self._owned.all()
 
     def status(self) -> FollowingStatus:
@@ -108,10 +110,10 @@ class Following:
         )
 
     def start(self, taker: Taker) -> None:
-        """Join the subscription and start reading; also returns if `stop` is called meanwhile.
+        """Join the subscription and start reading, or return early if `stop` is called.
 
         Waits for an unavailable store or daemon, like a running member. Raises OptionInvalid if another
-        subscription has the name, PositionPurged if no log has the start.
+        subscription has the name, PositionPurged if no log contains the start.
         """
         options = self._options
         self._taker = taker
@@ -120,7 +122,7 @@ class Following:
             self._store = self._until_answered(partial(open_store, options.coordination))
             self._join(self._store, self._publishers)
         except BaseException as problem:
-            # A start that was interrupted by `stop` has not failed.
+            # A start that `stop` interrupted has not failed.
             was_stopped = self._stopping.is_set() and isinstance(problem, TransientError)
             self.stop()
             if not was_stopped:
@@ -182,7 +184,9 @@ class Following:
             start_lease.release()
 
     def _wait_for_log(self, publishers: Publishers) -> None:
-        """Wait until a daemon has the first bytes of its log. In an empty log, latest means its beginning."""
+        """Wait until a daemon has the first bytes of its log. For an empty log, `latest` means its
+        beginning.
+        """
         while not self._until_answered(publishers.have_something):
             if not self._log_is_empty:
                 _log.info("waiting for the first change", source=str(self._options.address))
@@ -225,9 +229,9 @@ class Following:
         return lease
 
     def _set_start(self, registry: Subscriptions, subscription: Subscription, publishers: Publishers) -> None:
-        """Give each shard without a checkpoint one, or all shards a new one, before any member takes them.
+        """Set a checkpoint for each shard that has none, or for all shards, before any member takes them.
 
-        All start at the same place, so that a shard that is taken later misses nothing.
+        All shards start at the same place, so that a shard taken later misses nothing.
         """
         options = self._options
         states = registry.shards(subscription)
@@ -258,7 +262,7 @@ class Following:
         return _checkpoint_of(place)
 
     def _wait_registered(self, registry: Subscriptions, subscription: Subscription, member: Member) -> None:
-        """Wait until other starting members can see this member."""
+        """Wait until other members that are starting can see this member."""
         deadline = time.monotonic() + _START_SECONDS_MAX
         while member.name not in registry.members(subscription):
             if member.failure is not None:
@@ -275,8 +279,8 @@ class Following:
         if held.checkpoint is not None:
             self._begin(held, held.checkpoint)
         else:
-            # The checkpoint was reset while this member was running. Ask the daemons in another thread,
-            # because that may take time.
+            # The checkpoint was reset while this member was running. Another thread asks the daemons, because
+            # that may take time.
             threading.Thread(
                 target=self._find_begin, args=(held,), name="penstock-begin", daemon=True
             ).start()
@@ -294,7 +298,7 @@ class Following:
                 return
             else:
                 try:
-                    # Store it, so that the next holder starts here as well, even if nothing is acked until
+                    # Store the place, so that the next holder starts from it even if nothing is acked until
                     # then.
                     held.note(checkpoint)
                 except LeaseLost:
@@ -328,7 +332,7 @@ class Following:
         self._intake.turn()
 
     def _lost(self, held: HeldShard, why: str) -> None:
-        """Return once nobody works on the shard, so that another member may take it."""
+        """Return once nobody works on the shard any more, so that another member may take it."""
         assert self._taker is not None
         with self._held_lock:
             shard = self._held.pop(held, None)
@@ -346,7 +350,7 @@ class Following:
     # --- Statistics -------------------------------------------------------------------------
 
     def _record(self, registry: Subscriptions, subscription: Subscription) -> None:
-        """Record the statistics of this member while they change, until it stops."""
+        """Record this member's statistics whenever they change, until the member stops."""
         recorded, measured_at = MemberStatistics(), time.monotonic()
         is_first = True
         while not self._stopping.wait(_STATISTICS_SECONDS):

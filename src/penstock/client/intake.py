@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one thread of a subscriber that reads: it follows a daemon for all shards that are ours.
+"""The reading thread of a subscriber, which follows a daemon for all shards of this member.
 
-One stream for all shards of a member, cut by shard here, costs the daemon one decoded view and the network
-one connection. The stream begins at the earliest position of the shards; a shard that is further ahead drops
-the rows that it already has. A shard whose batches are not acked blocks the member's other shards once
-HELD_BYTES_MAX of its rows are waiting.
+A member receives one stream for all its shards and splits it by shard, so it costs the daemon one decoded
+view and the network one connection. The stream begins at the earliest position of the shards; a shard that is
+further ahead drops the rows that it already has. A shard whose batches are not acked blocks the member's
+other shards once HELD_BYTES_MAX of its rows are waiting.
 """
 
 import threading
@@ -27,7 +27,8 @@ from penstock.model import Position
 # A response ends after this many bytes, so that a continuous stream regularly re-evaluates the daemons.
 CREDIT_BYTES = 256 * MIB
 
-# A daemon without news ends its response this long before its silence would count as a lost connection.
+# A daemon without new changes ends its response this long before its silence would count as a lost
+# connection.
 _MARGIN_SECONDS = 4.0
 _WAIT_SECONDS = 10.0
 
@@ -51,8 +52,8 @@ class _Link:
 class Intake:
     """Fills shards from daemons until it is stopped. `failed` is called with a permanent error.
 
-    `request` is the body of the changes call without shards and start. `preference`, any number, spreads
-    members over equal daemons.
+    `request` is the body of the `changes` call without shards and start. `preference`, any number, spreads
+    members over daemons with equal load.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Intake:
 
     @property
     def url(self) -> str | None:
-        """The daemon that is read from, None before the first."""
+        """The URL of the current daemon, None before the first."""
         return None if self._current is None else self._publishers.url(self._current)
 
     def start(self) -> None:
@@ -89,7 +90,7 @@ class Intake:
         self._thread.start()
 
     def turn(self) -> None:
-        """Re-evaluate the shards: one was gained or lost."""
+        """Re-evaluate the shards, because one was gained or lost."""
         with self._answer_lock:
             if self._answer is not None:
                 self._answer.cut()
@@ -101,7 +102,7 @@ class Intake:
         self.turn()
 
     def join(self) -> None:
-        """Return when the thread has ended; at once if called from that thread."""
+        """Return when the reading thread has ended, or immediately if called from that thread."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -121,7 +122,7 @@ class Intake:
         except PenstockError as problem:
             self._failed(problem)
         except BaseException as problem:
-            # Report bugs to the subscriber's caller too, which would otherwise wait forever.
+            # Report bugs to the subscriber's caller as well, who would otherwise wait forever.
             self._failed(problem)
             raise
 
@@ -160,12 +161,13 @@ class Intake:
         start = {"position": str(lowest)}
         by_gtid_set = any(daemon.by_gtid_set for daemon in choice.fits.values())
         if all(daemon.by_gtid_set for daemon in choice.fits.values()):
-            # The other server may have committed in another order, so transactions of the set are skipped.
+            # The other server may have committed in a different order, so transactions in the set are
+            # skipped.
             start = {"gtid_set": places[min(positions, key=lambda number: positions[number])].gtid_set}
         return _Link(choice.daemon, version, count, shards, cuts, start, by_gtid_set, time.monotonic())
 
     def _places_here(self, choice: Choice, places: Mapping[int, Place]) -> dict[int, Position]:
-        """Return each shard's position in the daemon's numbering."""
+        """Return each shard's position in the daemon's epoch numbers."""
         positions: dict[int, Position] = {}
         for number, place in places.items():
             mapping = choice.fits[number]
@@ -186,7 +188,9 @@ class Intake:
     # --- Reading ----------------------------------------------------------------------------
 
     def _follow(self, link: _Link) -> None:
-        """Read consecutive responses until the shards change, the daemon fails, or a re-evaluation is due."""
+        """Read one response after another until the shards change, the daemon fails, or a re-evaluation is
+        due.
+        """
         try:
             while not self._turned(link):
                 self._read(link)
@@ -198,7 +202,7 @@ class Intake:
             self._backoff.failed(link.daemon, time.monotonic())
             _log.warning("a daemon is left", daemon=self._publishers.url(link.daemon), why=str(problem))
         except PenstockError as problem:
-            # The error may concern this daemon alone. If all daemons refuse, `choose` raises it.
+            # Only this daemon may have the error. If all daemons refuse, `choose` raises it.
             self._refused[link.daemon] = problem
             if len(self._refused) == len(self._publishers):
                 raise
@@ -217,7 +221,7 @@ class Intake:
         frames = answer.frames()
         try:
             if self._turned(link):
-                # The shards changed before there was a response to cut.
+                # The shards changed before there was a response to cut off.
                 return
             for frame in frames:
                 if isinstance(frame, RowFrame):
@@ -242,7 +246,7 @@ class Intake:
                 self._answer = None
 
     def _body(self, link: _Link) -> dict[str, Any]:
-        # Shards of one revision have the same settings.
+        # Shards of the same revision have the same settings.
         shard = next(iter(link.shards.values()))
         body = {
             **self._request,
@@ -262,13 +266,14 @@ class Intake:
         return body
 
     def _hand_on(self, link: _Link, held: list[RowFrame]) -> bool:
-        """Deliver the start of a transaction that is too large to buffer; return False if it must be
-        buffered.
+        """Deliver the start of a transaction that is too large to buffer. Return False if the rows must be
+        buffered instead.
 
-        If the response breaks off before the transaction's end, it is repeated from the start.
+        If the response breaks off before the transaction's end, the transaction is delivered again from its
+        start.
         """
         if any(shard.floors for shard in link.shards.values()):
-            # Floors depend on the transaction's server, which is only known at its end.
+            # Floors depend on the transaction's server, which is known only at the transaction's end.
             return False
         rows_of = self._rows_of(link, held, link.cuts)
         for number, shard in link.shards.items():
@@ -285,7 +290,7 @@ class Intake:
             shard.offer(rows_of[number], place.shifted(cuts[number].shift))
 
     def _rows_of(self, link: _Link, held: list[RowFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
-        """Return the rows of some batches for each shard."""
+        """Return the rows of several batches, by shard."""
         rows_of: dict[int, list[Rows]] = {number: [] for number in link.shards}
         for frame in held:
             row_bytes = frame.bytes / max(frame.rows, 1)
@@ -308,7 +313,9 @@ class Intake:
         return cuts
 
     def _room(self, link: _Link) -> bool:
-        """Wait until every shard has room (backpressure). False if the shards have changed meanwhile."""
+        """Wait until every shard has room (backpressure). Return False if the shards change during the
+        wait.
+        """
         for shard in link.shards.values():
             while shard.is_full and not shard.wait_for_room(lambda: not self._turned(link), STALLED_SECONDS):
                 if self._turned(link):
@@ -318,8 +325,9 @@ class Intake:
 
 
 def _consumed(link: _Link) -> Position | None:
-    """Return the position before which all shards are consumed, in the daemon's numbering; None if
-    unknown."""
+    """Return the position before which all shards are consumed, in the daemon's epoch numbers; None if
+    unknown.
+    """
     positions = [
         shard.stored().shifted(-link.cuts[number].shift).position
         for number, shard in link.shards.items()
@@ -330,6 +338,6 @@ def _consumed(link: _Link) -> Position | None:
 
 
 def _of_one_revision(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:
-    """Return the shards of the newest revision: after a change, the others are being released."""
+    """Return the shards of the newest revision. After a change, the other shards are being released."""
     newest = max((shard.revision for shard in shards.values()), default=(0, 0))
     return {number: shard for number, shard in shards.items() if shard.revision == newest and not shard.over}

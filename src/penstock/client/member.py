@@ -33,5 +33,5 @@ class Member(Consumer):
 
     @property
     def positions(self) -> Mapping[int, str]:
-        """The position of each shard that is ours: everything before it is consumed."""
+        """The position of each of this member's shards; everything before it is consumed."""
         return {number: str(shard.done.position) for number, shard in self._following.shards().items()}

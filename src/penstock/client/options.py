@@ -57,7 +57,7 @@ class SubscriberOptions:
         return self.address.instance if isinstance(self.address, DaemonAddress) else self.address.name
 
     def request(self) -> dict[str, Any]:
-        """Return the body of the changes call, without shards and start."""
+        """Return the body of the `changes` call, without shards and start."""
         body = {
             "subscriber": f"{self.name}/{self.member}",
             "tables": list(self.tables),
@@ -186,8 +186,9 @@ def _store_url(coordination: str | None, state: str | os.PathLike[str] | None) -
 
 
 def default_coordination() -> str:
-    """Return the default store: an SQLite file in the user's state folder, shared by all programs of the
-    user."""
+    """Return the default store: an SQLite file in the user's state folder, which all of the user's programs
+    share.
+    """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return f"sqlite://{Path(state).absolute() / 'penstock' / 'coordination.db'}"
 

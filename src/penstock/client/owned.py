@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards that are ours, shared by several threads: one fills them, others consume and ack."""
+"""The shards of this member, shared by several threads: one thread fills them, others consume and ack."""
 
 import threading
 import time
@@ -17,10 +17,10 @@ from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Selection
 from penstock.errors import LeaseLost
 from penstock.limits import MIB
 
-# How much of one shard is received ahead of its acks: enough that a consumer never waits for the network.
+# How much of one shard is received ahead of its acks: enough that a consumer does not wait for the network.
 HELD_BYTES_MAX = 64 * MIB
 
-# An unacked batch that blocks reading for longer than this is logged.
+# If an unacked batch blocks reading for longer than this, it is logged.
 STALLED_SECONDS = 30.0
 
 
@@ -36,15 +36,14 @@ class Rows:
 
 
 class OwnedShard:
-    """One shard of `count`, from gaining it until losing it. Thread-safe.
+    """One of `count` shards, from the time this member gains it until it loses it. Thread-safe.
 
-    After `leave` it hands out nothing more, but accepts acks of batches in progress. After `lose`, acks are
-    rejected. `revision` increases when a subscription is resized, gets other `shard_columns`, by which rows
-    belong to shards, or selects other changes, which are those of `selection`.
-
-    `moved` is called with each position up to which everything is acked. It must be quick, and raises
-    LeaseLost if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived`
-    is called whenever there may be a batch to take, or the shard was lost.
+    After `leave` the shard hands out nothing more, but accepts acks of batches in progress. After `lose`,
+    acks are rejected. `revision` increases when a subscription is resized, gets other `shard_columns`, by
+    which rows belong to shards, or selects other changes, which are those of `selection`. `moved` is called
+    with each position up to which everything is acked. It must be quick, and raises LeaseLost if the shard
+    has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called whenever
+    there may be a batch to take, or the shard was lost.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class OwnedShard:
         stored: Callable[[], Place] | None = None,
         deliveries: Deliveries | None = None,
     ) -> None:
-        # Returns the stored place up to which everything is consumed. None if there is no store.
+        # Returns the stored place up to which everything is consumed; None if there is no store.
         self.stored = stored
         self.shard = shard
         self.token = token
@@ -84,7 +83,7 @@ class OwnedShard:
 
     @property
     def over(self) -> bool:
-        """Whether no new work on the shard may start, because it is being released or was lost."""
+        """Whether no new work on the shard may start, because the shard is being released or was lost."""
         return self._leaving
 
     @property
@@ -114,10 +113,10 @@ class OwnedShard:
         return batch.round == self._flow.rollbacks
 
     def offer(self, contents: Sequence[Rows], end: Place | None) -> None:
-        """Add received rows up to a place. Rows before `read` were added already and are dropped.
+        """Add received rows up to a place.
 
-        `end` None means inside a transaction that is too large to buffer: its rows are handed out before its
-        end is known.
+        Rows before `read` were already added, and are dropped. `end` None means a place inside a transaction
+        that is too large to buffer, whose rows are handed out before its end is known.
         """
         with self._lock:
             if self._leaving or (end is not None and end.position < self._flow.read.position):
@@ -128,14 +127,16 @@ class OwnedShard:
                 try:
                     self._moved(end)
                 except LeaseLost:
-                    # Another owner has taken the shard. The coordination store reports the loss.
+                    # Another member has taken the shard. The coordination store reports the loss separately.
                     self._leaving = self._lost = True
                     return
         if contents:
             self.arrived()
 
     def take(self) -> ChangeBatch | None:
-        """Hand out the next batch, None if there is none, or the shard may no longer be ours."""
+        """Hand out the next batch. Return None if none is waiting, the shard is being released, or its lease
+        is uncertain.
+        """
         with self._lock:
             delivery = self._flow.take() if not self._leaving and self._is_held() else None
         if delivery is None:
@@ -144,7 +145,9 @@ class OwnedShard:
         return self._batch(delivery)
 
     def ack(self, number: int, round_: int) -> None:
-        """Process an ack. Raises LeaseLost if the shard is no longer ours, OptionInvalid after a rollback."""
+        """Process an ack. Raises LeaseLost if this member has lost the shard, OptionInvalid after a
+        rollback.
+        """
         with self._lock:
             if self._lost:
                 raise LeaseLost(
@@ -167,7 +170,7 @@ class OwnedShard:
     def wait_for_room(self, going_on: Callable[[], bool], seconds: float) -> bool:
         """Wait until the shard has room.
 
-        False if it is still full after `seconds`, or `going_on` returns False.
+        Return False if it is still full after `seconds`, or if `going_on` returns False.
         """
         deadline = time.monotonic() + seconds
         with self._lock:
@@ -186,7 +189,7 @@ class OwnedShard:
         self.arrived()
 
     def lose(self) -> None:
-        """Reject further acks: another member may have the shard."""
+        """Reject further acks, because another member may have the shard."""
         with self._lock:
             self._leaving = self._lost = True
             self._taken.notify_all()
@@ -209,7 +212,7 @@ class OwnedShard:
 
 
 class OwnedShards:
-    """All shards that are ours, by number. `version` increases with every gain and loss. Thread-safe."""
+    """All shards of this member, by number. `version` increases with every gain and loss. Thread-safe."""
 
     def __init__(self) -> None:
         self._shards: dict[int, OwnedShard] = {}
@@ -224,7 +227,7 @@ class OwnedShards:
             self._changed.notify_all()
 
     def leave(self, shard: OwnedShard) -> None:
-        """Remove a shard: it hands out nothing more."""
+        """Remove a shard, which then hands out nothing more."""
         with self._changed:
             if self._shards.get(shard.shard) is shard:
                 del self._shards[shard.shard]
@@ -253,7 +256,7 @@ class OwnedShards:
 def roll_back(shards: Mapping[int, OwnedShard], shard: int | None) -> int:
     """Redeliver the unacked batches of one shard, or of all; return the number of batches.
 
-    Raises LeaseLost if the shard is not among them.
+    Raises LeaseLost if the member does not have the shard.
     """
     if shard is not None and shard not in shards:
         raise LeaseLost(f"shard {shard} is not ours", hint="See who has it: penstock subscriptions show")

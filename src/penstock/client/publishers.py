@@ -33,10 +33,10 @@ class Publishers(Protocol):
         """Close the connections."""
 
     def survey(self, numbers: Iterable[int], /) -> dict[int, Survey]:
-        """Ask for the state of some publishers. The survey of an unavailable one has its error."""
+        """Query some publishers for their state. The survey of an unavailable publisher holds the error."""
 
     def have_something(self) -> bool:
-        """Return whether one of them has anything in its log."""
+        """Return whether any publisher has data in its log."""
 
     def changes(
         self,
@@ -46,16 +46,18 @@ class Publishers(Protocol):
         consumed: Position | None = None,
         /,
     ) -> Answer:
-        """Start a request for changes; everything before `consumed` is consumed."""
+        """Start a request for changes. Everything before `consumed` has been consumed."""
 
     def locate_start(self, start: Start, /) -> Place:
         """Return the position of a start, from the first publisher that answers."""
 
     def after_gtid_set(self, number: int, gtid_set: str, /) -> Position:
-        """Return the start of the first transaction outside a set at a publisher."""
+        """Return where the first transaction outside a set starts in a publisher's log."""
 
     def prove(self, number: int, location: Place, /) -> None:
-        """Raise PositionInvalid if a position, in the publisher's numbering, does not belong to its log."""
+        """Raise PositionInvalid if a position, in the publisher's epoch numbers, does not belong to the
+        publisher's log.
+        """
 
 
 def open_publishers(address: DaemonAddress | ServerAddress, instance: str) -> Publishers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A database server as the log of a subscriber, without a daemon; see `penstock.client.publishers`.
 
-The log has a single epoch, 0, of the server that answers now. After a change of servers, a subscriber maps it
-to a later epoch, like the log of another daemon.
+The log has the single epoch 0, which belongs to the server that answers now. After a change of servers, a
+subscriber maps epoch 0 to a later epoch, as for the log of another daemon.
 """
 
 import threading
@@ -36,8 +36,8 @@ from penstock.source.walk import TransactionWalk
 
 # The interval at which the end of the server's log is checked while there are no changes.
 _LOOK_SECONDS = 0.2
-# The part of the log that is read at once. It is small, so that a restart repeats little. Transactions are
-# never split.
+# How much of the log is read at a time. The amount is small, so that little is repeated after a restart.
+# Transactions are never split.
 _STRETCH_BYTES = 64 * MIB
 
 _Answer = TypeVar("_Answer")
@@ -46,15 +46,15 @@ _Answer = TypeVar("_Answer")
 class ServerLog:
     """The binary log of one server.
 
-    Each query has its own session, so any thread may send one. A single thread surveys, checks positions and
-    reads the frames of answers, which all refer to the server surveyed last.
+    Each query has its own session, so any thread may send one. Surveys, position checks and reads of answer
+    frames must all happen in a single thread, because they refer to the server that was surveyed last.
     """
 
     def __init__(self, address: ServerAddress, instance: str) -> None:
         self.address = address
         self._options = SourceOptions(address=address, instance=instance)
         self._surveyed_key: str | None = None
-        # The expected fingerprints of files on the server surveyed last.
+        # The expected fingerprints of the files on the server that was surveyed last.
         self._fingerprints: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -65,21 +65,23 @@ class ServerLog:
         return str(self.address)
 
     def close(self) -> None:
-        """Do nothing: no session is kept between questions."""
+        """Do nothing: no session stays open between queries."""
 
     def survey(self, numbers: Iterable[int]) -> dict[int, Survey]:
-        """Ask the server for its state. Never raises if it is unavailable: the survey has the error."""
+        """Ask the server for its state. Never raises for an unavailable server: the survey holds the
+        error.
+        """
         return {number: self._survey() for number in numbers}
 
     def have_something(self) -> bool:
-        """Return True: a server always has an end of its log. Raises the server's errors."""
+        """Return True: a server's log always has an end position. Raises the server's errors."""
         self._ask(lambda source: source.head())
         return True
 
     def changes(
         self, number: int, body: Mapping[str, Any], silence_seconds: float, consumed: Position | None = None
     ) -> "ServerAnswer":
-        """Return the changes from a start on. The server purges its log without regard to `consumed`."""
+        """Return the changes from a start on. The server purges its log regardless of `consumed`."""
         return ServerAnswer(self, body)
 
     def locate_start(self, start: Start) -> Place:
@@ -89,7 +91,8 @@ class ServerLog:
     def after_gtid_set(self, number: int, gtid_set: str) -> Position:
         """Return the start of the first transaction outside a set.
 
-        Raises PositionPurged, and ServerBehind if the server lacks transactions of the set.
+        Raises PositionPurged, and ServerBehind if the set contains transactions that the server does not
+        have.
         """
         return self._ask(partial(self._after_gtid_set, gtid_set=gtid_set))
 
@@ -104,13 +107,13 @@ class ServerLog:
     # --- For an answer --------------------------------------------------------------------------
 
     def surveyed_source(self) -> ServerSource:
-        """Return a source that raises ServerChanged if the server that answers is not the one surveyed
-        last.
+        """Return a source that raises ServerChanged unless the server that answers is the one that was
+        surveyed last.
         """
         return ServerSource(replace(self._options, server_key=self._surveyed_key))
 
     def fingerprint(self, source: ServerSource, file: str) -> str:
-        """Return the fingerprint that a file must have on the surveyed server."""
+        """Return the fingerprint that a file must have on the server surveyed last."""
         if file not in self._fingerprints:
             self._fingerprints[file] = source.fingerprint(file)
         return self._fingerprints[file]
@@ -118,7 +121,7 @@ class ServerLog:
     # --- Questions ------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[ServerSource], _Answer]) -> _Answer:
-        """Query the current server. An error counts as transient if another server takes its place."""
+        """Query the current server. An error counts as transient if another server has taken its place."""
 
         def ask() -> _Answer:
             source = ServerSource(self._options)
@@ -211,9 +214,9 @@ class ServerAnswer:
         self._cut.set()
 
     def frames(self) -> Generator[Frame, None, None]:
-        """Yield rows, and the position after each stretch of the log, until nothing is new for a while.
+        """Yield rows, and the position after each stretch of the log, until no changes arrive for a while.
 
-        Raises the errors of reading; ConnectionLost if another server answers.
+        Raises any read error, and ConnectionLost if another server answers.
         """
         source = self._log.surveyed_source()
         try:
@@ -233,7 +236,7 @@ class ServerAnswer:
         while not self._cut.is_set():
             head = source.head()
             if place_of(head) < place_of(begin):
-                # The subscriber then surveys the server again, and stops because the server was reset.
+                # The subscriber then surveys the server again, and stops because the server has been reset.
                 raise ConnectionLost(f"{self._log.address} ends its log at {head}", position=str(begin))
             if place_of(head) == place_of(begin):
                 if time.monotonic() > deadline:
@@ -268,7 +271,9 @@ class ServerAnswer:
             )
 
     def _begin(self, source: ServerSource) -> tuple[Position, LoggedSet, str | None]:
-        """Return where to begin, the GTIDs before that position, and the GTIDs to skip after it."""
+        """Return where to begin, the GTIDs before that position, and the GTIDs to skip after that
+        position.
+        """
         start = self._body["start"]
         if "position" in start:
             position = Position.parse(start["position"])
@@ -277,13 +282,13 @@ class ServerAnswer:
         return located, source.gtid_set(located), start["gtid_set"]
 
     def _schemas(self, source: ServerSource, begin: Position) -> Schemas | None:
-        """Return the definitions in force at a position. Reading then applies the statements to them."""
+        """Return the definitions in force at a position. While reading, statements are applied to them."""
         settings = ReadSettings(source.options, self._selection.tables, TYPED)
         tracked = TrackedSchemas.open(settings, begin)
         return known_schemas(source.options, None) if tracked is None else tracked.history
 
     def _rows(self, batch: Batch) -> Iterator[RowsFrame]:
-        """Yield the rows of a batch that pass."""
+        """Yield the rows of a batch that pass the filters."""
         arrow = batch.to_arrow()
         sharded_rows = None
         if self._filter.shards is not None:
@@ -298,7 +303,7 @@ class ServerAnswer:
 
 
 def _first(source: ServerSource, start: Position, is_wanted: Callable[[str, int], bool]) -> Position:
-    """Return the start of the first wanted transaction from a position on, else the end of the log."""
+    """Return the start of the first wanted transaction from a position on, otherwise the end of the log."""
     head = source.head()
     for byte_range in source.split(start, head) if place_of(start) < place_of(head) else ():
         for batch in TransactionWalk(source, byte_range):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splitting the rows of a batch by shard, without rows that a shard has consumed: on whole columns, no
-loops."""
+"""Splits the rows of a batch by shard, and drops rows that a shard has already consumed. All operations work
+on whole columns, without loops.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ _Slots = npt.NDArray[numpy.int16]
 
 @dataclass(frozen=True)
 class Cut:
-    """Which rows of a shard are still to be delivered, and how its commit versions are numbered.
+    """Determines which rows of a shard are still to be delivered, and how its commit versions are numbered.
 
     Rows below the daemon's commit version `floor` are dropped. `shift` is added to the epoch base of the
-    daemon's commit versions. `floors`, the lowest version for each slot, apply to the shifted versions.
+    daemon's commit versions. `floors`, the lowest version to deliver for each slot, apply to the shifted
+    versions.
     """
 
     floor: int
@@ -40,9 +42,9 @@ class Cut:
     def at(cls, position: Position, shift: int) -> Self:
         """Return the cut of a shard that has consumed the rows before a position of the daemon.
 
-        A TiDB cluster's commit versions are the same in every daemon's log, so they do not correspond to
-        positions. In that case, rows that this shard has consumed past another shard's position are delivered
-        again.
+        A TiDB cluster's commit versions are the same in every daemon's log and do not correspond to
+        positions. For such a cluster, rows that this shard consumed past another shard's position are
+        delivered again.
         """
         return cls(position.commit_version, shift) if are_positional(position.file) else cls(0)
 
@@ -50,11 +52,11 @@ class Cut:
 def split(
     batch: pyarrow.RecordBatch, shards: int, cuts: Mapping[int, Cut]
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
-    """Return the rows of each shard of `cuts` that has any, in their order, without the slot column.
+    """Return the rows of each shard in `cuts` that has rows, in order and without the slot column.
 
-    Without a slot column all rows belong to shard 0. Rows of other shards are dropped. If a shard has
-    consumed only one image of an update, because it was half of a move between shards before a resize, the
-    other image is delivered as that half: a preimage as a delete, a postimage as an insert.
+    Without a slot column, all rows belong to shard 0. Rows of other shards are dropped. Before a resize, an
+    update may have moved a row between shards, so that a shard has consumed only one of the update's images.
+    The other image is then delivered alone: a preimage as a delete, a postimage as an insert.
     """
     versions: _Versions = _values(batch.column(VERSION_COLUMN), numpy.int64)
     slots: _Slots | None = None
@@ -76,7 +78,7 @@ def _by_shard(
     cuts: Mapping[int, Cut],
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
     shard_of_row = numpy.zeros(len(versions), numpy.int16) if slots is None else slots % numpy.int16(shards)
-    # Commit versions increase within a batch, so if the first is high enough, all are.
+    # Commit versions increase within a batch, so if the first version is high enough, all are.
     passed = not len(versions) or all(
         versions[0] >= cut.floor and cut.floors is None for cut in cuts.values()
     )
@@ -97,10 +99,11 @@ def _by_shard(
         if first == end:
             continue
         if order[end - 1] - order[first] == end - 1 - first:
-            # The rows of a short batch are mostly adjacent already, and copying them would cost much more.
+            # The rows of a short batch are mostly adjacent already, and copying the rows would cost much
+            # more.
             parts.append((shard, batch.slice(order[first], end - first)))
             continue
-        # One pass over the columns for all shards; the slices then cost nothing.
+        # One pass over the columns serves all shards; slicing then costs almost nothing.
         ordered = batch.take(pyarrow.array(order)) if ordered is None else ordered
         parts.append((shard, ordered.slice(first, end - first)))
     return parts
@@ -118,7 +121,7 @@ def _fresh(
 
 
 def _with_halves(batch: pyarrow.RecordBatch, fresh: npt.NDArray[numpy.bool_]) -> pyarrow.RecordBatch:
-    """Return the rows, with single fresh images of updates turned into deletes and inserts."""
+    """Return the rows, where an update with a single new image becomes a delete or an insert."""
     if CHANGE_TYPE not in batch.schema.names:
         return batch
     (updates,) = preimages_of(batch).nonzero()

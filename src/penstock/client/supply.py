@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of shards for every kind of subscriber: shards are gained and lost, and other threads fill
-them.
-"""
+"""The source of a subscriber's shards. Shards are gained and lost, and other threads fill them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ from penstock.client.owned import OwnedShard
 class Taker:
     """The callbacks of a consumer. `gained` is called with a shard before it has any content.
 
-    `lost` is called with a released shard, and returns when nobody works on its batches any more; only then
-    may another member have it. `ended` is called when nothing more will arrive, with the error or None. The
-    supply's threads call them.
+    `lost` is called with a released shard, and returns when nobody works on its batches any more; only after
+    that may another member take the shard. `ended` is called when nothing more will arrive, with the error or
+    None. The supply's threads call them.
     """
 
     gained: Callable[[OwnedShard], None]
@@ -25,13 +23,13 @@ class Taker:
 
 
 class Supply(Protocol):
-    """Where shards come from: daemons and a coordination store, or a test's input."""
+    """A source of shards: daemons with a coordination store, or a test's input."""
 
     def start(self, taker: Taker) -> None:
-        """Start. Raises the error that prevents it."""
+        """Start supplying shards. Raises the error that prevents the start."""
 
     def stop(self) -> None:
-        """Release every shard, store its progress, and end. May be called repeatedly."""
+        """Release every shard, store its progress, and end. May be called several times."""
 
     def shards(self) -> Mapping[int, OwnedShard]:
-        """Return the shards that are ours now."""
+        """Return the shards that this member has now."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions. Each one follows a page that describes its effect, requires an admin, and is recorded."""
+"""The console's actions. Each action follows a page that describes its effect, requires an admin, and is
+recorded.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -54,7 +56,7 @@ def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
 
 
 def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Replay the entries that the preview has shown, and record what was done, even if one of them fails."""
+    """Replay the entries that the preview showed, and record the action even if an entry fails."""
     visit.prove_sees_pipelines()
     name, sink, entry = _field(form, "name"), form.get("sink", ""), form.get("entry", "")
     store = _store(form)
@@ -78,14 +80,14 @@ def purge_letters(visit: Visit, form: Mapping[str, str]) -> Response:
     settings = visit.files.settings(store, name, sink)
     letters = purgeable_letters(settings, _previewed_entries(settings, form))
     rows, why = str(sum(letter.rows for letter in letters)), form.get("why", "")
-    # Record this before the first entry is deleted, so that a failure halfway is recorded too.
+    # Record the purge before the first entry is deleted, so that a failure halfway is also recorded.
     _record(visit, "purge rejected rows", pipeline=name, sink=sink, entry=entry or "all", rows=rows, why=why)
     visit.files.purge(settings, letters, visit.account or _THIS_MACHINE, why)
     return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, purged=rows)
 
 
 def _previewed_entries(settings: PipelineSettings, form: Mapping[str, str]) -> list[str]:
-    """Return the names of the entries that a preview has shown. Raises OptionInvalid if some are missing."""
+    """Return the names of the entries that a preview showed. Raises OptionInvalid if any are missing."""
     entry, count, until_us = form.get("entry", ""), _number(form, "count"), _number(form, "until_us")
     names = [
         letter.name
@@ -105,7 +107,7 @@ def start_comparison(visit: Visit, form: Mapping[str, str]) -> Response:
 
 
 def start_repair(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Compare a pipeline's target with its source, and write what differs to the target."""
+    """Compare a pipeline's target with its source, and correct the rows of the target that differ."""
     return _compare(visit, form, repair=True)
 
 

@@ -40,7 +40,7 @@ from penstock.source.silent_daemons import SilentDaemons
 _log = structlog.get_logger(__name__)
 
 _FORM_BYTES_MAX = 64 * 1024
-# How long a page waits for a daemon that did not answer an earlier one.
+# How long a page waits for a daemon that did not answer an earlier page.
 _SILENT_SECONDS_MAX = 3.0
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
@@ -61,13 +61,14 @@ Action = Callable[[Visit, Mapping[str, str]], Response]
 
 @dataclass(frozen=True)
 class ConsoleSettings:
-    """What the console shows and where it listens.
+    """Determines what the console shows and where it listens.
 
     `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for
     information that no state store has: dead letters, and the settings for comparisons. `base_path` is the
-    path behind a reverse proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if
-    they differ from `host`. A session without activity ends after `idle_seconds`. `command` is the command
-    line for child processes that end with the console; without it, the console cannot run comparisons.
+    path behind a reverse proxy, "" or "/penstock". `hosts` are the names under which browsers reach the
+    console, if they differ from `host`. A session without activity ends after `idle_seconds`. `command` is
+    the command line for child processes that end with the console; without it, the console cannot run
+    comparisons.
     """
 
     daemons: tuple[DaemonAddress, ...]
@@ -126,8 +127,8 @@ class Console:
         is_use = "hx-request" not in request.headers
         session = self.sessions.get(identity, is_use=is_use) if identity else None
         if session is None:
-            # Check the login before asking a daemon, so that unauthenticated clients cannot keep threads and
-            # daemons busy.
+            # Check the login before asking a daemon, so that unauthenticated clients cannot occupy threads
+            # and daemons.
             if not self._settings.is_private:
                 raise AuthenticationFailed("log in with the token of an account")
             accounts = self._entrance.ask()
@@ -138,11 +139,11 @@ class Console:
         else:
             fleet = Fleet(self._settings.daemons, session.token, self._silent)
             accounts = fleet.ask_all("account")
-            # One daemon that accepts the token confirms it.
+            # It is enough that one daemon accepts the token.
             unknown = () if accounts.values else tuple(fleet.urls)
             if any(isinstance(problem, AuthenticationFailed) for problem in accounts.problems.values()):
                 raise AuthenticationFailed("log in with the token of an account")
-            # A daemon that is down is assumed to have the same limits and masks as before.
+            # A daemon that is down is assumed to have the same limits and masks as when it last answered.
             session.accounts |= accounts.values
             answered = list(session.accounts.values())
             was_admin = bool(answered) and all(account["admin"] for account in answered)
@@ -230,7 +231,7 @@ class Console:
         self.sessions.prove_may_try(client)
         anonymous = self._entrance.ask()
         if anonymous.values:
-            # Such a daemon would accept any token.
+            # A daemon without credentials would accept any token.
             raise AccessDenied(
                 f"{next(iter(anonymous.values))} asks for no credentials: set access in penstock.yaml, or"
                 " let the console listen on this machine only"
@@ -239,7 +240,7 @@ class Console:
             self.sessions.count_failure(client)
             raise AuthenticationFailed("enter a token")
         answers = Fleet(self._settings.daemons, Secret(text)).ask_all("account")
-        # Every page queries all daemons, so each daemon that answers has to accept the token.
+        # Every page queries all daemons, so each daemon that answers must accept the token.
         refusals = {
             url: problem
             for url, problem in answers.problems.items()
@@ -267,8 +268,8 @@ class _Guard:
     """Adds the security headers to every response, and refuses host names that are not the console's.
 
     This keeps a web page in a browser from reaching the console under the page's own host name (DNS
-    rebinding). A console that listens on other addresses than loopback, without configured names, accepts
-    every name.
+    rebinding). A console without configured names accepts every name if it listens on an address other than
+    loopback.
     """
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
@@ -339,7 +340,7 @@ def _is_from_here(request: Request) -> bool:
 
 
 def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str, Any]) -> PenstockError:
-    """Return why a login is refused: the daemon's error, or that the daemons have different accounts."""
+    """Return why a login is refused: a daemon's error, or a difference between the daemons' accounts."""
     url, problem = next(iter(refusals.items()))
     if not accepting:
         return problem
@@ -350,7 +351,7 @@ def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str
 
 
 def _masking_of(accounts: Sequence[Mapping[str, Any]]) -> Masking:
-    """Return the masks of an account at all daemons."""
+    """Return an account's masks at all daemons."""
     masks = [account.get("masked") for account in accounts]
     rules = [
         rule for masked in masks if isinstance(masked, dict) for rule in Masking.of_settings(masked).rules

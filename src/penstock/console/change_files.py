@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of rows as a file: the history of a row, or a transaction.
 
-JSON has the parts as the daemon sends them, with the rights and masks of the account. CSV has a line for each
-column of each change. Both also report parts of the log that cannot be read, and a search that ended early.
+JSON contains the parts as the daemon sends them, with the rights and masks of the account. CSV contains a
+line for each column of each change. Both formats also report parts of the log that cannot be read, and
+searches that ended early.
 """
 
 import csv
@@ -28,7 +29,7 @@ _COLUMNS = (
 def export_changes(
     name: str, parts: Iterable[Mapping[str, Any]], file_format: str, stream: Stream | None = None
 ) -> Response:
-    """Return a file of changes that is sent while they are read, from a stream if there is one.
+    """Return a file of changes, sent while the changes are read if they come from a stream.
 
     Raises OptionInvalid.
     """
@@ -58,7 +59,9 @@ def _csv_pieces(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _lines_of(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the lines of a part: one for each column of a change, otherwise one."""
+    """Yield the lines of a part: one line for each column of a change, and a single line for any other
+    part.
+    """
     if part["kind"] != "change":
         texts = (part.get(name) for name in ("text", "error", "detail", "why", "hint"))
         yield {

@@ -11,9 +11,10 @@ MASKED = "(masked)"
 
 
 def changed_cells(part: Mapping[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:
-    """Return name, value before and after of each column, None if not logged, and whether the value changed.
+    """Return for each column its name, its values before and after (None if not logged), and whether its
+    value changed.
 
-    An update logs each column that it changes in the image after. Masked columns come last; whether they
+    The image after an update has every column that the update changes. Masked columns come last; whether they
     changed is unknown.
     """
     before, after = part["before"] or {}, part["after"] or {}

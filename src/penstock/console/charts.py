@@ -14,7 +14,7 @@ _KIB = 1024.0
 
 @dataclass(frozen=True)
 class Point:
-    """A value, its place in pixels, and its time in microseconds UTC since 1970."""
+    """A value, its coordinates in pixels, and its time in microseconds UTC since 1970."""
 
     x: float
     width: float
@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. `lines` are the corners of each unbroken part, `top` is the value at the upper edge.
+    """A chart. `lines` are the vertices of each unbroken line, `top` is the value at the upper edge.
 
     `newest` is the last value, None if there is none.
     """
@@ -47,8 +47,8 @@ def draw_chart(
 ) -> Chart:
     """Return a chart of values over the last `seconds`, from 0 to a round number above the highest value.
 
-    A missing value breaks the line. The values of a small chart fill its picture; it has no `points`. A
-    number of bytes is round in its unit, such as MiB.
+    A missing value breaks the line. The lines of a small chart fill the whole picture, and it has no
+    `points`. Byte values are rounded in their unit, such as MiB.
     """
     left, right = (0.0, float(SPARK_WIDTH)) if is_small else (float(_LEFT), float(WIDTH - _RIGHT))
     upper, lower = (1.0, SPARK_HEIGHT - 1.0) if is_small else (float(_TOP), float(HEIGHT - _BOTTOM))
@@ -83,9 +83,9 @@ def draw_chart(
 
 
 def round_up(value: float, *, is_bytes: bool = False) -> float:
-    """Return 1, 2 or 5 times a power of ten, at or above a value; 1 for next to nothing.
+    """Return 1, 2 or 5 times a power of ten, at or above a value; 1 for values close to zero.
 
-    With `is_bytes`, that many bytes, KiB, MiB, GiB or more.
+    With `is_bytes`, return that number of bytes, KiB, MiB, GiB or a larger unit.
     """
     if value < _VISIBLE:
         return 1.0

@@ -16,7 +16,7 @@ from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.kept_values import TEXTS
 from penstock.serve.masking import HIDDEN_TEXT
 
-# The kinds of differing rows, and the other keys that were not read in full.
+# The kinds of differing rows, and the kind for keys that were not read in full.
 _COUNTS = (*(str(kind) for kind in Kind), "beyond")
 
 
@@ -97,7 +97,7 @@ def _without_masked(difference: Mapping[str, Any], is_masked: Callable[[str], bo
         row = json.loads(difference[part]) if difference[part] else {}
         hidden = {column for column in row if is_masked(column)}
         masked |= hidden
-        # The texts of unrepresentable values may belong to masked columns.
+        # The texts about unrepresentable values may concern masked columns.
         shown = {column: row[column] for column in row if column not in hidden and column != TEXTS}
         parts[part] = json.dumps(shown) if difference[part] else None
     return {**difference, **parts, "masked": sorted(masked)}

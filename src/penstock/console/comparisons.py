@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of pipelines' targets with their sources, as `penstock verify` makes them, one at a time.
+"""Comparisons of pipelines' targets with their sources by `penstock verify`, one at a time.
 
-Each runs in a separate process, because it reads all rows of both sides and must not use the memory of the
-console. The newest result of each pipeline's sink is kept until the console ends.
+Each comparison runs in a separate process, because it reads all rows of both sides and must not use the
+console's memory. The newest result for each pipeline and sink is kept until the console ends.
 """
 
 import json
@@ -30,17 +30,18 @@ _KEYS_MAX, REPAIRED_KEYS_MAX = 1000, 10_000
 _DIFFERENCES_MAX = 200
 _ERROR_CHARACTERS_MAX = 2000
 
-# The number of a state store, a pipeline and a sink.
+# The number of a state store, and the names of a pipeline and a sink.
 ComparisonKey = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that runs, or has ended. Times are microseconds UTC since 1970.
+    """A running or completed comparison. Times are microseconds UTC since 1970.
 
     `tables` has the counts of each table, `differences` the first differing rows, both as they were before a
-    repair. `repaired` counts the rows that a repair has written, and `requests` those for the running
-    pipeline to read rows again. `error` says why there is no result, "" if there is one or it still runs.
+    repair. `repaired` counts the rows that a repair has written, and `requests` are the requests that the
+    running pipeline read rows again. `error` says why there is no result, "" if there is a result or the
+    comparison still runs.
     """
 
     began_us: int
@@ -56,8 +57,8 @@ class Comparison:
 class Comparisons:
     """The comparisons of a console.
 
-    Thread-safe. `command` is the program; the verb and its options are appended. The process ends with this
-    one.
+    Thread-safe. `command` is the program, to which the verb and its options are appended. Its process ends
+    when this process ends.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -66,7 +67,7 @@ class Comparisons:
         self._newest: dict[ComparisonKey, Comparison] = {}
 
     def newest(self, key: ComparisonKey) -> Comparison | None:
-        """Return the comparison that runs or ended last, None if there was none."""
+        """Return the running or most recent comparison, None if there was none."""
         with self._lock:
             return self._newest.get(key)
 
@@ -80,17 +81,18 @@ class Comparisons:
             if any(comparison.ended_us is None for comparison in self._newest.values()):
                 raise QuotaReached("another comparison is running", hint="Wait until it has ended")
             begun = Comparison(_now_us(), repair)
-            # The process ends with the thread that starts it, so the thread waits for it.
+            # The process ends when the thread that started it ends, so the thread waits for the process.
             arguments = (key, file, begun)
             threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
-            # Only a running thread ends the comparison. The lock delays that until the thread is recorded.
+            # Only a running thread ends the comparison. The lock delays that end until the thread is
+            # recorded.
             self._newest[key] = begun
 
     def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:
         try:
             ended = self._compare(key, file, begun)
         except (OSError, ValueError, LookupError, TypeError) as problem:
-            # The command could not be run, or its output has another format.
+            # The command could not be run, or its output had an unexpected format.
             _log.exception("a comparison failed", pipeline=key[1])
             ended = replace(begun, error=str(problem) or type(problem).__name__)
         with self._lock:

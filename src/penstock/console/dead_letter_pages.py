@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of rejected rows: which rows did a step refuse, why, and what would a replay or a purge do?
 
-Values that the pipeline's `mask` steps hide from the target are hidden here too, as are values that are
-masked for the account.
+These pages also hide values that the pipeline's `mask` steps hide from the target, and values that are masked
+for the account.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _ROWS_MAX = 100
 
 @dataclass(frozen=True)
 class LetterGroup:
-    """The entries of one table that one step rejected with the same class of error."""
+    """The entries of one table that the same step rejected with the same class of error."""
 
     table: str
     step: str
@@ -44,7 +44,7 @@ class LetterGroup:
 
 @dataclass(frozen=True)
 class ShownLetter:
-    """An entry. `message` is None if it may contain a hidden value."""
+    """A dead-letter entry. `message` is None if the text may contain a hidden value."""
 
     letter: DeadLetter
     message: str | None
@@ -166,7 +166,7 @@ def _hidden(visit: Visit, settings: PipelineSettings, source: TableName, target:
 
 
 def _rows(changes: Changes) -> list[dict[str, str | None]]:
-    """Return the first rows as text, with their kind of change."""
+    """Return the first rows as text, with their change types."""
     names = [*changes.target.column_names, "_change_type"]
     return [
         {column: None if value is None else str(plain_value(value)) for column, value in row.items()}

@@ -12,7 +12,7 @@ from penstock.source.silent_daemons import SilentDaemons
 class Entrance:
     """Decides whether visitors without a login may enter. Thread-safe.
 
-    For a daemon that does not answer, its last answer counts.
+    For a daemon that does not answer, the last answer counts.
     """
 
     def __init__(self, daemons: Sequence[DaemonAddress], silent: SilentDaemons) -> None:

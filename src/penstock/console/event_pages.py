@@ -12,7 +12,7 @@ from penstock.telemetry.recent_events import RECENT_EVENTS
 
 _EVENTS_SHOWN_MAX = 300
 _KINDS = ("", "audit", "other")
-# The events of the console itself are listed under this name.
+# The console's own events are listed under this name.
 _CONSOLE = "console"
 
 

@@ -15,7 +15,7 @@ from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 from penstock.source.silent_daemons import SilentDaemons
 
-# A search reads the whole log of an instance, possibly from a slow disk.
+# A search reads the whole log of an instance, possibly from a slow disk, so the timeout is long.
 _HISTORY_SILENCE_SECONDS_MAX = 120.0
 # The position of a reset is looked up in the log.
 _RESET_SILENCE_SECONDS_MAX = 60.0
@@ -29,18 +29,18 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of daemons, and why others did not answer; both by the daemon's URL."""
+    """The answers of daemons, and the reasons why other daemons did not answer; both by daemon URL."""
 
     values: dict[str, Any]
     problems: dict[str, PenstockError]
 
 
 class Fleet:
-    """The daemons of the console as seen by one of its users, for one page: each call has the user's token.
+    """The console's daemons as one user sees them on one page: each call carries the user's token.
+    Thread-safe; every method waits for the daemons.
 
-    Thread-safe; every method waits for the daemons. `ask_all` asks a daemon that did not answer no further
-    question, because each would take a timeout. `silent` are the timeouts for daemons that did not answer
-    earlier pages.
+    `ask_all` asks no further question of a daemon that did not answer, because each question would run into a
+    timeout. `silent` are the timeouts for daemons that did not answer earlier pages.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class Fleet:
     def reset_subscription(
         self, url: str, instance: str, subscription: str, body: dict[str, Any]
     ) -> dict[str, Any]:
-        """Set the checkpoints of a subscription, or return what that would do. Raises the daemon's errors."""
+        """Set the checkpoints of a subscription, or return the effect without setting them. Raises the
+        daemon's errors.
+        """
         call = f"subscriptions/{quote(subscription, safe='')}/reset"
         return self._with_client(
             url, instance, lambda client: client.send(call, body, _RESET_SILENCE_SECONDS_MAX)
@@ -106,9 +108,9 @@ class Fleet:
         self._with_client(url, instance, lambda client: client.send(call, {}, _PAUSE_SILENCE_SECONDS_MAX))
 
     def change(self, url: str, call: str, body: dict[str, Any], method: str = "POST") -> dict[str, Any]:
-        """Have a daemon change something, or return what that would do; `call` is the path below /v1.
+        """Have a daemon make a change, or return the change's effect.
 
-        Raises the daemon's errors.
+        `call` is the path below /v1. Raises the daemon's errors.
         """
         return self._with_client(
             url, "all", lambda client: client.send_daemon(method, call, body, _RESET_SILENCE_SECONDS_MAX)
@@ -128,13 +130,13 @@ class Fleet:
     def as_of_file(
         self, url: str, instance: str, table: str, moment: str, file_format: str
     ) -> Iterator[bytes]:
-        """Return the pieces of a file of all rows of a table as of a moment. Raises the daemon's errors."""
+        """Return a file, in pieces, with all rows of a table as of a moment. Raises the daemon's errors."""
         body = {"table": table, "at": moment, "format": file_format}
         client = DaemonClient(replace(self._address(url), instance=instance), url)
         return client.pieces(client.post("as-of", body, _HISTORY_SILENCE_SECONDS_MAX))
 
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the history of a row, as returned by the daemon. Raises the daemon's errors."""
+        """Yield the history of a row as the daemon returns it. Raises the daemon's errors."""
         with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
             yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
 

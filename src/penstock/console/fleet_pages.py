@@ -49,7 +49,7 @@ def _is_absent(problem: PenstockError) -> bool:
 
 
 def _distinct_fleets(answers: Answers) -> list[dict[str, Any]]:
-    """Return each fleet once, although all of its members answer."""
+    """Return each fleet once, even if several of its members answer."""
     fleets: dict[tuple[str, ...], dict[str, Any]] = {}
     for url, fleet in answers.values.items():
         names = tuple(sorted(member["member"] for member in (*fleet["members"], *fleet["workers"])))
@@ -67,7 +67,7 @@ def _workers_alone(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
-    """Return each job once, although all daemons of its store return it. Failed jobs come first."""
+    """Return each job once, even if several daemons of its store return it. Failed jobs come first."""
     jobs: dict[tuple[str, int], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for job in answer["jobs"]:
@@ -76,7 +76,7 @@ def _distinct_jobs(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _distinct_instances(answers: Answers) -> list[dict[str, Any]]:
-    """Return each stored instance once, although all daemons of its store return it."""
+    """Return each stored instance once, even if several daemons of its store return it."""
     instances: dict[tuple[str, int], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for instance in answer["instances"]:

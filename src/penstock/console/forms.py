@@ -31,7 +31,7 @@ def needed_number(form: Mapping[str, str], name: str) -> int:
 
 
 def record_action(visit: Visit, action: str, **values: str) -> None:
-    """Record an action of a console user. `values` identify its object."""
+    """Record an action of a console user. `values` identify the object of the action."""
     _audit.info(
         "audit",
         action=action,

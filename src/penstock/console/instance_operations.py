@@ -44,7 +44,7 @@ def _document(text: str) -> dict[str, Any]:
             hint="Write instance and settings, as penstock export prints them",
         )
     _prove_small(documents[0])
-    # YAML parses dates and other types, which are text here.
+    # YAML would parse dates and other types, which must stay text.
     document: dict[str, Any] = json.loads(json.dumps(documents[0], default=str))
     return document
 
@@ -63,7 +63,7 @@ def _prove_small(document: Any) -> None:
 
 
 def _stored(visit: Visit, fields: Fields) -> Mapping[str, Sequence[str]]:
-    """Return the document of the instance that the link names, if the store has it."""
+    """Return the document of the instance that the link names, if the store contains the instance."""
     name = visit.query("instance")
     known = visit.fleet.ask_daemon(fields["daemon"], "stored-instances")["instances"] if name else ()
     for instance in known:
@@ -95,7 +95,7 @@ def _forget(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
 
 
 def _effects(answer: Mapping[str, Any]) -> list[Sentence]:
-    """Return the effect of a change of the settings on this daemon. Other daemons of the store follow."""
+    """Return the effect of a settings change on this daemon. The other daemons of the store follow."""
     added, changed, removed, other_log = (
         ", ".join(answer[what]) for what in ("added", "changed", "removed", "with_other_log")
     )

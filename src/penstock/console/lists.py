@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lists of a page as JSON and CSV, read from the page itself.
 
-So a file contains what the page shows, with the same permissions and masked values. Numbers and times are
-exact.
+An exported file therefore contains what the page shows, with the same permissions and masked values. Its
+numbers and times are exact.
 """
 
 import csv
@@ -26,7 +26,7 @@ _UNKNOWN = "–"
 
 @dataclass
 class PageList:
-    """A list of a page: `rows` have a value for each of `columns`."""
+    """A list on a page. Each of its `rows` has a value for each of `columns`."""
 
     title: str
     columns: list[str] = field(default_factory=list)
@@ -34,7 +34,9 @@ class PageList:
 
 
 def export_lists(page: str, html: str, file_format: str, number: str) -> Response:
-    """Return a file: JSON of all lists of a page, or CSV of the list with a number. Raises OptionInvalid."""
+    """Return a file: JSON of all lists of a page, or CSV of the list with the given number. Raises
+    OptionInvalid.
+    """
     lists = read_lists(html)
     if file_format == "json":
         values = [
@@ -74,7 +76,7 @@ def csv_cell(value: Any) -> Any:
 
 
 class _Lists(HTMLParser):
-    """Collects the sortable tables of a page, each with the heading before it."""
+    """Collects a page's sortable tables, each with the heading above it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +135,7 @@ def _text(pieces: list[str]) -> str:
 
 
 def _value(text: str, exact: str | None, *, is_number: bool) -> Any:
-    """Return the exact value of a cell, as text or number; None if it is unknown."""
+    """Return the exact value of a cell as text or a number; None if the value is unknown."""
     if text in ("", _UNKNOWN):
         return None
     shown = exact or (text.replace(",", "") if is_number else text)

@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 
 # MySQL's UUID, perhaps with a tag, or MariaDB's domain and server.
 _GTID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}:[\w:]+|\d+-\d+-\d+")
-# Nobody acts on a disk that is full in more than a year.
+# A disk that will be full in more than a year needs no action yet.
 _FORECAST_SECONDS_MAX = 365 * 86_400.0
 _ROWS_DEFAULT, _ROWS_MAX = 200, 5000
 
@@ -73,9 +73,9 @@ def _verified(visit: Visit, url: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def full_in(disk: Mapping[str, int | None], rate: float | None) -> float | None:
-    """Return the seconds until capture pauses for lack of space at the current rate, without retention.
+    """Return the seconds until capture pauses for lack of space at the current rate, if nothing is trimmed.
 
-    None if that takes more than a year.
+    Return None for more than a year.
     """
     free, reserved = disk["free_bytes"], disk["reserved_bytes"]
     if free is None or reserved is None or not rate or rate < 1.0:
@@ -119,13 +119,13 @@ def inspect_transaction(visit: Visit) -> Response:
 
 
 def _part_of(transaction: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a change with what it has from its transaction."""
+    """Return a change with the fields that it takes from its transaction."""
     return {name: transaction[name] for name in ("gtid", "time_us", "server_id", "thread_id")} | {**change}
 
 
 @dataclass(frozen=True)
 class ColumnChange:
-    """A column in a definition: its `mark` is "", added, removed or changed. `before` is its previous
+    """A column in a definition. `mark` is "", added, removed or changed. `before` is the column's previous
     definition.
     """
 

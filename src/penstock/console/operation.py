@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations: actions whose page asks for the inputs, shows the effect, and then performs the action.
+"""Operations: actions with a page that asks for the inputs, shows the effect, and then performs the action.
 
 GET  PATH            the form, and what a dry run says
 POST PATH/confirm    the same with its effect, and an audit record
@@ -20,7 +20,9 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Sentence:
-    """An English sentence on a page, with its values. The sentence is the key of its translations."""
+    """An English sentence on a page, with the values for its placeholders. The sentence is the key of its
+    translations.
+    """
 
     text: str
     values: Mapping[str, object] = field(default_factory=dict)
@@ -35,8 +37,8 @@ def say(text: str, **values: object) -> Sentence:
 class Input:
     """A field that the user fills in.
 
-    The kind `check` is "1" or "", an `area` has several lines, and a `hidden` field comes from the link, or
-    is "".
+    The value of a `check` is "1" or ""; an `area` has several lines; the value of a `hidden` field comes from
+    the link, or is "".
     """
 
     name: str
@@ -50,9 +52,9 @@ class Input:
 class Operation:
     """An action of the console.
 
-    `subject` are the fields that the page gets from its link, such as the name of a job. `run` performs it,
-    or in a dry run returns a sentence about the effect, None if there is none. `suggest` returns values for
-    inputs. The page `back` gets the fields listed in `back_fields`.
+    `subject` lists the fields that the page gets from its link, such as the name of a job. `run` performs the
+    operation; in a dry run it returns a sentence about the effect, or None if there is no effect. `suggest`
+    returns suggested values for inputs. The page `back` receives the fields in `back_fields`.
     """
 
     path: str
@@ -81,8 +83,7 @@ class Operation:
     def confirm(self, visit: Visit, form: Fields) -> Response:
         """Perform the action, and record it even if it fails halfway.
 
-        The record omits settings texts. An action that is refused as impossible has changed nothing, and is
-        not recorded.
+        The record omits the text of settings. A refused action has changed nothing and is not recorded.
         """
         self.prove(visit)
         for name in (*self.subject, *(needed.name for needed in self.inputs if needed.is_needed)):
@@ -110,14 +111,14 @@ class Operation:
         suggested: Mapping[str, Sequence[str]] = {}
         problem = None
         missing = [known for known in self.inputs if known.is_needed and not fields[known.name]]
-        # The user can fill in the field without suggestions too.
+        # The user can also fill in the field without suggestions.
         with suppress(PenstockError):
             suggested = self.suggest(visit, fields)
         try:
             if not missing:
                 effects = self.run(visit, fields, True)
         except PenstockError as refusal:
-            # Keep the form, so that it can be corrected.
+            # Keep the form, so that the user can correct the input.
             problem = visit.without_values(refusal)
         return visit.render(
             "operation.html",

@@ -37,7 +37,7 @@ _PIPELINES_SHOWN_MAX = 50
 _PIPELINES_PAGE_MAX = 200
 # The number of changes of a row on one page. The newest changes come first.
 _CHANGES_DEFAULT = 100
-# The series of an instance that have a chart, each with its title and the unit of its values.
+# The metrics of an instance that are drawn as charts, each with its title and the unit of its values.
 _CHARTS = {
     "lag_seconds": ("Lag", "span"),
     "rows_per_second": ("Rows/s", "number"),
@@ -74,7 +74,7 @@ def overview(visit: Visit) -> Response:
 
 
 def _sparks(answer: dict[str, Any] | None, instance: str) -> dict[str, Chart]:
-    """Return small charts by series, or nothing for a daemon that keeps no samples."""
+    """Return small charts by series; none for a daemon that keeps no samples."""
     if answer is None or instance not in answer["instances"]:
         return {}
     series = answer["instances"][instance].items()
@@ -85,7 +85,7 @@ def _sparks(answer: dict[str, Any] | None, instance: str) -> dict[str, Chart]:
 
 
 def _charts(visit: Visit, url: str, name: str, seconds: int) -> list[tuple[str, str, Chart]]:
-    """Return title, unit and chart of each series, or nothing for a daemon that keeps no samples."""
+    """Return the title, unit and chart of each series; nothing for a daemon that keeps no samples."""
     try:
         answer = visit.fleet.ask_instance(url, name, "charts", span=seconds, points=_CHART_POINTS)
     except PenstockError:
@@ -113,7 +113,7 @@ def instance(visit: Visit) -> Response:
         disk = visit.fleet.ask_instance(url, name, "disk")
         holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
     except PenstockError as refusal:
-        # The status has most of the information, even for a log that is not open.
+        # The status contains most of the information, even if the log is not open.
         problem = refusal
     hours = visit.query("hours")
     span = int(hours) if hours in _HOURS else 1
@@ -132,11 +132,11 @@ def instance(visit: Visit) -> Response:
 
 
 def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:
-    """Return the marks on an instance's ruler. Data that the server has and that was not received is on the
-    right.
+    """Return the marks on an instance's ruler. Data that the server has but the capture has not received is
+    on the right.
     """
     unreceived = status.get("lag_bytes") or 0
-    # Until it is measured, the end of the server's log is unknown.
+    # The end of the server's log is unknown until it is measured.
     marks = [] if status.get("lag_bytes") is None else [Mark("server", "", "", 0)]
     if status["position"] is not None:
         marks.append(Mark("received", "", status["position"], unreceived))

@@ -25,8 +25,8 @@ class PipelineFiles:
     def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
         self._paths = tuple(paths)
         self._states = states
-        # Two concurrent replays of an entry would write its rows twice, and a concurrent purge would lose
-        # them.
+        # Two concurrent replays of an entry would write its rows twice, and a purge during a replay would
+        # lose them.
         self._replaying = threading.Lock()
 
     def find(self, store: int, name: str) -> Path | None:
@@ -35,7 +35,8 @@ class PipelineFiles:
             try:
                 location = place_of_state(path)
             except PenstockError:
-                # The other files may still be readable. The page of this pipeline says that it has no file.
+                # The other files may still be readable. The page of the affected pipeline reports that it has
+                # no file.
                 continue
             if location.name == name and self._states.url(store) == location.state:
                 return path
@@ -76,8 +77,8 @@ class PipelineFiles:
 def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]:
     """Return the columns of a source table whose values the steps keep from the target.
 
-    Rejected rows are in the form that the source sent, so they contain the values to mask. If a step before
-    `mask` may have renamed columns, every column is returned.
+    Rejected rows are as the source sent them, so they contain the unmasked values. If a step before `mask`
+    may have renamed columns, every column is returned.
     """
     hidden: set[str] = set()
     for number, step in enumerate(settings.steps):

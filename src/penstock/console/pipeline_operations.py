@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations for stopped pipelines: reset, rewind, skip a transaction, move the progress to another
-sink.
+"""The operations for stopped pipelines: reset, rewind, skipping a transaction, and moving the progress to
+another sink.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -196,7 +196,7 @@ OPERATIONS = (
         ),
         back_fields=("store", "name", "sink"),
         prove=Visit.prove_sees_pipelines,
-        # The source's server parses the condition.
+        # The condition is checked by the source's server.
         is_posted=True,
     ),
     _operation(

@@ -23,8 +23,8 @@ from penstock.serve.masking import HIDDEN_TEXT
 class PipelineRow:
     """One sink or shard of a pipeline. `store` is the number of its state store.
 
-    A page about thousands of pipelines sorts them by their `state`, and shows the `summary` of some. With
-    `hides_texts`, the summary has no texts of errors and conditions, which may contain a value of the tables.
+    A page about thousands of pipelines sorts them by `state`, and shows the `summary` of only some. With
+    `hides_texts`, the summary omits the texts of errors and conditions, which may contain table values.
     """
 
     store: int
@@ -38,12 +38,12 @@ class PipelineRow:
 
     @property
     def sink(self) -> str:
-        """The names of the sink and the shard, "" if the pipeline has one of each."""
+        """The names of the sink and the shard, "" if the pipeline has only one of each."""
         return self.part.part
 
     @cached_property
     def state(self) -> str:
-        """The name of its state. A pipeline whose records cannot be read has failed."""
+        """The name of the pipeline's state. A pipeline with unreadable records counts as failed."""
         try:
             return name_state(self.part)
         except SchemaInvalid:
@@ -51,7 +51,7 @@ class PipelineRow:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Its status, as in `pipelines show`."""
+        """The pipeline's status, as in `pipelines show`."""
         try:
             summary = summarize_part(self.part)
         except SchemaInvalid as problem:
@@ -96,7 +96,7 @@ class PipelineStates:
         with self._state(number, name) as state:
             rows = [PipelineRow(number, part, hides_texts) for part in state.parts()]
             for row in rows:
-                # Read it while the store is open.
+                # The summary reads the store, so compute it while the store is open.
                 _ = row.state, row.summary
             return rows
 
@@ -111,12 +111,14 @@ class PipelineStates:
             return state.shown()
 
     def last_comparison(self, number: int, name: str, sink: str) -> VerificationRecord | None:
-        """Return what the last comparison of a pipeline's sink found, by whomever. Raises SourceMissing."""
+        """Return the result of the last comparison of a pipeline's sink, whoever ran it. Raises
+        SourceMissing.
+        """
         with self._state(number, name, sink) as state:
             return read_verification(state)
 
     def prove_table(self, number: int, name: str, sink: str, source: str, table: str) -> None:
-        """Raise SourceMissing unless a pipeline's sink has a table of a source; CoordinationLost."""
+        """Raise SourceMissing unless a pipeline's sink has a table from a source. Raises CoordinationLost."""
         if (source, table) not in {(row.source, row.table) for row in self.tables(number, name, sink)}:
             raise SourceMissing(f"the pipeline {name} has no table {table} of {source}")
 
@@ -150,9 +152,10 @@ class PipelineStates:
             state.resume()
 
     def reset(self, number: int, name: str, sink: str | None, *, dry_run: bool) -> list[str]:
-        """Forget the progress of a pipeline's sink, or of all; return the sinks and shards that have any.
+        """Forget the progress of one sink of a pipeline, or of all sinks; return the sinks and shards that
+        have progress.
 
-        A dry run forgets nothing. Raises SourceMissing, OptionInvalid, LeaseLost while it runs.
+        A dry run forgets nothing. Raises SourceMissing, OptionInvalid, and LeaseLost while the pipeline runs.
         """
         with self._state(number, name) as state:
             parts = parts_of_sink(state, sink)
@@ -166,7 +169,7 @@ class PipelineStates:
     def adopt(self, number: int, name: str, sink: str, *, dry_run: bool) -> None:
         """Give the progress of a pipeline with `sink` to one of its `sinks`.
 
-        A dry run changes nothing. Raises SourceMissing, OptionInvalid, LeaseLost while it runs.
+        A dry run changes nothing. Raises SourceMissing, OptionInvalid, and LeaseLost while the pipeline runs.
         """
         with self._state(number, name) as state:
             (refuse_adopting if dry_run else adopt)(state, sink)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates as HTML. Every value is escaped; no template marks one as safe."""
+"""Templates rendered as HTML. Every value is escaped; no template marks a value as safe."""
 
 import functools
 import time
@@ -20,7 +20,7 @@ from penstock.source.row_history import shown_text
 if TYPE_CHECKING:
     import jinja2
 
-# A page has thousands of links with only a few distinct values.
+# A page has thousands of links but only a few distinct values.
 _quoted = functools.lru_cache(8192)(quote_plus)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _UNITS = {"en": ("d", "h", "min", "s"), "zh": ("天", "小时", "分钟", "秒")}
@@ -41,8 +41,8 @@ class Renderer:
     def stream(
         self, template: str, language: str, stream: Stream | None, values: Mapping[str, Any]
     ) -> Response:
-        """Return a page whose values include the parts of a stream, which are read while the page is sent."""
-        # Do not buffer, because the next value may take long to arrive.
+        """Return a page that includes the parts of a stream, which are read while the page is sent."""
+        # Do not buffer, because the next value may take a long time to arrive.
         pieces = self._environment.get_template(template).generate(
             self._all(language, {**values, "is_stream": True})
         )
@@ -60,7 +60,7 @@ class Renderer:
         }
 
     def _url(self, path: str, **query: object) -> str:
-        """Return the address of a page of the console."""
+        """Return the URL of a page of the console."""
         fields = "&".join([f"{name}={_quoted(str(value))}" for name, value in query.items()])
         return f"{self._base_path}{path}{'?' if query else ''}{fields}"
 

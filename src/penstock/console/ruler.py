@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts: how far each reader of a log is behind its server, and how the time of a batch was spent."""
+"""Charts: how far each reader of a log is behind the server, and how a batch spent its time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ _TICKS = tuple(1 << (10 * power) for power in range(1, 6))
 class Mark:
     """A position on the ruler.
 
-    `kind` is server, received, earliest or reader; `behind` is the number of bytes between it and the end of
-    the server's log.
+    `kind` is server, received, earliest or reader; `behind` is the number of bytes between the position and
+    the end of the server's log.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class PlacedMark:
-    """A mark and its location in the chart, in pixels."""
+    """A mark, and its coordinates in the chart in pixels."""
 
     mark: Mark
     x: float
@@ -36,7 +36,7 @@ class PlacedMark:
 
 @dataclass(frozen=True)
 class Ruler:
-    """The chart: marks one below the other, and ticks of the scale by their bytes."""
+    """The chart: marks one below another, and ticks of the scale by their bytes."""
 
     marks: Sequence[PlacedMark]
     ticks: Sequence[tuple[int, float]]
@@ -45,8 +45,8 @@ class Ruler:
 
 
 def draw_ruler(marks: Sequence[Mark]) -> Ruler:
-    """Draw the marks: the end of the server's log is on the right, and marks that are further behind are to
-    the left.
+    """Draw the marks: the end of the server's log is on the right, and a mark is further left the further it
+    is behind.
     """
     furthest = max((mark.behind for mark in marks), default=0)
     ordered = sorted(marks, key=lambda mark: mark.behind)
@@ -60,7 +60,7 @@ def draw_ruler(marks: Sequence[Mark]) -> Ruler:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a batch: its seconds, and its location and width in the chart, in pixels."""
+    """A phase of a batch: its seconds, and its x coordinate and width in the chart, in pixels."""
 
     name: str
     seconds: float
@@ -69,7 +69,7 @@ class Phase:
 
 
 def draw_phases(seconds: Mapping[str, float]) -> list[Phase]:
-    """Place the phases of a batch one after the other. Even a short phase is visible."""
+    """Place the phases of a batch side by side. Even a short phase is visible."""
     total, x, phases = sum(seconds.values()) or 1.0, 0.0, []
     for name, spent in seconds.items():
         width = max(2.0, round(spent / total * WIDTH, 1))

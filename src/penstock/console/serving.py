@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console's web server: one process with an event loop, its pages in threads."""
+"""The console's web server: one process with an event loop, and threads that build the pages."""
 
 import contextlib
 import socket
@@ -19,8 +19,8 @@ _GRACE_SECONDS = 5
 class ConsoleServer(uvicorn.Server):
     """Serves the console until `stop`, which any thread may call.
 
-    The port is bound first. Raises OptionInvalid if the address cannot be used, or if users could not
-    authenticate; DependencyMissing without Jinja2.
+    The port is bound in the constructor. Raises OptionInvalid if the address cannot be used, or if users
+    could not authenticate; DependencyMissing without Jinja2.
     """
 
     def __init__(self, settings: ConsoleSettings) -> None:
@@ -45,7 +45,7 @@ class ConsoleServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Without a proxy, the header comes from the browser, which could choose its address freely.
+                # Without a proxy, the header comes from the browser, which could set any address.
                 proxy_headers=bool(settings.hosts),
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
@@ -65,7 +65,7 @@ class ConsoleServer(uvicorn.Server):
             self.run(sockets=[self._listener])
 
     def stop(self) -> None:
-        """Stop accepting requests, finish those in progress, then end."""
+        """Stop accepting requests, finish the requests in progress, then end."""
         self.should_exit = True
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Browser sessions: the account that has logged in, the expiry, and the token against forged requests.
 
-A session holds the token of its user in memory only. Its cookie is random and carries no information.
+A session holds its user's token only in memory. Its cookie is random and carries no information.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ COOKIE = "penstock_console"
 
 _SECONDS_MAX = 12 * 3600.0
 _SESSIONS_MAX = 1000
-# The number of failed logins from one address, so that tokens cannot be guessed while other users can still
-# log in.
+# The maximum number of failed logins from one address, so that tokens cannot be guessed while other users can
+# still log in.
 _FAILURES_MAX = 20
 _FAILURES_SECONDS = 60.0
 
@@ -34,14 +34,14 @@ class Session:
     token: Secret
     began: float
     used: float
-    # The last answer of each daemon about the account.
+    # Each daemon's last answer about the account.
     accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Sessions:
     """The sessions of a console. Thread-safe; `clock` is monotonic seconds.
 
-    They end after `idle_seconds` without use.
+    Sessions end after `idle_seconds` without use.
     """
 
     def __init__(self, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,11 +53,11 @@ class Sessions:
         self._key = secrets.token_bytes(32)
 
     def new_id(self) -> str:
-        """Return an identity for a browser without one."""
+        """Return an id for a browser that has none."""
         return secrets.token_urlsafe(32)
 
     def forgery_token(self, identity: str) -> str:
-        """Return the token in the forms of a browser, which another site cannot know."""
+        """Return the token in a browser's forms, which no other site can know."""
         return hmac.new(self._key, identity.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, identity: str, token: str) -> bool:
@@ -67,7 +67,7 @@ class Sessions:
     def get(self, identity: str, *, is_use: bool) -> Session | None:
         """Return the session of a browser, None if it has not logged in or was idle for too long.
 
-        A request that a page makes by itself is no use of the session.
+        A request that a page makes by itself does not count as use.
         """
         with self._lock:
             session, now = self._sessions.get(identity), self._clock()
@@ -94,7 +94,7 @@ class Sessions:
             self._failures.append((client, self._clock()))
 
     def begin(self, account: str, token: Secret) -> str:
-        """Begin a session and return its identity, which is always a new one."""
+        """Begin a session and return its id, which is always new."""
         identity, now = self.new_id(), self._clock()
         with self._lock:
             if len(self._sessions) >= _SESSIONS_MAX:

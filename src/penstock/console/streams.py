@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are sent while their values arrive. Each one occupies a thread, so their number is limited.
+"""Pages that are sent while their values arrive. Each page occupies a thread, so their number is limited.
 
 stream = visit.open_stream(read)
 return StreamResponse(pieces_of(stream), stream, media_type="text/html")
@@ -34,11 +34,11 @@ class Stream(Iterator[dict[str, Any]]):
         return next(self._parts)
 
     def leave(self) -> None:
-        """End the stream at its next part, because its browser has disconnected."""
+        """End the stream at its next part, because the browser has disconnected."""
         self._has_left.set()
 
     def close(self) -> None:
-        """End the stream, which no thread reads any more."""
+        """End a stream that no thread reads any more."""
         self._parts.close()
 
 
@@ -52,7 +52,7 @@ class Streams:
     def limited(self, session: str, read: Callable[[], Iterator[dict[str, Any]]]) -> Stream:
         """Return a stream of the parts that `read` returns, for a session.
 
-        An error becomes the last part, because the page has begun already.
+        An error becomes the last part, because part of the page has already been sent.
         """
 
         def parts(has_left: threading.Event) -> Generator[dict[str, Any], None, None]:

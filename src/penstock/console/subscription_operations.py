@@ -112,7 +112,7 @@ def _delete(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
 
 
 def _selection(fields: Fields) -> dict[str, Any]:
-    """Return the fields that are filled in, as the body of the call. Raises OptionInvalid."""
+    """Return the filled-in fields, as the body of the call. Raises OptionInvalid."""
     body: dict[str, Any] = {
         name: [part.strip() for part in fields[name].split(",") if part.strip()]
         for name in _LISTS
@@ -137,7 +137,7 @@ def _shard_columns(text: str) -> dict[str, list[str]]:
 
 
 def _pairs(text: str, separator: str, example: str) -> dict[str, str]:
-    """Return the values of name=value pairs. Raises OptionInvalid."""
+    """Parse name=value pairs. Raises OptionInvalid."""
     pairs = {}
     for part in text.split(separator):
         name, equals, value = part.partition("=")

@@ -10,7 +10,7 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
-# Where a subscription can continue: the choices that need a value, and those that do not.
+# Where a subscription can continue: the choices that need a value, and the choices that do not.
 _WITH_VALUE = ("time", "position", "gtid_set")
 _EDGES = ("earliest", "latest")
 
@@ -29,11 +29,11 @@ def list_subscriptions(visit: Visit) -> Response:
 
 
 def _subscriptions_of(answers: Answers) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return each subscription by instance and name, as returned by one of the daemons that know it."""
+    """Return each subscription once, by instance and name, from one of the daemons that list it."""
     shown: dict[tuple[str, str], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for subscription in answer["subscriptions"]:
-            # Daemons that share a coordination store all return it.
+            # All daemons that share a coordination store return the subscription.
             key = subscription["instance"], subscription["subscription"]
             shown.setdefault(key, {"daemon": url, **subscription})
     return shown
@@ -59,7 +59,7 @@ def reset_checkpoints(visit: Visit) -> Response:
         try:
             answer = visit.fleet.reset_subscription(url, name, subscription, body)
         except PenstockError as refusal:
-            # Keep the form, so that the position can be corrected.
+            # Keep the form, so that the user can correct the position.
             problem = refusal
     return visit.render(
         "reset.html",

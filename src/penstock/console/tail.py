@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changes of an instance as they arrive, for one viewer, no faster than people can read.
 
-A viewer gets every change or a count of those that were left out, and a limit ends each tail.
+A viewer receives every change, or a count of the changes that were left out. A limit ends each tail.
 """
 
 import time
@@ -12,8 +12,8 @@ from penstock.client.fetch import BatchFrame, PositionFrame
 from penstock.console.fleet import Fleet
 from penstock.source.row_history import logged_values, plain_value, python_rows
 
-# A daemon without changes ends its response after this time, and then the console checks whether the viewer
-# has left.
+# A daemon without changes ends its response after this time. The console then checks whether the viewer has
+# left.
 _WAIT_SECONDS = 5.0
 _SILENCE_SECONDS_MAX = 30.0
 _ROWS_PER_SECOND_MAX = 50
@@ -32,10 +32,10 @@ def tail_changes(
 ) -> Iterator[dict[str, Any]]:
     """Yield the changes after this moment as parts of the kinds begin, row, skipped, idle and end.
 
-    The begin part has the position after which every change is yielded, None if the log is empty. `wanted`
-    has the fields tables, where and changes of the daemon's `changes` call. A skipped part counts rows that
-    were left out since the part before it. An idle part says that nothing has arrived for a while. Raises the
-    daemon's errors.
+    The begin part contains the position after which every change is yielded, None if the log is empty.
+    `wanted` holds the fields tables, where and changes of the daemon's `changes` call. A skipped part counts
+    the rows left out since the previous part. An idle part says that nothing has arrived for a while. Raises
+    the daemon's errors.
     """
     # Determine the position first: requesting "latest" each time would lose changes between two responses.
     head = fleet.ask_instance(url, instance, "head")["position"]
@@ -74,7 +74,7 @@ def tail_changes(
 
 
 def _rows_of(frame: BatchFrame) -> Iterator[dict[str, Any]]:
-    """Yield the changes of a batch, as a history has them; the two images of an update are one change."""
+    """Yield the changes in a batch, in the form of a history; the two images of an update are one change."""
     before: dict[str, Any] | None = None
     for row in python_rows(frame.to_arrow()):
         kind, commit_time = row["_change_type"], row["_commit_timestamp"]

@@ -24,7 +24,7 @@ LANGUAGE_COOKIE = "penstock_language"
 
 
 def client_of(request: Request) -> str:
-    """Return the address of a browser, "" if the server does not know it."""
+    """Return the address of a browser, "" if the web server does not know it."""
     return "" if request.client is None else request.client.host
 
 
@@ -32,10 +32,10 @@ def client_of(request: Request) -> str:
 class Visit:
     """A request with the rights of its user. `account` is "" without a login.
 
-    Pipelines are for admins without limits only, because their state stores know no accounts. Their pages
-    hide the columns of `masking`, and texts that may contain a value. Without `sees_every_row`, the daemons
-    refuse all pages of rows except the live tail. `unknown_daemons` have not reported yet
-    whether they require credentials.
+    Only admins without limits may see pipelines, because state stores know no accounts. Pages about pipelines
+    hide the columns in `masking`, and texts that may contain a value of a masked column. Without
+    `sees_every_row`, the daemons refuse all pages of rows except the live tail. `unknown_daemons` have not
+    reported yet whether they require credentials.
     """
 
     request: Request
@@ -83,7 +83,7 @@ class Visit:
 
     @property
     def is_export(self) -> bool:
-        """Whether the request asks for the lists of a page as a file, which contains all of their rows."""
+        """Whether the request asks for the page's lists as a file, which contains all of their rows."""
         return self.request.method == "GET" and "export" in self.request.query_params
 
     def pipeline_query(self) -> tuple[int, str, str]:
@@ -125,7 +125,7 @@ class Visit:
             )
 
     def prove_sees_pipelines(self) -> None:
-        """Raise AccessDenied unless the user is also a full administrator at those daemons."""
+        """Raise AccessDenied unless the user is an admin without limits at every daemon that answers."""
         self.prove_admin()
         if not self.sees_pipelines:
             raise AccessDenied(
@@ -154,13 +154,13 @@ class Visit:
         }
 
     def without_values(self, problem: PenstockError) -> PenstockError:
-        """Return an error about the data, without its text if that may contain a masked value."""
+        """Return an error about the data, without its text if the text may contain a masked value."""
         if (self.sees_every_row and not self.masking) or not isinstance(problem, StreamError):
             return problem
         return type(problem)(HIDDEN_TEXT, position=problem.position)
 
     def render(self, template: str, *, code: int = 200, **values: Any) -> Response:
-        """Return a page with an HTTP status, or the file of its lists that the request asks for."""
+        """Return a page with an HTTP status, or the file of the page's lists if the request asks for it."""
         page = self.renderer.response(template, self.language, code, self._all(values))
         if not (self.is_export and code == 200):
             return page
@@ -188,7 +188,7 @@ class Visit:
             "sees_every_row": self.sees_every_row,
             "path": self.request.url.path.removeprefix(self.base_path),
             "query": str(self.request.url.query),
-            # The response to a form has no address of its own.
+            # The response to a form has no URL of its own.
             "is_get": self.request.method == "GET",
             **values,
         }

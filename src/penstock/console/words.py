@@ -11,6 +11,6 @@ CHINESE: dict[str, str] = tomllib.loads(files(__package__).joinpath("words.zh.to
 
 
 def translate(language: str, text: str, **values: object) -> str:
-    """Return a text of the templates in a language, with its values filled in."""
+    """Return a template text in a language, with its values filled in."""
     translated = CHINESE.get(text, text) if language == "zh" else text
     return translated.format(**values) if values else translated

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The assignment of shards to members: a pure function, so all callers with the same input agree."""
+"""The assignment of shards to members: a pure function, so that all callers with the same input agree."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ from penstock.coordinate.store import HINT_RECORD, Record, reading_record
 
 @dataclass(frozen=True)
 class Assignment:
-    """The owner of each shard of a generation; `token` belongs to the leader's lease under which it was
-    written."""
+    """The owner of each shard of a generation. `token` is the token of the leader's lease under which the
+    assignment was written.
+    """
 
     generation: int = 0
     token: int = 0
@@ -25,7 +26,7 @@ class Assignment:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read the record; without a record no shard has an owner. Raises SchemaInvalid."""
+        """Read the record. Without a record, no shard has an owner. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_record("the assignment of shards", HINT_RECORD):
@@ -43,10 +44,10 @@ def assign(
 ) -> Mapping[int, str]:
     """Return the member of each shard, balanced so that shard counts differ by at most one.
 
-    Shards stay with their `current` owner as far as the balance allows; no balanced assignment moves fewer
-    shards. A pin keeps a shard with its member even if that unbalances the result; the other shards are then
-    balanced as well as the pins allow. Pins to absent members are ignored. Without members the result is
-    empty.
+    Shards stay with their `current` owner as far as the balance allows: no other balanced assignment would
+    move fewer shards. A pin keeps a shard with its member even if that unbalances the result; the other
+    shards are then balanced as well as the pins allow. Pins to absent members are ignored. Without members
+    the result is empty.
     """
     names = sorted(set(members))
     if not names:
@@ -73,8 +74,8 @@ def _share_free_shards(
 ) -> Mapping[str, int]:
     """Return how many of the free shards each member gets.
 
-    Each shard goes to the member with the fewest; ties go to a member with a shard to keep, then by name. So
-    the members that already have more shards end up with the extra ones.
+    Each shard goes to the member with the fewest shards. Ties go to a member that keeps a shard, then by
+    name. The extra shards therefore stay with members that already have more shards.
     """
     quota = dict.fromkeys(pinned, 0)
     for _ in range(free):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consumed position of each shard of a subscription, written only by the holder of the shard.
 
-A shard's record has the checkpoint and the fencing token of its holder. A new holder stores its token before
-it reads the checkpoint. A later write under an earlier token finds the new token and is rejected, no matter
-how late it arrives. `fence` rejects all tokens up to a number: the holder's token if the checkpoint was reset
-by hand, and every possible token if the subscription has moved to another generation of shards.
+A shard's record contains the checkpoint and the fencing token of its holder. A new holder stores its token
+before it reads the checkpoint. Any write under an earlier token that arrives after that is rejected. `fence`
+rejects all tokens up to a number: the holder's token if the checkpoint was reset by hand, and every possible
+token if the subscription has moved to another generation of shards.
 """
 
 import json
@@ -26,7 +26,7 @@ from penstock.errors import LeaseLost, VersionConflict
 # Larger than every token: rejects all writers.
 TOKEN_MAX = (1 << 63) - 1
 
-# A conflict means a concurrent write, by the holder, its successor or an operator.
+# A conflict means that the holder, its successor or an operator wrote at the same time.
 _TRIES_MAX = 20
 
 
@@ -34,11 +34,11 @@ _TRIES_MAX = 20
 class Checkpoint:
     """Everything before `position` was consumed.
 
-    `position` lies between transactions, in the format of `Position`, in the coordinates of the server
-    `server_key`. `gtid_set` has all transactions before it and locates it on another server of the cluster;
-    "" without GTIDs. `time_us` is the commit time of the last consumed transaction (0 for none), `updated_us`
-    the time of the checkpoint; both in microseconds UTC since 1970. `fingerprint` identifies the position's
-    file if it was read from the server itself.
+    `position` lies between transactions, in the format of `Position`, and refers to the log of the server
+    `server_key`. `gtid_set` contains all transactions before the position and locates it on another server of
+    the cluster; "" without GTIDs. `time_us` is the commit time of the last consumed transaction (0 for none),
+    `updated_us` the time of the checkpoint; both in microseconds UTC since 1970. `fingerprint` identifies the
+    position's file if it was read from the server itself.
     """
 
     position: str
@@ -61,7 +61,7 @@ class ShardState:
     """The state of a shard: its checkpoint, the rows consumed before a resize, and who may write.
 
     `token` belongs to the last holder (0: none yet); tokens up to `fence` may not write. `revised_at` is the
-    position from which the holder delivers what the subscription selects since its `revision`.
+    position from which the holder delivers the selection of `revision`.
     """
 
     checkpoint: Checkpoint | None = None
@@ -82,7 +82,7 @@ class ShardState:
         if self.checkpoint is not None:
             checkpoint = asdict(self.checkpoint)
             if not self.checkpoint.fingerprint:
-                # Versions without server subscriptions do not know the field.
+                # Versions without server subscriptions do not know this field.
                 del checkpoint["fingerprint"]
             values["checkpoint"] = checkpoint
         if self.floors:
@@ -93,7 +93,9 @@ class ShardState:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read a shard's record. A shard without a record was never held. Raises SchemaInvalid."""
+        """Read a shard's record. A missing record means that the shard was never held. Raises
+        SchemaInvalid.
+        """
         if record is None:
             return cls()
         with reading_record("the checkpoint of a shard", HINT_RECORD):
@@ -117,18 +119,19 @@ def shard_path(subscription: str, generation: int, shard: int, *names: str) -> s
 class Checkpoints:
     """The checkpoints of a subscription's shards in one generation. Thread-safe.
 
-    `subscription` is its path: see `subscription_record.subscription_path`.
+    `subscription` is the subscription's path; see `subscription_record.subscription_path`.
     """
 
     def __init__(self, store: CoordinationStore, subscription: str, generation: int = 1) -> None:
         self._store = store
         self.subscription = subscription
         self.generation = generation
-        # The versions returned by our own writes, so that the next write takes one round trip.
+        # The record versions that this process's writes returned, so that the next write takes one round
+        # trip.
         self._versions: dict[int, tuple[int, ShardState]] = {}
 
     def read(self, shard: int) -> Checkpoint | None:
-        """Return a shard's checkpoint, None if it has none yet. Raises CoordinationLost."""
+        """Return a shard's checkpoint, None if there is none yet. Raises CoordinationLost."""
         return self.state(shard).checkpoint
 
     def state(self, shard: int) -> ShardState:
@@ -138,8 +141,8 @@ class Checkpoints:
     def take(self, shard: int, token: int, revision: int = 0) -> ShardState:
         """Mark a shard as held under a token, with the subscription's revision; return its state.
 
-        After the return, no earlier holder can write. Raises LeaseLost if a later token is stored or the
-        token is fenced, and CoordinationLost.
+        Once this method has returned, no earlier holder can write. Raises LeaseLost if a later token is
+        stored or the token is fenced, and CoordinationLost.
         """
         for _ in range(_TRIES_MAX):
             version, state = self._fetch(shard)
@@ -154,7 +157,7 @@ class Checkpoints:
         raise self._busy(shard)
 
     def write(self, shard: int, token: int, checkpoint: Checkpoint) -> None:
-        """Write a shard's checkpoint under the token it was taken with.
+        """Write a shard's checkpoint under the token with which the shard was taken.
 
         Floors that the checkpoint has passed are dropped. Raises LeaseLost if the shard is no longer held
         under this token. After CoordinationLost, the checkpoint may or may not have been written.
@@ -174,7 +177,7 @@ class Checkpoints:
         raise self._busy(shard)
 
     def reset(self, shard: int, checkpoint: Checkpoint | None) -> None:
-        """Set a shard's checkpoint by hand; None means that it was never consumed.
+        """Set a shard's checkpoint by hand; None means that nothing was consumed.
 
         Fences the current holder and drops the floors. Raises LeaseLost for a shard of a past generation, and
         CoordinationLost.
@@ -199,11 +202,11 @@ class Checkpoints:
         raise self._busy(shard)
 
     def begin(self, shard: int, state: ShardState) -> None:
-        """Write the initial state of a new shard, unless it has one. Raises CoordinationLost."""
+        """Write the initial state of a new shard, unless it already has a state. Raises CoordinationLost."""
         try:
             self._store.put(self._path(shard), state.encode(), ABSENT)
         except VersionConflict:
-            # Another process wrote the same state first, computed from the same final checkpoints.
+            # Another process wrote the same state first, which it computed from the same final checkpoints.
             return
 
     def _path(self, shard: int) -> str:
@@ -214,7 +217,7 @@ class Checkpoints:
         return ABSENT if record is None else record.version, ShardState.of(record)
 
     def _swap(self, shard: int, version: int, state: ShardState) -> bool:
-        """Write a state if the record still has a version; return whether it had."""
+        """Write a state if the record still has the given version; return whether the state was written."""
         self._versions.pop(shard, None)
         try:
             written = self._store.put(self._path(shard), state.encode(), version)

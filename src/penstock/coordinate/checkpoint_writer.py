@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous checkpoint writes with a bounded delay.
 
-One thread serves all shards of a process. For each shard it writes the newest noted checkpoint once the
-previous write is old enough. So a store sees about one write per second and shard, regardless of the
-consumer's speed, and a consumer that crashes repeats at most what it did in that time.
+One thread serves all shards of a process. For each shard, the thread writes the newest noted checkpoint once
+the previous write is old enough. A store therefore sees about one write per second and shard, regardless of
+the consumer's speed. After a crash, a consumer repeats at most the work of that time.
 """
 
 import threading
@@ -49,7 +49,7 @@ class ShardCheckpoint:
         self._closed = False
         self.shard = shard
         self.token = token
-        # The reason why nothing is written any more, None while the shard is held.
+        # Why checkpoints are no longer written, None while the shard is held.
         self.lost: PenstockError | None = None
 
     @property
@@ -72,7 +72,7 @@ class ShardCheckpoint:
                 self._writer.news.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Write the noted checkpoint now and wait for it up to `seconds`; return whether it was written.
+        """Write the noted checkpoint now and wait up to `seconds` for the write; return whether it completed.
 
         Raises LeaseLost.
         """
@@ -124,7 +124,7 @@ class ShardCheckpoint:
             self._due = time.monotonic() + _RETRY_SECONDS
 
     def tell(self) -> None:
-        """Notify the consumer of a lost shard."""
+        """Notify the consumer that its shard is lost."""
         if self.lost is not None and self._on_lost is not None:
             self._on_lost(self.lost)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a session, which happens once: closed by its owner, or lost with a notification."""
+"""The end of a session, which happens only once: its owner closes the session, or the session is lost and its
+callbacks run.
+"""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +10,9 @@ from penstock.coordinate.store import Session
 
 
 class EndingSession(Session):
-    """A session that knows whether it has ended, and the callbacks for its loss. Thread-safe."""
+    """A session that records whether it has ended, and calls the registered callbacks if it is lost.
+    Thread-safe.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -19,7 +23,7 @@ class EndingSession(Session):
 
     @property
     def seconds(self) -> float:
-        """How long after its last heartbeat it ends."""
+        """How long after its last heartbeat the session ends."""
         return self._seconds
 
     @property

@@ -11,7 +11,9 @@ from penstock.errors import OptionInvalid
 
 @dataclass(frozen=True)
 class EnsembleAddress:
-    """The hosts of the ensemble, our account there, and the root node of all records ("" for the top)."""
+    """The hosts of the ensemble, Penstock's account there, and the root node of all records ("" for the
+    top).
+    """
 
     url: str
     hosts: str

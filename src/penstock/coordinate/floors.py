@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows that were already consumed when the number of shards changed.
 
-The old shards were at different positions. A new shard gets slots of several old shards, so it starts at the
-lowest of their checkpoints and skips the rows that the old shard of their slot had consumed: those with a
-commit version below that shard's floor.
+The old shards were at different positions. A new shard has slots from several old shards, so it starts at the
+lowest of their checkpoints. For each slot, it skips the rows that the slot's old shard had consumed, which
+are the rows with a commit version below that shard's floor.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,7 +20,8 @@ from penstock.model import Position
 class Floors:
     """The floors of the old shards: slot s was in old shard s % len(versions). A floor is a commit version.
 
-    They apply only to rows of the server and epoch in which they were taken. False if nothing is skipped.
+    Floors apply only to rows from the server and epoch in which they were taken. The object is false if
+    nothing is skipped.
     """
 
     versions: tuple[int, ...] = ()
@@ -33,7 +34,7 @@ class Floors:
     def table(self, server_key: str, epoch: int) -> NDArray[np.int64]:
         """Return the lowest commit version to consume, for every slot.
 
-        The 32768 numbers apply to rows of an epoch of the log: a row is consumed if `commit_version >=
+        The 32768 versions apply to the rows of one epoch of the log: a row is consumed if `commit_version >=
         table[slot]`, which also works on whole columns. The last number is for slot -1, which belongs to
         every shard: it has no floor, so its rows may be repeated. Floors of another server or epoch skip
         nothing: rows may be repeated, but none is missed.
@@ -45,9 +46,9 @@ class Floors:
         return minimums
 
     def after(self, position: str, server_key: str) -> "Floors":
-        """Return the floors that remain once everything before a position was consumed.
+        """Return the floors that remain once everything before a position has been consumed.
 
-        None remain on another server or in a later epoch, where they do not apply.
+        None remain on another server or in a later epoch, where floors do not apply.
         """
         if not self:
             return self

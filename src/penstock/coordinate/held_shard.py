@@ -15,7 +15,7 @@ from penstock.coordinate.subscription_record import Subscription
 from penstock.errors import LeaseLost, PenstockError
 from penstock.retry import Backoff, Retry
 
-# The reasons for giving up a shard.
+# The reasons why a shard is given up.
 MOVED = "moved"
 RESET = "reset"
 RESIZED = "resized"
@@ -31,9 +31,10 @@ _log = structlog.get_logger(__name__)
 
 
 class HeldShard:
-    """A shard that was taken. The consumer starts at `checkpoint` and skips rows below `floors`.
+    """A shard that this process has taken.
 
-    `token` increases with each holder of the shard, so a sink can use it as a fencing token.
+    The consumer starts at `checkpoint` and skips rows below `floors`. `token` increases with each holder of
+    the shard, so a sink can use it as a fencing token.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class HeldShard:
 
     @property
     def held(self) -> bool:
-        """Whether the shard is ours, as far as is known now.
+        """Whether this member is known to have the shard.
 
-        False while the store does not confirm our session: deliver nothing new in that time. It becomes true
-        again, or the shard is given up.
+        False while the store does not confirm the session; nothing new may be delivered in that time. Either
+        it becomes true again, or the shard is given up.
         """
         return self._lease.held and self._writing.lost is None and not self._over.is_set()
 
@@ -68,7 +69,7 @@ class HeldShard:
     def leaving(self) -> str | None:
         """Why the shard is being given up, else None.
 
-        When set, start nothing new, and finish what was started.
+        Once it is set, start no new work, and finish the work in progress.
         """
         return self._leaving
 
@@ -95,16 +96,16 @@ class HeldShard:
 
     @property
     def left(self) -> bool:
-        """Whether the shard was released, so that any member may take it."""
+        """Whether the shard has been released, so that any member may take it."""
         return self._left.is_set()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the shard is lost for good without having been given up."""
+        """Whether the shard was permanently lost before this member gave it up."""
         return self._lease.lost or self._writing.lost is not None
 
     def wait_left(self, seconds: float) -> bool:
-        """Wait up to `seconds` until the shard was released; return whether it was."""
+        """Wait up to `seconds` for the shard's release; return whether it has been released."""
         return self._left.wait(seconds)
 
     def leave(
@@ -140,7 +141,7 @@ class HeldShard:
             _log.warning("a shard is given back before its consumer has ended", shard=self.shard)
             self._over.set()
         self._writing.close()
-        # While the session lives, nobody else can take the shard, so retry until the session ends.
+        # While the session is alive, nobody else can take the shard, so retry until the session ends.
         retry = Retry("a shard cannot be given back yet", backoff=_BACKOFF)
         while not self._lease.expired:
             try:

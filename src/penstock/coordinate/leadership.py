@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader's work for a subscription: assign the shards, and finish what was started.
+"""The leader's work for a subscription: assigning the shards, and finishing interrupted changes.
 
 All writes are conditional on versions, so that if two processes both believe that they lead, one of them
 detects the other.
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Leadership:
-    """The leader's role of a member, while the lease is held."""
+    """The leader's role of a member, while it holds the lease."""
 
     def __init__(self, store: CoordinationStore, lease: Lease, resize_seconds: float) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class Leadership:
 
     @property
     def held(self) -> bool:
-        """Whether the lease is ours, as far as is known now."""
+        """Whether this member is known to hold the lease."""
         return self._lease.held
 
     @property
@@ -46,7 +46,7 @@ class Leadership:
         return self._lease.lost
 
     def lead(self, subscription: Subscription) -> float:
-        """Do the work that is due; return the seconds until the next check. Raises CoordinationLost."""
+        """Do all work that is due; return the seconds until the next check. Raises CoordinationLost."""
         if not self.held:
             return _POLL_SECONDS
         if subscription.resizing is not None:
@@ -64,7 +64,7 @@ class Leadership:
         return _LOOK_SECONDS
 
     def _resize(self, subscription: Subscription) -> float:
-        """Finish a resize once nobody holds a shard, or its time is over."""
+        """Finish a resize once nobody holds a shard, or once its time limit has passed."""
         now = time.monotonic()
         self._resizing_since = self._resizing_since or now
         if now < self._resizing_since + self._resize_seconds and self._subscriptions.held(subscription):
@@ -101,6 +101,6 @@ class Leadership:
 
     def _delete_old_generations(self, subscription: Subscription) -> None:
         for generation in self._subscriptions.generations(subscription):
-            # A generation later than ours is just being created.
+            # A generation that is newer than the one known here is being created.
             if generation < subscription.generation:
                 self._subscriptions.delete_generation(subscription, generation)

@@ -2,9 +2,9 @@
 """A lease: the exclusive right to a job, as an ephemeral record of a session, with a fencing token.
 
 The token is the number of the change that created the lease's record. The store never reuses a number, so a
-later holder's token is always larger, even after deletions and restarts. A lease can end without our noticing
-at once (clock skew, a paused process, a network partition). So exclusive writes are guarded by the token
-where they are written: see `checkpoint`.
+later holder's token is always larger, even after deletions and restarts. A process may not notice at once
+that its lease has ended (clock skew, a paused process, a network partition). The record being written
+therefore checks the token of every exclusive write: see `checkpoint`.
 """
 
 import json
@@ -20,7 +20,7 @@ from penstock.errors import VersionConflict
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a lease, since when (microseconds UTC since 1970), and its token."""
+    """The holder of a lease, the time it acquired the lease (microseconds UTC since 1970), and its token."""
 
     name: str
     token: int
@@ -37,7 +37,7 @@ class Holder:
 
 
 class Lease:
-    """A lease that was acquired. Thread-safe."""
+    """A lease that this process acquired. Thread-safe."""
 
     def __init__(self, session: Session, path: str, holder: str, token: int) -> None:
         self._session = session
@@ -49,8 +49,8 @@ class Lease:
 
     @classmethod
     def acquire(cls, store: CoordinationStore, session: Session, path: str, holder: str) -> Self | None:
-        """Acquire the lease at a path, or return None if another session has it. `holder` is our display
-        name.
+        """Acquire the lease at a path, or return None if another session has it. `holder` is the display name
+        of the new holder.
 
         Acquiring a lease that the session already holds returns the same token. Raises CoordinationLost.
         """
@@ -66,16 +66,18 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the lease is ours, as far as is known now.
+        """Whether this process is known to hold the lease.
 
         False after its release, after the end of its session, and while the store does not confirm the
-        session, because the store may have ended it. It may become true again until the session has ended.
+        session, because the store may have ended it. In that last case it may become true again.
         """
         return not self._released and self._session.certain
 
     @property
     def held_until(self) -> float:
-        """Until when nobody else can have it, in monotonic seconds of this host; -inf if it is not held."""
+        """The time until which no other process can have the lease, in monotonic seconds of this host; -inf
+        if the lease is not held.
+        """
         return float("-inf") if self._released else self._session.certain_until
 
     @property
@@ -85,7 +87,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is lost for good: it was released, or its session ended."""
+        """Whether the lease is permanently lost: it was released, or its session ended."""
         return self._released or not self._session.alive
 
     def on_lost(self, lost: Callable[[], None]) -> None:
@@ -98,7 +100,7 @@ class Lease:
         self._session.on_lost(notify)
 
     def release(self) -> None:
-        """Release the lease; it counts as not held from the call on.
+        """Release the lease; it counts as not held from the start of the call.
 
         After CoordinationLost, release it again or let it expire.
         """

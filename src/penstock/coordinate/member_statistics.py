@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a member of a subscription has delivered since it started, as it records it in the store."""
+"""The deliveries of a subscription's member since it started, as the member records them in the store."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ class MemberStatistics:
 
     `rows` counts the rows passed to the program, again after a rollback. `errors` counts the calls that
     failed: after each, the batch was retried (`retries`), skipped (`skipped`), or the member stopped.
-    `behind_bytes` is the size of the log after what was received. None is unknown.
+    `behind_bytes` is how much of the log is still to be received. None means unknown.
     """
 
     rows: int = 0

@@ -2,8 +2,8 @@
 """A member of a subscription: one running subscriber, which consumes its share of the shards.
 
 Members register under a session. One of them is the leader by a lease, and writes the assignment of shards.
-Each member takes its assigned shards once the previous holder has released them, or that holder's session has
-ended. One thread does everything. It is woken by watches, and also polls in case a watch was missed.
+Each member takes its assigned shards once the previous holder has released them or lost its session. One
+thread does all of this. Watches wake the thread, which also polls in case a watch was missed.
 """
 
 import json
@@ -53,8 +53,8 @@ class Member:
     """A member of a subscription; a context manager that takes part inside the block.
 
     `gained` is called with each acquired shard in the member's thread, and must not block. `lost` is called
-    with a shard to give up and the reason (see `held_shard`), in its own thread. It must return once the
-    shard is no longer consumed; it has `grace_seconds`, and may note checkpoints until it returns.
+    with a shard to give up and the reason (see `held_shard`), in its own thread. The call must return once
+    the shard is no longer consumed, within `grace_seconds`, and may note checkpoints until it returns.
 
     When its session is lost, the member gives up everything and joins again. It fails permanently if the
     subscription was deleted or another process uses its name: see `failure`.
@@ -108,7 +108,7 @@ class Member:
         return self
 
     def stop(self) -> None:
-        """Give up every shard, leave, and return once that is done, within the grace period.
+        """Give up every shard, leave the subscription, and return once that is done, within the grace period.
 
         Safe to repeat.
         """
@@ -118,7 +118,7 @@ class Member:
             self._thread.join()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the member has ended; return whether it has. Raises its error if it failed."""
+        """Wait until the member has ended; return whether it has. Raises the member's error if it failed."""
         ended = self._ended.wait(seconds)
         if ended and self._failure is not None:
             raise self._failure
@@ -126,7 +126,7 @@ class Member:
 
     @property
     def failure(self) -> PenstockError | None:
-        """Why the member failed, None if it runs or was stopped."""
+        """Why the member failed, None if it is running or was stopped."""
         return self._failure
 
     @property
@@ -141,7 +141,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        """Whether the member is the leader, as far as is known now."""
+        """Whether the member is known to be the leader."""
         return self._leadership is not None and self._leadership.held
 
     # --- The thread -------------------------------------------------------------------------
@@ -155,13 +155,13 @@ class Member:
             self._give_up_all(DELETED if self._failure is not None else STOPPING)
             deadline = time.monotonic() + self._grace_seconds + _RETRY_SECONDS
             for held in self._leaving:
-                # A shard that cannot be released in time is released by the end of the session.
+                # If a shard cannot be released in time, the end of the session releases it.
                 held.wait_left(max(0.0, deadline - time.monotonic()))
             self._close()
             self._ended.set()
 
     def _run_step(self) -> float:
-        """Do the work that is due; return the maximum seconds until the next check."""
+        """Do the work that is due; return the maximum number of seconds until the next check."""
         try:
             if self._session is None or not self._session.alive:
                 self._join()
@@ -176,7 +176,7 @@ class Member:
             return 0.0
 
     def _join(self) -> None:
-        """Start a session; everything held under the previous session is given up."""
+        """Start a session, and give up everything that was held under the previous session."""
         self._give_up_lost()
         self._leadership = None
         self._refused_since = None
@@ -220,9 +220,9 @@ class Member:
             path = self._subscription.members_path + path_of(self.name)
             self._session.put_ephemeral(path, json.dumps(description).encode())
         except VersionConflict:
-            # The record may be left over from a previous process; it then ends with that session. If this
-            # process was paused for so long that our own session may have ended too, the waiting time for the
-            # other session starts over.
+            # The record may belong to a previous process and then ends with that process's session. If this
+            # process was paused so long that its session may have ended as well, the wait for the other
+            # session starts over.
             now = time.monotonic()
             if self._refused_since is None or not self._session.certain:
                 self._refused_since = now
@@ -264,13 +264,15 @@ class Member:
         for path in [path for path in self._watches if path.endswith("/lease") and path not in lease_paths]:
             self._unwatch(path)
         for shard in sorted(assigned - self._held.keys()):
-            # A shard that we are still releasing wakes this thread when it is released.
+            # A shard that this member is still releasing wakes this thread once released.
             if shard not in leaving:
                 self._take_shard(shard)
         return pause
 
     def _acquire(self, path: str) -> Lease | None:
-        """Acquire a lease that nobody holds, or that we hold without knowing because a response was lost."""
+        """Acquire a lease that nobody holds, or that this member holds without knowing because a response was
+        lost.
+        """
         assert self._session is not None
         holder = Holder.of(self._store.get(path))
         if holder is not None and holder.name != self.name:
@@ -351,7 +353,7 @@ class Member:
 
 
 def _same_shards(current: Subscription, subscription: Subscription) -> bool:
-    """Return whether a subscription that was read again still allows the same shards to be taken."""
+    """Return whether a subscription, after being read again, still allows the same shards to be taken."""
     return (
         (current.generation, current.revision) == (subscription.generation, subscription.revision)
         and current.resizing is None

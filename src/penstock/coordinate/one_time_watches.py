@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Persistent watches built on one-time watches, for a store that offers only those.
 
-One thread sets them again and then calls the subscriber. In this order, a change in between is reported as
-well.
+One thread sets the watches again and only then calls the subscriber, so that a change in between is reported
+as well.
 """
 
 import queue
@@ -20,20 +20,22 @@ _RETRY_SECONDS = 0.5
 
 _log = structlog.get_logger(__name__)
 
-# Sets the one-time watches of a path, and returns the names below it. If nothing is at the path, it returns
-# None, and has set a watch only if requested. The watches call `fired` with the path.
+# Sets the one-time watches of a path and returns the names below the path. If the path does not exist, the
+# function returns None, and sets a watch only if requested. The watches call `fired` with the path.
 SetOnce = Callable[[str, bool, Callable[[str], None]], Sequence[str] | None]
 
 
 @dataclass(frozen=True)
 class WatchCallback:
-    """A callback for ZooKeeper's watches. Equal for the same subscription, so that it is registered once."""
+    """A callback for ZooKeeper's watches. Callbacks for the same subscription are equal, so the callback is
+    registered once.
+    """
 
     root: str
     fired: Callable[[str], None]
 
     def __call__(self, event: Any) -> None:
-        # Events about the end of a connection have no path; they are handled elsewhere.
+        # Events about the end of a connection have no path and are handled elsewhere.
         if event.path is not None:
             self.fired(event.path.removeprefix(self.root).rstrip("/"))
 
@@ -48,7 +50,7 @@ class PersistentWatch:
         self.closed = False
         # The watched paths.
         self.known: set[str] = set()
-        # The store registers a callback for a path once, as long as it is the same object.
+        # The store registers a callback for a path only once, provided that it is always the same object.
         self.fired = self._fired
 
     def close(self) -> None:
@@ -96,7 +98,7 @@ class OneTimeWatches:
         self._events.put((watch, path))
 
     def all_gone(self) -> None:
-        """Set every watch again and report a change to all: the store was unavailable."""
+        """Set every watch again and report a change to each, because the store was unavailable."""
         with self._lock:
             for watch in self._watches:
                 self._events.put((watch, None))

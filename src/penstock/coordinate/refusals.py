@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subscription refuses: unknown shards, and requests that differ from the stored subscription."""
+"""Requests that a subscription refuses: unknown shards, and options that differ from the stored
+subscription.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +50,7 @@ def refuse_resizing(name: str, shard_count: int) -> None:
 def refuse_another(existing: "Subscription", requested: "Subscription") -> None:
     """Raise OptionInvalid if an existing subscription differs from the requested one."""
     if (requested.tables, requested.exclude) == existing.selected_tables:
-        # The program now requests the values that an operator had set before.
+        # The program now requests the values that an operator had set earlier.
         requested = replace(requested, tables=existing.tables, exclude=existing.exclude)
     if requested.shard_columns == existing.members_shard_columns:
         requested = replace(requested, shard_columns=existing.shard_columns)

@@ -17,7 +17,7 @@ from penstock.model import Position
 def why_not(states: Sequence[ShardState]) -> str | None:
     """Return why the shards cannot be resized now; None if they can.
 
-    Every such reason disappears as the shards are consumed.
+    Any such reason goes away as the shards are consumed.
     """
     checkpoints = [state.checkpoint for state in states if state.checkpoint is not None]
     if not checkpoints:
@@ -43,7 +43,7 @@ def why_not(states: Sequence[ShardState]) -> str | None:
 def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
     """Return the initial state of each of `count` new shards, from the final states of the old ones.
 
-    If `why_not` returns a reason, or the count stays the same, the states stay as they were.
+    If `why_not` returns a reason, or if the count stays the same, the states are unchanged.
     """
     if count == len(states) or why_not(states) is not None:
         return [replace(state, token=0, fence=0) for state in states]
@@ -54,9 +54,10 @@ def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
 
 
 def restarted(states: Sequence[ShardState]) -> Sequence[ShardState]:
-    """Return the initial state of as many shards with other columns, which share no slots with the old ones.
+    """Return the initial states of the same number of shards with different columns, which share no slots
+    with the old shards.
 
-    `why_not` returns no reason. All start at the lowest checkpoint, so that no row is missed.
+    `why_not` must return no reason. All shards start at the lowest checkpoint, so that no row is missed.
     """
     checkpoints = [state.checkpoint for state in states if state.checkpoint is not None]
     lowest = min(checkpoints, key=lambda checkpoint: Position.parse(checkpoint.position), default=None)
@@ -64,7 +65,7 @@ def restarted(states: Sequence[ShardState]) -> Sequence[ShardState]:
 
 
 def _new_shard(states: Sequence[ShardState], sharing: Sequence[int]) -> ShardState:
-    """Return the initial state of a shard that shares slots with some of the old ones."""
+    """Return the initial state of a shard that shares slots with some of the old shards."""
     checkpoints = {
         shard: checkpoint for shard in sharing if (checkpoint := states[shard].checkpoint) is not None
     }

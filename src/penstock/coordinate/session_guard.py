@@ -5,9 +5,9 @@
 
 The store ends a session once no heartbeat has arrived for the session time. Until then, no other process can
 take over from a daemon that was killed. Its guard learns of the death earlier: the operating system closes
-the pipe when the last process that holds it has ended. By then, no process is left that could act under the
-sessions. A frozen daemon keeps the pipe open. Without a guard, as after the death of the whole host, sessions
-expire as before.
+the pipe once the last process that holds it has ended. At that point, no process is left that could act under
+the sessions. A frozen daemon keeps the pipe open. Without a guard, as after a crash of the whole host,
+sessions expire normally.
 """
 
 import json
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _COMMAND = (sys.executable, "-m", "penstock.coordinate.session_guard")
 
-# A guard without sessions ends as soon as its pipe does.
+# A guard without sessions ends as soon as its pipe is closed.
 _END_SECONDS_MAX = 5.0
 _OPERATION_SECONDS_MAX = 5.0
 
-# The daemon's log lines go to standard error, so the guard's do too.
+# The daemon logs to standard error, so its guard does as well.
 _STANDARD_ERROR = 2
 
 _log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ class SessionGuard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        # The arguments of `_end`, by the use of the session.
+        # The arguments of `_end`, by the purpose of the session.
         self._sessions: dict[str, tuple[str, str, float]] = {}
 
     @property
@@ -56,14 +56,14 @@ class SessionGuard:
         return None if self._process is None else self._process.pid
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors that a child process working under the sessions has to inherit, so that the
-        guard waits for its end too.
+        """Return the descriptors that a child process must inherit if it works under the sessions, so that
+        the guard also waits for the child's end.
         """
         pipe = self._pipe
         return () if pipe is None else (pipe.fileno(),)
 
     def start(self) -> None:
-        """Start the guard. If it cannot be started, the error is logged, and sessions expire as usual."""
+        """Start the guard. If it cannot be started, the error is logged, and sessions expire normally."""
         try:
             self._process = subprocess.Popen(
                 _COMMAND, stdin=subprocess.PIPE, stdout=_STANDARD_ERROR, start_new_session=True
@@ -72,19 +72,19 @@ class SessionGuard:
             _log.warning("sessions expire if this process is killed", why=str(problem))
             return
         assert self._process.stdin is not None
-        # A guard that does not read must not block this process.
+        # A guard that does not read its pipe must not block this process.
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def note(self, use: str, url: str, session: "Session") -> None:
-        """Make the guard end a session of the store at `url` when this process ends. Only the last session of
-        each use counts.
+        """Make the guard end a session of the store at `url` when this process ends. Only the last session
+        for each purpose counts.
         """
         with self._lock:
             self._sessions[use] = url, session.key, session.seconds
             self._send()
 
     def stop(self) -> None:
-        """End the guard. From now on, this process itself is responsible for the sessions."""
+        """End the guard. After this, the process itself is responsible for its sessions."""
         with self._lock:
             self._sessions.clear()
             self._send()
@@ -101,7 +101,7 @@ class SessionGuard:
 
     def _send(self) -> None:
         line = json.dumps(list(self._sessions.values())).encode() + b"\n"
-        # Longer lines might arrive in part. A guard that is dead or does not read ends no session.
+        # Longer lines might be written only in part. A guard that is dead or does not read ends no session.
         if self._pipe is not None and len(line) <= select.PIPE_BUF:
             with suppress(OSError):
                 os.write(self._pipe.fileno(), line)
@@ -109,7 +109,7 @@ class SessionGuard:
 
 def main() -> None:
     """Wait for the end of the daemon, then end its sessions."""
-    # A service manager signals all processes of a service, even while the service is stopping.
+    # A service manager signals all processes of a service, although the daemon may still be stopping.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sessions: list[tuple[str, str, float]] = []
@@ -120,8 +120,8 @@ def main() -> None:
 
 
 def _end(url: str, key: str, seconds: float) -> None:
-    """End a session. Give up once it would have expired anyway."""
-    # Import these only now, because guards spend nearly all of their time waiting.
+    """End a session. Give up once the session would have expired anyway."""
+    # Imported only at this point, because guards spend nearly all of their time waiting.
     from penstock.coordinate.store import end_session, without_password
     from penstock.errors import PenstockError
     from penstock.retry import Retry

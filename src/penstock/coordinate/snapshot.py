@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of many records in memory, so that a page about thousands of records queries its store once."""
+"""A copy of many records in memory, so that a page about thousands of records queries its store only once."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from penstock.coordinate.store import CoordinationStore, Record, below_of, is_be
 
 
 def snapshot_of(store: CoordinationStore, path: str, wanted: Callable[[str], bool]) -> CoordinationStore:
-    """Return a store with a copy of another store's records below a path, for `get` and `list` only.
+    """Return a store that serves `get` and `list` from a copy of another store's records below a path.
 
     Records for which `wanted` returns False are listed, but have no values. Raises CoordinationLost.
     """

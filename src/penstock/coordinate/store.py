@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of coordination: small records by path, sessions with ephemeral records, and watches.
 
-A path is `/` followed by names joined by `/`; `path_of` builds one from any names. A record has at most
-`limits.COORDINATION_RECORD_BYTES_MAX` bytes. Every operation has a timeout: if the store does not answer,
-CoordinationLost is raised, and a change may or may not have happened; the caller can read again to find out.
+A path is `/` followed by names joined by `/`; `path_of` builds one from any names. A record holds at most
+`limits.COORDINATION_RECORD_BYTES_MAX` bytes. Every operation has a timeout: if the store does not answer, the
+operation raises CoordinationLost, and a change may or may not have happened. The caller can read again to
+find out.
 """
 
 import functools
@@ -28,10 +29,10 @@ ABSENT = -1
 # The timeout of an operation, including retries.
 OPERATION_SECONDS = 10.0
 
-# A session ends when no heartbeat arrived for this long.
+# A session ends when no heartbeat has arrived for this long.
 SESSION_SECONDS = 10.0
 
-# Cached, because a page about thousands of records encodes the same names again and again.
+# Cached, because a page about thousands of records encodes the same names repeatedly.
 _NAMES_CACHED = 8192
 
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%:-]+)+")
@@ -42,8 +43,8 @@ class Record:
     """The record at a path.
 
     `version` increases with each change of this record; a record that was deleted and recreated may repeat
-    versions. `created` is the number of the change that created it: change numbers increase across the whole
-    store and are never reused. `of_session` marks an ephemeral record.
+    versions. `created` is the number of the change that created the record. Change numbers increase across
+    the whole store and are never reused. `of_session` marks an ephemeral record.
     """
 
     value: bytes
@@ -56,7 +57,7 @@ class Watch(Protocol):
     """A subscription to changes below a path."""
 
     def close(self) -> None:
-        """Stop calling; does not wait for a call in progress."""
+        """Stop the calls. Does not wait for a call in progress."""
 
 
 class Session(Protocol):
@@ -69,7 +70,7 @@ class Session(Protocol):
 
     @property
     def key(self) -> str:
-        """The argument for `end_session`. Anyone who knows it can end the session or use it."""
+        """The argument for `end_session`. Anyone who knows the key can end or use the session."""
 
     @property
     def alive(self) -> bool:
@@ -88,9 +89,9 @@ class Session(Protocol):
         """
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Register a callback for an end other than by `close`; called at once if it has happened.
+        """Register a callback for when the session ends other than by `close`.
 
-        It must not block.
+        If it has already ended, the callback is called immediately. The callback must not block.
         """
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
@@ -98,8 +99,9 @@ class Session(Protocol):
 
         A `plain` record is for another system: its content is the value alone, and `get` does not read it.
 
-        A record that the session already created there is left unchanged, and its `created` is returned.
-        Raises VersionConflict if another record exists, CoordinationLost, also after the end of the session.
+        If the session has already created a record at the path, the record is left unchanged and its
+        `created` is returned. Raises VersionConflict if another record exists, and CoordinationLost, also
+        after the end of the session.
         """
 
     def remove(self, path: str) -> None:
@@ -117,7 +119,7 @@ class Session(Protocol):
 class CoordinationStore(Protocol):
     """Records by path.
 
-    Thread-safe. A process forked from the one that opened the store gets OptionInvalid.
+    Thread-safe. In a process forked from the opening process, every call raises OptionInvalid.
     """
 
     @property
@@ -139,9 +141,9 @@ class CoordinationStore(Protocol):
         """
 
     def delete(self, path: str, version: int | None = None) -> None:
-        """Delete a record; a missing one is fine unless a version is given.
+        """Delete a record.
 
-        Raises VersionConflict, CoordinationLost.
+        A missing record is an error only if a version is given. Raises VersionConflict, CoordinationLost.
         """
 
     def list(self, path: str) -> Sequence[str]:
@@ -162,7 +164,7 @@ class CoordinationStore(Protocol):
         """Call `changed` after every change at or below a path; several changes may be combined into one
         call.
 
-        There may be calls without a change, but never a change without a call, even after the store was
+        There may be calls without a change, but every change is followed by a call, even if the store was
         unavailable. The call runs in a thread of the store and must neither block nor use the store.
         """
 
@@ -174,7 +176,7 @@ class CoordinationStore(Protocol):
 
 
 class OneProcess:
-    """Rejects a store in a forked process, where its threads do not exist."""
+    """Rejects use of a store in a forked process, where the store's threads do not exist."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -191,8 +193,8 @@ class OneProcess:
 def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStore:
     """Open the store of a URL; the scheme is the name of a backend.
 
-    `memory://name` exists in this process, for tests. `sqlite:///var/lib/penstock/coordination.db` is a file
-    shared by the processes of one host (`sqlite:file.db` for a relative path).
+    `memory://name` exists only in this process, for tests. `sqlite:///var/lib/penstock/coordination.db` is a
+    file shared by the processes of one host (`sqlite:file.db` for a relative path).
     `zookeeper://host:2181,host:2181/root` is an ensemble, with `user:password@` before the hosts for the
     digest scheme. `seconds` is the timeout of every operation. Raises OptionInvalid, DependencyMissing,
     CoordinationLost, DiskFailed.
@@ -202,11 +204,11 @@ def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStor
 
 
 def end_session(url: str, key: str, seconds: float = OPERATION_SECONDS) -> None:
-    """End the session with a key, in the store at a URL, at once. It is not an error if the session has ended
-    already.
+    """End the session with a key, in the store at a URL, immediately. A session that has already ended is not
+    an error.
 
     No process that used the session may still be running, because it would not learn of the end in time.
-    Raises the errors of `open_store`.
+    Raises any error from `open_store`.
     """
     _backend_of(url).end_session(url.strip(), key, seconds)
 
@@ -227,7 +229,7 @@ def without_password(url: str) -> str:
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
 
 
-# For subscription records: checkpoints, assignment and leases are below the subscription's path.
+# For subscription records. Checkpoints, the assignment and leases are below the subscription's path.
 HINT_RECORD = "Use the version that wrote it, or begin again: penstock subscriptions delete"
 
 
@@ -270,7 +272,7 @@ def checked_path(path: str) -> str:
 
 
 def below_of(top: str) -> str:
-    """Return the prefix of every path below a path; the path of everything is `/`."""
+    """Return the prefix of every path below a path. The path `/` stands for everything."""
     return "/" if top == "/" else checked_path(top) + "/"
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored subscriptions: their records, and the operations of an administrator.
 
-All records of a subscription are below its path. Members (see `membership`) follow the record: a change to a
-running subscription takes effect there, and a subscription without members is changed in the same way.
+All records of a subscription are below its path. Members (see `membership`) follow the subscription's record,
+so a change to a running subscription takes effect through the record. A subscription without members is
+changed in the same way.
 """
 
 import json
@@ -40,7 +41,7 @@ ShardColumns = Mapping[str, tuple[str, ...]]
 _POLL_SECONDS = 0.1
 _TRIES_MAX = 20
 
-# Counts the generations of all subscriptions, so that no number, and so no path, is used twice.
+# Counts the generations of all subscriptions, so that no generation number, and no path, is reused.
 _GENERATIONS = "/generations"
 
 
@@ -51,7 +52,7 @@ def subscription_path(instance: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Resizing:
-    """New shards in progress: their number and generation, and their columns if these change too."""
+    """New shards in progress: their count and generation, and their columns if these also change."""
 
     shard_count: int
     generation: int
@@ -67,10 +68,10 @@ class Resizing:
 
 @dataclass(frozen=True)
 class Selection:
-    """The changes that a subscription delivers, as far as an operator has set them. None means as its members
-    request.
+    """The changes that a subscription delivers, as far as an operator has selected them.
 
-    `tables` and `exclude` are set together. The fields are those of the body of the changes call.
+    For a field that is None, the members' own request applies. `tables` and `exclude` are set together. The
+    fields are those in the body of the `changes` call.
     """
 
     tables: tuple[str, ...] | None = None
@@ -100,11 +101,11 @@ AS_MEMBERS_ASK = Selection()
 class Subscription:
     """A named consumer of an instance.
 
-    `tables` and `exclude` are patterns, no pattern means every table. `shard_columns` maps table patterns to
+    `tables` and `exclude` are patterns; no pattern means every table. `shard_columns` maps table patterns to
     the columns whose hash determines a row's shard (default: the primary key). `generation` changes whenever
-    the shards are replaced. `pins` are the shards that were moved to a member. `resets` counts the
-    checkpoints set by hand. `created_us` is in microseconds UTC since 1970. `revision` counts the changes of
-    `selection`. While the subscription is `paused`, nobody holds its shards. `labels` are free text of an
+    the shards are replaced. `pins` maps the shards that an operator moved to their members. `resets` counts
+    the checkpoints set by hand. `created_us` is in microseconds UTC since 1970. `revision` counts the changes
+    of `selection`. While the subscription is `paused`, nobody holds its shards. `labels` are free text of an
     operator. `asked_shard_columns` are the columns that its members request, if an operator has set others;
     the operator's columns apply from position `keyed_at` on.
     """
@@ -129,19 +130,19 @@ class Subscription:
 
     @property
     def members_shard_columns(self) -> ShardColumns:
-        """The shard columns that its members request."""
+        """The shard columns that the subscription's members request."""
         return self.shard_columns if self.asked_shard_columns is None else self.asked_shard_columns
 
     @property
     def selected_tables(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The patterns of the tables whose changes are delivered, and of those that are excluded."""
+        """The patterns of the delivered tables, and of the excluded tables."""
         if self.selection.tables is None:
             return self.tables, self.exclude
         return self.selection.tables, self.selection.exclude or ()
 
     @property
     def path(self) -> str:
-        """The path below which everything of the subscription is stored."""
+        """The path below which all records of the subscription are stored."""
         return subscription_path(self.instance, self.name)
 
     @property
@@ -151,7 +152,7 @@ class Subscription:
 
     @property
     def members_path(self) -> str:
-        """The path below which its members are stored."""
+        """The path below which the subscription's members are stored."""
         return self.path + "/members"
 
     @property
@@ -166,8 +167,8 @@ class Subscription:
 
     @property
     def account_path(self) -> str:
-        """The path of the record with the account that owns a Canal client. Other subscriptions have no such
-        record.
+        """The path of the record that names the account that owns a Canal client. Only Canal clients have
+        such a record.
         """
         return self.path + "/account"
 
@@ -180,7 +181,7 @@ class Subscription:
         return shard_path(self.path, self.generation, shard, "lease")
 
     def checkpoints(self, store: CoordinationStore) -> Checkpoints:
-        """Return the checkpoints of its shards in the current generation."""
+        """Return the checkpoints of the subscription's shards in the current generation."""
         return Checkpoints(store, self.path, self.generation)
 
     def encode(self) -> bytes:
@@ -221,7 +222,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class ShardView:
-    """The visible state of a shard: its owner, token and checkpoint."""
+    """A shard's state as shown to users: its owner, token and checkpoint."""
 
     shard: int
     holder: Holder | None
@@ -231,7 +232,7 @@ class ShardView:
 class Subscriptions:
     """The registry of all subscriptions in a store. Thread-safe.
 
-    Every call raises CoordinationLost if the store does not answer, and may then be repeated.
+    Every call raises CoordinationLost if the store does not answer; the caller may then repeat it.
     """
 
     def __init__(self, store: CoordinationStore) -> None:
@@ -257,10 +258,7 @@ class Subscriptions:
         return None if record is None else Subscription.decode(record.value)
 
     def create(self, subscription: Subscription) -> Subscription:
-        """Store a new subscription, or return the existing one with its name.
-
-        Raises OptionInvalid if the existing one has other tables, shards or shard columns.
-        """
+        """Store a new subscription, or return the existing one."""
         refuse_count(subscription.shard_count)
         existing = self.get(subscription.instance, subscription.name)
         if existing is None:
@@ -276,9 +274,11 @@ class Subscriptions:
         return existing
 
     def delete(self, instance: str, name: str) -> None:
-        """Delete a subscription and its checkpoints; its members stop. A missing subscription is fine."""
+        """Delete a subscription and its checkpoints; its members stop. A missing subscription is not an
+        error.
+        """
         top = subscription_path(instance, name)
-        # Without the record nobody takes a lease, so deleted records are not recreated.
+        # Without the record, nobody takes a lease, so deleted records are not created again.
         self._store.delete(top + "/record")
         self._delete_below(top)
 
@@ -299,7 +299,7 @@ class Subscriptions:
         return [decoded_name(name) for name in self._store.list(subscription.members_path)]
 
     def statistics(self, subscription: Subscription) -> Mapping[str, MemberStatistics]:
-        """Return what the current members last recorded; members of earlier versions record nothing."""
+        """Return the current members' last statistics. Members of earlier versions record none."""
         records = {
             member: self._store.get(subscription.statistics_path(member))
             for member in self.members(subscription)
@@ -324,9 +324,9 @@ class Subscriptions:
     def reset(
         self, instance: str, name: str, checkpoint: Checkpoint | None, shard: int | None = None
     ) -> Subscription:
-        """Set the checkpoint of a shard, or of all; None means to start over.
+        """Set the checkpoint of one shard or of all shards; None means to start over.
 
-        A member that holds such a shard stops it and starts it again there. Raises OptionInvalid.
+        A member that holds such a shard stops it and restarts it at the new checkpoint. Raises OptionInvalid.
         """
         subscription = self._must_get(instance, name)
         refuse_shard(subscription, shard)
@@ -385,9 +385,10 @@ class Subscriptions:
     ) -> Subscription:
         """Change the number of shards of a running or stopped subscription, and return it.
 
-        Members finish their work and stop. After `seconds` the remaining ones are fenced, and what they had
-        not noted is repeated. Then the new shards start where the old ones ended. Raises OptionInvalid with a
-        hint that says what to wait for. After CoordinationLost run it again, or a member finishes it.
+        Members finish their work and stop. After `seconds` the remaining members are fenced, and the work
+        that they had not noted is repeated. Then the new shards start where the old shards ended. Raises
+        OptionInvalid with a hint that says what to wait for. After CoordinationLost, repeat the call, or let
+        a member finish the resize.
         """
         generation = self.next_generation()
 
@@ -412,8 +413,8 @@ class Subscriptions:
         """Change the shard columns of a running or stopped subscription; return the resulting subscription.
 
         `keying` returns the new columns for the current subscription. All new shards start at the lowest
-        checkpoint of the old ones, as `keyed_at`: what other shards had consumed after it is delivered again.
-        The rest is as in `resize`.
+        checkpoint of the old shards, recorded as `keyed_at`. Changes after it that other shards had consumed
+        are delivered again. Otherwise the call works like `resize`.
         """
         generation = self.next_generation()
 
@@ -436,7 +437,7 @@ class Subscriptions:
     def _finish(self, done: Subscription, seconds: float) -> Subscription:
         """Wait up to `seconds` for the members, then finish a change of the shards."""
         deadline = time.monotonic() + seconds
-        # The leader of the running members does the same, and may finish first.
+        # The leader of the running members does the same work, and may finish first.
         while done.resizing is not None:
             if self.held(done) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
@@ -446,7 +447,7 @@ class Subscriptions:
         return done
 
     def held(self, subscription: Subscription) -> Sequence[int]:
-        """Return the shards that are held."""
+        """Return the shards that members hold."""
         return [
             shard
             for shard in range(subscription.shard_count)
@@ -456,8 +457,8 @@ class Subscriptions:
     def finish_resize(self, subscription: Subscription) -> Subscription:
         """Finish a `resize`, given the subscription as read; return the resulting subscription. Idempotent.
 
-        From the first step on, nobody can write the old shards. If they have advanced so that they cannot be
-        resized, the new generation has as many shards as before.
+        From the first step on, nobody can write the old shards. If the old shards have advanced to a state
+        that cannot be resized, the new generation has the same number of shards.
         """
         resizing = subscription.resizing
         if resizing is None:
@@ -545,7 +546,7 @@ class Subscriptions:
         raise VersionConflict("others number their generations all the time", position=_GENERATIONS)
 
     def unpin(self, subscription: Subscription, shards: Collection[int]) -> Subscription:
-        """Remove the pins of shards, unless they were moved again concurrently."""
+        """Remove the pins of shards, except pins that a concurrent move has set again."""
         moved = {shard: subscription.pins[shard] for shard in shards}
 
         def unpinned(current: Subscription) -> Subscription:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of ZooKeeper: how a node holds a record, and how many nodes are read with one request.
+"""Nodes of ZooKeeper: how a node holds a record, and how one request reads many nodes.
 
 The requests and answers mirror `org.apache.zookeeper.MultiOperationRecord` and `MultiResponse`.
 """
@@ -15,7 +15,7 @@ from penstock.errors import VersionConflict
 _NONCE_BYTES = 8
 _TRAILER_BYTES = 1 + 2 * _NONCE_BYTES
 
-# A request has at most 1 MiB (`jute.maxbuffer`), so the paths have 5 KiB on average.
+# A request may take at most 1 MiB (`jute.maxbuffer`), which leaves 5 KiB per path on average.
 READS_MAX = 200
 
 _GET_DATA, _GET_CHILDREN, _MULTI_READ = 4, 8, 22
@@ -42,23 +42,23 @@ class NodeStat(NamedTuple):
 
 
 def sealed(value: bytes) -> tuple[bytes, bytes]:
-    """Return the content of a node for a value, and a nonce that identifies this write."""
+    """Return the content of a node: the value, and a nonce that identifies this write."""
     nonce = os.urandom(_NONCE_BYTES).hex().encode()
     return bytes(value) + b"\n" + nonce, nonce
 
 
 def expected_version(path: str, node: tuple[bytes, Any] | None, version: int | None) -> int:
-    """Return the version that a node must have for a write, or ABSENT. Raises VersionConflict."""
+    """Return the node version that a write must expect, or ABSENT. Raises VersionConflict."""
     record = None if node is None else record_of(*node)
     present = ABSENT if record is None else record.version
     if version is not None and version != present:
         raise VersionConflict(f"the record has version {present}, not {version}", position=path)
-    # A node that only leads to others becomes a record.
+    # A node that exists only as a parent becomes a record.
     return ABSENT if node is None else int(node[1].version)
 
 
 def record_of(content: bytes, stat: Any) -> Record | None:
-    """Return the record in a node; None for a node that only leads to others."""
+    """Return the record in a node; None if the node exists only as a parent."""
     if len(content) < _TRAILER_BYTES:
         return None
     return Record(content[:-_TRAILER_BYTES], stat.version, stat.czxid, of_session=stat.ephemeralOwner != 0)
@@ -107,7 +107,7 @@ class ReadMany:
                     names.append(bytes(answer[begin:offset]).decode())
                 answers.append(names)
             else:
-                # `number` is the code of an error.
+                # `number` is an error code.
                 answers.append(None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resuming on a server that is missing transactions of the log because they are lost.
+"""Resuming on a server that has lost some of the log's transactions.
 
 A replica that was promoted before it was complete never gets the missing transactions. The log and the
 targets keep them: their rows are missing from the new server, and only a comparison finds them.
@@ -28,11 +28,11 @@ from penstock.source.walk import TransactionWalk
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The consequences of resuming on a server: `lost` are the GTIDs of the log that the server is missing.
+    """The consequences of resuming on a server.
 
-    On MariaDB these are the last ones of each domain and server. `tables` are the tables changed by the lost
-    transactions. `statements` are the logged statements among them, whose tables are known only from their
-    text.
+    `lost` are the GTIDs in the log that are missing from the server; on MariaDB, the last GTID of each domain
+    and server. `tables` are the tables changed by the lost transactions. `statements` are the logged
+    statements among them, whose tables are known only from their text.
     """
 
     beginning: Beginning
@@ -60,8 +60,8 @@ def chosen_server(chosen: LogFolder, server: str | None) -> Iterator[Connection]
 def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection) -> Acceptance:
     """Return the consequences of resuming on a server; change nothing.
 
-    Raises OptionInvalid if the server is missing nothing, ServerChanged if it is missing transactions of its
-    own or its GTIDs are ambiguous, and the errors of `begin_after`.
+    Raises OptionInvalid if nothing is missing from the server, ServerChanged if the server lost transactions
+    that it wrote itself or its GTIDs are ambiguous, or any error from `begin_after`.
     """
     last_epoch, old = reader.epochs.latest, reader.head()
     assert last_epoch is not None, "a log with a byte has an epoch"
@@ -106,7 +106,7 @@ def _new_log_hint(reader: LogReader) -> str:
 
 
 def _check_origin(reader: LogReader, address: ServerAddress, identity: ServerIdentity, lost: str) -> None:
-    """Raise ServerChanged if a server itself has written one of the transactions that it lacks."""
+    """Raise ServerChanged if the server itself wrote one of the transactions that it is missing."""
     if identity.flavor == MARIADB:
         is_own = any(server == identity.server_id for _, server, _ in mariadb_gtids(lost))
     else:
@@ -122,9 +122,11 @@ def _check_origin(reader: LogReader, address: ServerAddress, identity: ServerIde
 def _lost_after(
     chosen: LogFolder, reader: LogReader, shared: str, executed: ExecutedSet
 ) -> tuple[LoggedSet, tuple[str, ...], tuple[str, ...]]:
-    """Return the transactions of a log outside a set, the tables they changed and their logged statements.
+    """Return the transactions of a log outside a set, the tables that they changed and their logged
+    statements.
 
-    Raises ServerChanged if the server has executed one of them: then its GTIDs do not tell what it lacks.
+    Raises ServerChanged if the server has executed one of them, because its GTIDs then do not show which
+    transactions are missing.
     """
     source = chosen.source()
     lost = GtidSet.parse("")

@@ -31,7 +31,7 @@ from penstock.source.kept import epoch_shift
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# The longest that a daemon may need for one range of a log on a slow disk.
+# The maximum time that a daemon may need for one range of a log on a slow disk.
 HISTORY_SILENCE_SECONDS_MAX = 120.0
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -41,8 +41,8 @@ EARLIEST, LATEST = "earliest", "latest"
 class Lag:
     """How far a checkpoint is behind the daemon's log; None if unknown.
 
-    `seconds` is the time between the commits of the last consumed and the last logged transaction. `why` is
-    the reason why the figures are unknown.
+    `seconds` is the time between the commits of the last consumed and the last logged transaction. `why` says
+    why the figures are unknown.
     """
 
     bytes: int | None = None
@@ -51,7 +51,7 @@ class Lag:
 
 
 class AskedDaemon:
-    """One instance of a daemon. Every call raises ConnectionLost if the daemon does not answer."""
+    """Access to one instance of a daemon. Every call raises ConnectionLost if the daemon does not answer."""
 
     def __init__(self, address: DaemonAddress) -> None:
         self.address = address
@@ -94,13 +94,13 @@ class AskedDaemon:
     # --- Where ------------------------------------------------------------------------------
 
     def find_checkpoint(self, bound: Bound | str) -> Checkpoint:
-        """Return the checkpoint for a bound, `earliest` or `latest`, verified against the log.
+        """Return the checkpoint for `earliest`, `latest` or a bound, verified against the log.
 
-        The next transaction after it is the first that was committed at or after a time, that is outside a
-        GTID set, or that begins at a position. Raises PositionInvalid inside a transaction, PositionPurged,
-        and ServerBusy after the head.
+        The transaction after it is the first that was committed at or after a time, is outside a GTID set, or
+        begins at a position. Raises PositionInvalid for a position inside a transaction, ServerBusy for a
+        position past the head, and PositionPurged.
         """
-        # Fail at once if the daemon is down. The source would retry for a while.
+        # Fail immediately if the daemon is down. The source would retry for a while.
         self._client.ask("status")
         with closing(
             DaemonSource(SourceOptions(daemon=self.address, instance=self.address.instance))
@@ -129,7 +129,7 @@ class AskedDaemon:
     ) -> Position:
         """Return the first matching transaction from `start` on, otherwise the end of the log.
 
-        `condition_from` is called with the position where each run of the log is read from.
+        `condition_from` is called with the start position of each contiguous run of the log.
         """
         for run in self._runs():
             if run.last <= start:
@@ -189,7 +189,8 @@ class AskedDaemon:
     def as_of_file(self, wanted: dict[str, Any]) -> tuple[Mapping[str, str], Iterator[bytes]]:
         """Return the headers and the pieces of a file with the rows of a table as of a moment.
 
-        Raises the daemon's errors, and while the pieces are read, ConnectionLost if the file breaks off.
+        Raises the daemon's errors. Reading the pieces raises ConnectionLost if the connection breaks before
+        the end of the file.
         """
         response = self._client.post("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
         return response.headers, self._client.pieces(response)

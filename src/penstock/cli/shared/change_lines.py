@@ -40,9 +40,10 @@ class ChangeLine:
 
 
 def lines_of(rows: pyarrow.RecordBatch, key: Sequence[str]) -> Iterator[ChangeLine]:
-    """Yield the changes in the rows of one table; `key` has its primary key columns.
+    """Yield the changes in the rows of one table; `key` holds the table's primary key columns.
 
-    The two images of an update are one change. If only one image was requested, it forms a change alone.
+    The two images of an update form one change. If only one image was requested, the image alone forms a
+    change.
     """
     before: dict[str, Any] | None = None
     for row in python_rows(rows):
@@ -61,7 +62,7 @@ def lines_of(rows: pyarrow.RecordBatch, key: Sequence[str]) -> Iterator[ChangeLi
 
 
 class ChangeWriter:
-    """Writes changes below a heading, in color on a terminal."""
+    """Writes changes as lines under a heading, in color on a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._plain = LineWriter(out, _FIELDS)
@@ -93,7 +94,7 @@ def _line(row: dict[str, Any], kind: str, values: str) -> ChangeLine:
 
 
 def _shown(row: dict[str, Any], key: Sequence[str], before: dict[str, Any] | None = None) -> str:
-    """Return the key, then every other value; for an update only the values that differ."""
+    """Return the key values, then all other values; for an update, only the values that differ."""
     texts = []
     other_names = [name for name in row if name not in key and name not in SYSTEM_COLUMNS]
     for name in (*(name for name in key if name in row), *other_names):

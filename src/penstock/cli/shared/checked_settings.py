@@ -58,7 +58,7 @@ def _problem_of(address: ServerAddress) -> PenstockError | None:
 
 
 def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
-    """Return why a TiDB cluster cannot be used, None if its PD answers."""
+    """Return why a TiDB cluster cannot be used, None if its PD responds."""
     # Only a TiDB cluster needs gRPC.
     from penstock.tidb.cluster import Cluster
     from penstock.tidb.drainer import cluster_tls
@@ -72,7 +72,7 @@ def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
 
 
 def _problem_of_sink(instance: InstanceSettings) -> PenstockError | None:
-    """Return why the output of TiCDC cannot be read, None if it has a checkpoint, or topics."""
+    """Return why the output of TiCDC cannot be read, None if it contains a checkpoint or topics."""
     try:
         if is_ticdc_kafka(instance.source):
             with closing(open_reader(instance.source, instance.ticdc)) as reader:

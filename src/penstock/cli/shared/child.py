@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.5
 
 
 def child_command() -> list[str]:
-    """Return the start of the command line of a child of this process, before the verb."""
+    """Return the start of a child's command line, up to the verb."""
     return [sys.executable, "-m", __spec__.name, str(os.getpid())]
 
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have this process receive SIGTERM when its parent ends. Exit if the parent has ended already."""
+    """Request SIGTERM for this process when its parent ends. Exit if the parent has already ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

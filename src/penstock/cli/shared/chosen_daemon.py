@@ -16,9 +16,9 @@ def daemon_address(
 ) -> DaemonAddress:
     """Return the address of a daemon's instance: from `--url`, the settings file, or the default.
 
-    A URL is `host:port`, or starts with http, https, penstock or penstocks. Its query has the options of
-    every penstock:// URL. With `ca` the daemon is asked over TLS, and its certificate has to name its host
-    unless the URL has another `ssl_mode`. Raises OptionInvalid.
+    A URL is `host:port`, or starts with http, https, penstock or penstocks. Its query accepts the options of
+    any penstock:// URL. With `ca`, the connection uses TLS, and the daemon's certificate must name its host
+    unless the URL sets `ssl_mode`. Raises OptionInvalid.
     """
     token, tls = None, None
     host, port = _HOST_DEFAULT, PORT_DEFAULT
@@ -30,7 +30,8 @@ def daemon_address(
         host = _HOST_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
         port, token = listen.port, settings.operator_token()
         if listen.tls is not None:
-            # The settings file names the certificate itself, so it is trusted under any host name.
+            # The settings file names the certificate itself, so the certificate is trusted under any host
+            # name.
             tls = Tls(mode="verify_ca", ca=str(listen.tls.cert))
     secure, netloc, query = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
     if url is not None:

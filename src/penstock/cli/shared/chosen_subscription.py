@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subscriptions that a command works on: their store, their daemons, and the output."""
+"""The subscriptions that a command works on, with their store, daemons and output."""
 
 import sys
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class Backends:
     def of(
         cls, coordination: str | None, url: str | None, config: Path | None, ca: Path | None = None
     ) -> Iterator["Backends"]:
-        """Open the store. Raises OptionInvalid if no option names it."""
+        """Open the store. Raises OptionInvalid if no option names one."""
         if coordination is None:
             if config is None:
                 raise OptionInvalid(
@@ -88,7 +88,9 @@ class Backends:
         return matching[0]
 
     def daemon(self, instance: str) -> AskedDaemon | None:
-        """Return the daemon of an instance, None if it does not answer; `unreachable` is then the reason."""
+        """Return the daemon of an instance, None if it does not answer; `unreachable` then holds the
+        reason.
+        """
         if self.unreachable is not None:
             return None
         if instance not in self._daemons:
@@ -96,7 +98,7 @@ class Backends:
         return self._daemons[instance]
 
     def shards(self, subscription: Subscription) -> list[ShownShard]:
-        """Return every shard with its lag, as far as the lag is known."""
+        """Return every shard with its lag, where the lag is known."""
         return [
             ShownShard(view, self._lag(subscription, view.state.checkpoint))
             for view in self.registry.shards(subscription)
@@ -111,7 +113,9 @@ class Backends:
 
 
 def default_store() -> str:
-    """Return the store of subscriptions if none is configured. A daemon's settings do not name it."""
+    """Return the store of subscriptions that applies if none is configured. A daemon's settings do not name a
+    store.
+    """
     return f"A Subscriber without `coordination` keeps them in --coordination {default_coordination()}"
 
 
@@ -129,5 +133,5 @@ def full_name(subscription: Subscription) -> str:
 
 
 def position_of(view: ShardView) -> str | None:
-    """Return the position of a shard's checkpoint, None before the first."""
+    """Return the position of a shard's checkpoint, None before the first checkpoint."""
     return view.state.checkpoint.position if view.state.checkpoint else None

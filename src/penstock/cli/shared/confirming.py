@@ -7,7 +7,7 @@ from penstock.errors import OptionInvalid
 
 
 def check_confirmation(*, yes: bool) -> None:
-    """Raise OptionInvalid if a change needs a confirmation, and there is no terminal to ask."""
+    """Raise OptionInvalid if a change needs a confirmation but there is no terminal to ask on."""
     if not yes and not sys.stdin.isatty():
         raise OptionInvalid(
             "confirmation is required, but there is no terminal to ask",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The web console of a daemon, in a separate process, so that a fault in one does not end the other.
+"""The web console of a daemon, in a separate process, so that a fault in either process does not end the
+other.
 
-The console ends with the daemon, also if the daemon is killed. A console that ends by itself is started
+The console ends with the daemon, even if the daemon is killed. A console that ends by itself is started
 again.
 """
 
@@ -21,7 +22,7 @@ from penstock.retry import Backoff
 
 _log = structlog.get_logger(__name__)
 
-# A console that ran for this long had started properly, so it is restarted without a long pause.
+# A console that ran for at least this long had started properly, so it is restarted without a long pause.
 _WELL_SECONDS = 60.0
 _BACKOFF = Backoff(first=2.0, longest=60.0)
 
@@ -38,7 +39,8 @@ def console_command(config: Path) -> Sequence[str]:
 def running_beside(command: Sequence[str]) -> Iterator[None]:
     """Keep a command running inside the block, and stop it at the end."""
     stopping = threading.Event()
-    # The kernel ends the child with the thread that started it, so the thread must live as long as the block.
+    # The kernel ends the child when the thread that started the child ends, so the thread must live as long
+    # as the block.
     thread = threading.Thread(target=_keep_running, args=(command, stopping), name="console", daemon=True)
     thread.start()
     try:
@@ -64,7 +66,7 @@ def _keep_running(command: Sequence[str], stopping: threading.Event) -> None:
 def _run_once(command: Sequence[str], stopping: threading.Event) -> int | str:
     """Run the command until it ends or is stopped; return its exit status, or why it did not start."""
     try:
-        # Start the child in a new session, because Ctrl-C in a terminal is meant for the daemon only.
+        # Start the child in a new session, because Ctrl-C in a terminal is meant only for the daemon.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as problem:
         return str(problem)

@@ -33,13 +33,13 @@ from penstock.source.walk import TransactionWalk
 
 _TIME_OF_DAY = re.compile(r"(\d{1,2})(:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)Z?")
 
-# A condition on the transactions of a batch (see `TransactionWalk`): returns an array of booleans.
+# A condition that takes a batch of transactions (see `TransactionWalk`) and returns an array of booleans.
 Condition = Callable[[pyarrow.RecordBatch], npt.ArrayLike]
 
 
 @dataclass(frozen=True)
 class LogFolder:
-    """A selected log. The settings are set only if the log was selected by them."""
+    """A selected log. The settings are set only if they selected the log."""
 
     folder: Path
     instance: str | None = None
@@ -120,7 +120,7 @@ class LogFolder:
     def open_for_writing(self) -> Log:
         """Open the log for writing, as its daemon does: exclusively, and after recovery from a crash.
 
-        Raises LogLocked, whose hint says how to continue, and the errors of `Log.open`.
+        Raises LogLocked with a hint on how to continue, and any error from `Log.open`.
         """
         self.check()
         settings = (self.settings or LogSettings()).model_copy(update={"mode": "file", "fsync": "never"})
@@ -136,8 +136,8 @@ class LogFolder:
 def segments_of(reader: LogReader) -> list[SegmentRecord]:
     """Return every segment with its totals, in ascending order.
 
-    A reader treats the newest segment as open. If L1 says that it was closed, use the record of L1. Otherwise
-    compute its totals from its blocks and the events after them.
+    A reader treats the newest segment as open. If the L1 index records the segment as closed, use that
+    record. Otherwise compute the totals from the segment's blocks and the events after them.
     """
     index = SegmentIndex.load(reader.disk, reader.layout.segments_index) or SegmentIndex([])
     records = []
@@ -165,7 +165,7 @@ def _counted(reader: LogReader, record: SegmentRecord) -> SegmentRecord:
 
 
 def head_of(reader: LogReader, record: SegmentRecord) -> SegmentHead:
-    """Return a segment's head; for a tiered segment, from its note in the folder."""
+    """Return a segment's head; for a tiered segment, read it from the note in the folder."""
     if record.state != TIERED:
         return reader.segment_head(record)
     note = TieredNote.load(reader.disk, note_path(reader.layout, record))
@@ -173,7 +173,7 @@ def head_of(reader: LogReader, record: SegmentRecord) -> SegmentHead:
 
 
 def end_of(reader: LogReader, record: SegmentRecord) -> int:
-    """Return the source offset up to which a segment can be read."""
+    """Return the source offset up to which the segment can be read."""
     visible = reader.visible
     if record.source_end:
         return record.source_end
@@ -209,11 +209,11 @@ def _time_of(bound: Bound, text: str) -> int:
 
 
 def user_name() -> str:
-    """Return the current user: the account, and the user who switched to it with sudo."""
+    """Return the current user: the account, and the user who switched to this account with sudo."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        # A container may run under a user number without a name.
+        # A container may run under a user id that has no name.
         name = str(os.getuid())
     sudo_user = os.environ.get("SUDO_USER")
     return f"{sudo_user} as {name}" if sudo_user and sudo_user != name else name
@@ -227,7 +227,8 @@ def moment(time_us: int | None) -> datetime | None:
 
 
 def first_from(reader: LogReader, source: Source, start: Position, condition: Condition) -> Position:
-    """Return where the first matching transaction from `start` on begins, otherwise the end of its extent.
+    """Return where the first matching transaction from `start` on begins, otherwise the end of its contiguous
+    run of the log.
 
     `start` is a transaction boundary. The index locates blocks; this search is exact to the byte.
     """
@@ -266,7 +267,9 @@ def committed_from(time_us: int) -> Condition:
 
 
 def outside(gtid_set: str, before: LoggedSet) -> Condition:
-    """Match transactions outside a GTID set. In the log, the transactions of `before` come first."""
+    """Match transactions outside a GTID set. `before` is the set of transactions that precede the matched
+    ones in the log.
+    """
     is_outside = OutsideSet(gtid_set, before)
     return lambda batch: [is_outside(gtid) for gtid in batch["gtid"].to_pylist()]
 

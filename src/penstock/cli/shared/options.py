@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and arguments that several verbs declare alike.
+"""Options and arguments that several verbs share.
 
-Imports nothing that a help text does not need, so that `--help` answers at once.
+This module imports only what help texts need, so that `--help` prints immediately.
 """
 
 from pathlib import Path
@@ -70,7 +70,7 @@ EachSink = Annotated[str | None, typer.Option(help="The sink, if the pipeline ha
 
 
 def parse_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
-    """Return the values of an option name=value that may be repeated. Raises OptionInvalid."""
+    """Parse a repeatable name=value option. Raises OptionInvalid."""
     pairs = {}
     for text in texts or ():
         name, equals, value = text.partition("=")

@@ -29,7 +29,7 @@ from penstock.source.server import ServerSource
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# A larger amount of lost data is not read only to count it.
+# Above this size, lost data is not read merely to count it.
 _COUNTED_BYTES_MAX = 256 * MIB
 
 _HINT_ASK = "Let the server be asked: penstock position set --config penstock.yaml INSTANCE"
@@ -37,7 +37,7 @@ _HINT_ASK = "Let the server be asked: penstock position set --config penstock.ya
 
 @dataclass(frozen=True)
 class Target:
-    """Where capture is to resume. `note` is a warning for the user."""
+    """The position where capture is to resume. `note` is a warning for the user."""
 
     position: Position
     gtid_set: LoggedSet
@@ -45,7 +45,7 @@ class Target:
 
 
 class AskedServer:
-    """The server that a log follows, with one session on it."""
+    """The server that a log follows, and one session with it."""
 
     def __init__(self, connection: Connection, source: ServerSource) -> None:
         self._connection = connection
@@ -73,7 +73,7 @@ class AskedServer:
         return Target(position, self._source.gtid_set(position))
 
     def count(self, gaps: tuple[Gap, ...]) -> Stretch:
-        """Count the contents of gaps; for large gaps only the bytes."""
+        """Count the contents of gaps; for large gaps, only the bytes."""
         total = Stretch()
         for gap in gaps:
             total = total.plus(Stretch(None if gap.end is None else gap.end - gap.start))
@@ -97,7 +97,9 @@ class AskedServer:
         return total
 
     def _at_time(self, time_us: int) -> Position:
-        """Return the first transaction committed at or after a time, otherwise the server's log end."""
+        """Return the first transaction committed at or after a time, otherwise the end of the server's
+        log.
+        """
         start = self._source.find_time(time_us)
         for extent in self._source.extents(start):
             position = first_in(self._source, _range_of(extent.first, None), committed_from(time_us))
@@ -123,7 +125,7 @@ class AskedServer:
 def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer | None]:
     """Open the server that the log follows, None if no settings name a server.
 
-    Raises ServerChanged if it is none of the instance's servers, and the errors of a session.
+    Raises ServerChanged if the log follows none of the instance's servers, or an error if the session fails.
     """
     latest = reader.epochs.latest
     if chosen.instance_settings is None or latest is None:
@@ -141,7 +143,9 @@ def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer |
 
 
 def find_in_log(chosen: LogFolder, reader: LogReader, bound: Bound) -> Target:
-    """Return the position of a bound from the log alone. Raises OptionInvalid if the log does not have it."""
+    """Return the position of a bound from the log alone. Raises OptionInvalid if the log does not contain the
+    position.
+    """
     if bound.position is not None:
         position = held_position(reader, bound.position)
         if position is None:

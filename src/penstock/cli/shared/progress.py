@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReadingProgress:
-    """Progress in log bytes, on standard error. A context manager.
+    """Shows progress in log bytes on standard error. A context manager.
 
     A bar appears only if standard error is a terminal and standard output is not: output on the same terminal
     already shows that the run is alive. With `alone` there is hardly any output, so the bar appears on any
@@ -67,7 +67,7 @@ class ReadingProgress:
         return self._done
 
     def reach_of(self, bytes_done: int, bytes_total: int) -> None:
-        """Report progress when the total becomes known only during the run."""
+        """Report progress when the total is not known until the run is under way."""
         if bytes_total != self._total:
             self._total = bytes_total
             if self._bar is not None:
@@ -76,7 +76,7 @@ class ReadingProgress:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Hide the bar while something is printed."""
+        """Hide the bar while other output is printed."""
         if self._bar is not None:
             self._bar.stop()
         yield

@@ -15,7 +15,7 @@ from rich.text import Text
 from penstock.durations import duration_text
 from penstock.sizes import size_text
 
-# Longer cells are truncated in aligned lines. JSON has the whole value.
+# Longer cells are truncated in aligned lines. JSON output contains the whole value.
 _CELL_CHARACTERS_MAX = 200
 
 

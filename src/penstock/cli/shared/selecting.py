@@ -180,7 +180,7 @@ def _listed(option: str, text: str | None) -> list[str] | None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        # This is often an unset shell variable.
+        # An empty value is often an unset shell variable.
         raise OptionInvalid(
             f"{option} names nothing", hint="Leave it out, or drop all that was set: --as-members-ask"
         )
@@ -211,7 +211,7 @@ def _print_shards(
     as_json: bool,
     keyed_at: str | None = None,
 ) -> None:
-    """Print where each shard continues. Exits with 1 if a member did not follow."""
+    """Print where each shard continues. Exits with 1 if a member has not followed."""
     from penstock.cli.shared.chosen_subscription import position_of
 
     lines = []

@@ -11,9 +11,9 @@ from typing import Any
 
 import structlog
 
-# Half of the time that Kubernetes waits before it kills.
+# Half of the time that Kubernetes waits before it kills a container.
 STOP_SECONDS_MAX = 15.0
-# Standard error may be blocked by its reader, so do not write to it.
+# The reader of standard error may block, so do not write to it.
 _LOG_SECONDS_MAX = 0.5
 
 _log = structlog.get_logger(__name__)
@@ -23,9 +23,9 @@ _log = structlog.get_logger(__name__)
 def stopped_by_signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
     """Call `stop` in a thread at the first SIGTERM or SIGINT; a second signal ends the process.
 
-    The process also ends STOP_SECONDS_MAX after the first signal, if the block does not end by itself. The
-    commands here survive a kill in any case, and their next run resumes. Each SIGHUP calls `reload` in a
-    thread; without `reload`, it ends the process as before.
+    The process also ends STOP_SECONDS_MAX after the first signal, if the block does not end by itself.
+    Commands that use this function survive a kill in any case: their next run resumes. Each SIGHUP calls
+    `reload` in a thread; without `reload`, SIGHUP ends the process as usual.
     """
     ended = threading.Event()
     old_handlers: dict[int, Any] = {}
@@ -46,7 +46,7 @@ def stopped_by_signals(stop: Callable[[], None], reload: Callable[[], None] | No
         run_soon(lambda: end_late(number))
 
     def run_soon(work: Callable[[], None]) -> None:
-        # In the signal handler itself, a lock held by the interrupted code would never be released.
+        # Inside the signal handler, `stop` could wait forever for a lock that the interrupted code holds.
         threading.Thread(target=work, name="signal", daemon=True).start()
 
     if reload is not None:

@@ -42,8 +42,8 @@ def export_documents(
 ) -> Iterator[ExportedDocument]:
     """Yield the instances, jobs and subscriptions that have all of these labels, in this order.
 
-    `file_sections` are the instances of a settings file as written; instances of the store replace them.
-    Raises OptionInvalid, SchemaInvalid, CoordinationLost.
+    `file_sections` are a settings file's instances as written; the store's instances replace them. Raises
+    OptionInvalid, SchemaInvalid, CoordinationLost.
     """
     from_file = {name: WantedInstance(name, yaml_text(section)) for name, section in file_sections.items()}
     for _, instance in sorted({**from_file, **read_wanted(store)}.items()):
@@ -66,7 +66,7 @@ def apply_documents(
     """Store what the documents describe, with `values` for their variables and labels; yield a line for each
     document.
 
-    If one document cannot be stored, none is. Raises OptionInvalid, VersionConflict, CoordinationLost.
+    If any document cannot be stored, none is stored. Raises OptionInvalid, VersionConflict, CoordinationLost.
     """
     jobs = [_job_of(document, values) for document in documents if isinstance(document, JobDocument)]
     subscriptions = [
@@ -176,7 +176,7 @@ def _without_secret_values(values: Mapping[str, str], exported: ExportedText) ->
 
 
 def _remarks(what: str, values: Mapping[str, str], exported: ExportedText) -> tuple[str, ...]:
-    """Return a remark for each variable that stands for a secret and has no value in the document."""
+    """Return a remark for each variable that replaces a secret and has no value in the document."""
     missing = {*exported.hidden, *(exported.references & values.keys())}
     return tuple(
         f"{what}: a secret is not exported: set {name} where the copy runs" for name in sorted(missing)
@@ -285,7 +285,7 @@ def _subscription_of(document: SubscriptionDocument, values: Mapping[str, str]) 
 
 
 def _apply_subscription(registry: Subscriptions, wanted: Subscription) -> str:
-    """Create a subscription, or set the selection, labels and pause of an existing subscription."""
+    """Create a subscription, or set the selection, labels and paused state of an existing one."""
     created = registry.create(wanted)
     registry.select(wanted.instance, wanted.name, lambda _: wanted.selection)
     registry.pause(wanted.instance, wanted.name, paused=wanted.paused)

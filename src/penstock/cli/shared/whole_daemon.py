@@ -44,7 +44,7 @@ class WholeDaemon:
         return chosen
 
     def only_instance(self) -> str:
-        """Return the name of its instance. Raises OptionInvalid if it has several."""
+        """Return the name of the daemon's instance. Raises OptionInvalid if the daemon has several."""
         names = [str(status["instance"]) for status in self.instances(None)]
         if len(names) > 1:
             raise OptionInvalid(
@@ -53,7 +53,7 @@ class WholeDaemon:
         return names[0]
 
     def listeners(self) -> dict[str, str]:
-        """Return the daemon's listeners: host:port by the name of each listener."""
+        """Return the daemon's listeners: the host:port of each listener by name."""
         listeners: dict[str, str] = self._ask("/v1/listeners")["listeners"]
         return listeners
 
@@ -64,7 +64,7 @@ class WholeDaemon:
         return self._ask("/v1/alerts")
 
     def fleet(self) -> dict[str, Any]:
-        """Return the state of the daemon's fleet. Raises SourceMissing if it belongs to none."""
+        """Return the state of the daemon's fleet. Raises SourceMissing if the daemon belongs to no fleet."""
         return self._ask("/v1/fleet")
 
     def _ask(self, path: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class WholeDaemon:
 
 
 def _problem_of(body: bytes, default: str) -> PenstockError:
-    """Return the error that a daemon reported, with its class."""
+    """Return the error that a daemon reported, as an instance of its class."""
     try:
         report = json_text.loads(body)
     except ValueError:

@@ -11,8 +11,8 @@ from penstock.errors import DiskFailed
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file under a temporary name, make it durable, and rename it. Raises DiskFailed.
 
-    A failure leaves an earlier file as it was, a success its permissions. A pipe or a device is written
-    directly.
+    On failure, an existing file stays unchanged; on success, the new file gets its permissions. A pipe or a
+    device is written directly.
     """
     try:
         target = path.resolve()
@@ -24,7 +24,7 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         try:
             with unfinished.open("xb") as file:
                 if target.exists():
-                    # Keep the permissions of a file that only its owner may read.
+                    # If only its owner may read the file, it must stay that way.
                     os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
                 file.writelines(pieces)
                 file.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where coordination is kept: one file for each backend, found by name, which is the scheme of its URLs."""
+"""The backends of coordination: one file for each, found by name, which is the URL scheme."""
 
 import pkgutil
 

@@ -2,8 +2,8 @@
 """Coordination within one process, by name: for tests, and for a subscriber that needs no durable
 checkpoints.
 
-Stores of one name share their records, which end with the last of the stores. `lose` and `away` simulate
-network faults.
+Stores with the same name share their records, which are gone once the last store is closed. `lose` and `away`
+simulate network faults.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 
 @dataclass(eq=False)
 class _Space:
-    """The state shared by the stores of one name."""
+    """The state that the stores with one name share."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     records: dict[str, tuple[Record, "MemorySession | None"]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def open_url(url: str, seconds: float) -> "MemoryStore":
 
 
 class MemoryStore:
-    """A store of this process alone."""
+    """A store within this process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,7 +70,7 @@ class MemoryStore:
         return f"memory://{self._name}"
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
-        """Return the record at a path, always the latest."""
+        """Return the record at a path; it is always the latest."""
         with self._space.lock:
             self._check(path)
             entry = self._space.records.get(path)
@@ -145,7 +145,7 @@ class MemoryStore:
             return watch
 
     def session(self, seconds: float = SESSION_SECONDS) -> "MemorySession":
-        """Start a session: it lives as long as this process, unless `lose` ends it."""
+        """Start a session, which lasts as long as this process unless `lose` ends it."""
         with self._space.lock:
             self._check()
             session = MemorySession(self, seconds)
@@ -169,7 +169,9 @@ class MemoryStore:
     # --- Fault injection --------------------------------------------------------------------
 
     def away(self, away: bool) -> None:
-        """Make this store object unavailable while `away` is true; its sessions are then uncertain."""
+        """Make this store object unavailable while `away` is true; its sessions are uncertain for that
+        time.
+        """
         self._away = away
         if not away:
             self._tell(["/"])
@@ -249,7 +251,7 @@ class MemorySession(EndingSession):
 
     @property
     def key(self) -> str:
-        """Nothing: no other process knows the store."""
+        """Always empty: no other process knows the store."""
         return ""
 
     @property
@@ -272,7 +274,7 @@ class MemorySession(EndingSession):
 
 
 class _MemoryWatch:
-    """A watch that calls in its own thread, like those of the other backends."""
+    """A watch that calls back in its own thread, like the watches of the other backends."""
 
     def __init__(self, space: _Space, path: str, changed: Callable[[], None]) -> None:
         self._space = space

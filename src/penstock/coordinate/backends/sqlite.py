@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordination in one SQLite file, shared by the processes of one host.
 
-Every change is a transaction that takes the write lock at once, and is durable when it returns. Each change
-has a number that is never reused; the newest are listed by path, so a watcher can see what changed. A session
-is a row with its expiry by the host's clock. Its process extends the expiry, and any process that finds it
-expired deletes its records. Setting the clock forward ends sessions early; so does setting it back, because
-an expiry further ahead than the session time is treated as invalid. A file on a network mount cannot be
-shared safely.
+Every change is a transaction that takes the write lock at its start and is durable when it returns. Each
+change has a number that is never reused. The newest changes are listed by path, so that a watcher can see
+what changed. A session is a row with its expiry by the host's clock. Its process extends the expiry, and any
+process that finds the session expired deletes its records. Setting the clock forward ends sessions early; so
+does setting it back, because an expiry further ahead than the session time is treated as invalid. A file on a
+network mount cannot be shared safely.
 """
 
 import sqlite3
@@ -40,12 +40,13 @@ from penstock.errors import (
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.retry import Backoff, Retry
 
-# Concurrent openers of a new file exclude each other for a moment.
+# Processes that open a new file at the same time exclude each other for a moment.
 _OPEN_BACKOFF = Backoff(first=0.01, longest=0.1)
 # How often a watcher checks whether the file has changed; this reads one page.
 POLL_SECONDS = 0.1
 
-# The number of changes that are listed by path. A watcher further behind treats everything as changed.
+# The number of changes that are listed by path. A watcher that is further behind treats everything as
+# changed.
 _CHANGES_KEPT = 10_000
 
 # The number of heartbeats per session time.
@@ -62,9 +63,10 @@ CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, seconds REAL NOT NU
 CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL);
 """
 
-# The parameter is the current time, in seconds since 1970.
+# The query parameter is the current time, in seconds since 1970.
 _EXPIRED = "SELECT id FROM sessions WHERE NOT (expires > :now AND expires <= :now + 2 * seconds)"
-# The records of living sessions, and of none, between two paths. `_below` returns the parameters.
+# Selects the records between two paths that belong to a live session or to no session. `_below` returns the
+# parameters.
 _BELOW = f"records WHERE path > :first AND path < :last AND (session IS NULL OR session NOT IN ({_EXPIRED}))"
 
 _log = structlog.get_logger(__name__)
@@ -79,7 +81,7 @@ def open_url(url: str, seconds: float) -> "SqliteStore":
 
 
 def end_session(url: str, key: str, seconds: float) -> None:
-    """End the session with a key. Raises the errors of `open_url`."""
+    """End the session with a key. Raises any error from `open_url`."""
     if not _path_of(url).exists():
         # The file was removed, and must not be created again.
         return
@@ -161,7 +163,7 @@ class SqliteStore:
         return tuple(sorted({record_path.removeprefix(below).partition("/")[0] for (record_path,) in rows}))
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
-        """Return the records below a path, all as of the same time."""
+        """Return the records below a path, all as of the same moment."""
         with self._reading() as connection:
             connection.create_function("wanted", 1, wanted)
             rows = connection.execute(
@@ -181,7 +183,8 @@ class SqliteStore:
         with self._failures(path), self._alone(path):
             watch = _SqliteWatch(path, changed)
             if self._poller is None:
-                # Changes after this point are reported: the poller's place in the changes is taken now.
+                # Take the poller's place in the list of changes now, so that every change after this point is
+                # reported.
                 poll = _Poll(self)
                 self._poller = threading.Thread(target=poll.run, name=f"watch-{self._path.name}", daemon=True)
                 self._poller.start()
@@ -189,7 +192,7 @@ class SqliteStore:
             return watch
 
     def session(self, seconds: float = SESSION_SECONDS) -> "SqliteSession":
-        """Start a session: a thread extends its expiry."""
+        """Start a session, whose expiry a thread extends."""
         begun = time.monotonic()
         with self._changing() as connection:
             cursor = connection.execute(
@@ -223,7 +226,7 @@ class SqliteStore:
         return self._closed
 
     def connect(self, seconds: float, *, durable: bool = True) -> sqlite3.Connection:
-        """Open another connection to the file; a lock is awaited for up to `seconds`.
+        """Open another connection to the file, which waits for a lock for up to `seconds`.
 
         Changes that are not durable may be lost in a power failure.
         """
@@ -232,7 +235,8 @@ class SqliteStore:
         )
         retry = Retry("opening the store again", backoff=_OPEN_BACKOFF, seconds=seconds, quiet_seconds=1.0)
         while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            # The change needs exclusive access and does not wait for it, so concurrent openers retry.
+            # Switching to WAL mode needs exclusive access and does not wait for it, so concurrent openers
+            # retry.
             try:
                 connection.execute("PRAGMA journal_mode = wal")
             except sqlite3.OperationalError as problem:
@@ -290,7 +294,7 @@ class SqliteStore:
             pass
 
     def watches_of(self, paths: "set[str] | None") -> "Sequence[_SqliteWatch]":
-        """Return the watches affected by some paths; all for None."""
+        """Return the watches that some paths affect; all watches for None."""
         with self._lock:
             self._watches = [watch for watch in self._watches if not watch.closed]
             return [
@@ -351,12 +355,12 @@ class SqliteStore:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 expired = self._connection.execute(_EXPIRED, {"now": time.time()}).fetchall()
-                # After a pause of this process, its sessions continue unless another process has ended them.
+                # After this process was paused, its sessions continue unless another process has ended them.
                 own = {session.number for session in self._sessions if session.alive}
                 _remove_sessions(self._connection, [number for (number,) in expired if number not in own])
                 yield self._connection
             except PenstockError:
-                # Only the removal of the sessions is kept; nothing else was changed.
+                # Commit only the removal of expired sessions; nothing else was changed.
                 self._connection.execute("COMMIT")
                 raise
             except BaseException:
@@ -423,7 +427,7 @@ def _below(beginning: str) -> dict[str, str | float]:
 def _present_version(connection: sqlite3.Connection, path: str, version: int | None) -> int:
     """Return the version of a record, ABSENT for none.
 
-    Raises VersionConflict if another version was expected.
+    Raises VersionConflict if the caller expects a different version.
     """
     row = connection.execute("SELECT version FROM records WHERE path = ?", (path,)).fetchone()
     present = ABSENT if row is None else int(row[0])
@@ -449,7 +453,7 @@ def _remove_sessions(connection: sqlite3.Connection, numbers: list[int]) -> None
 
 
 class SqliteSession(EndingSession):
-    """A session in a file: a row whose expiry a thread extends."""
+    """A session in a file, stored as a row whose expiry a thread extends."""
 
     def __init__(self, store: SqliteStore, number: int, seconds: float, certain_until: float) -> None:
         super().__init__(seconds)
@@ -497,7 +501,8 @@ class SqliteSession(EndingSession):
                 begun = time.monotonic()
                 try:
                     if connection is None:
-                        # A heartbeat lost in a power failure has lost its session too.
+                        # The heartbeat need not be durable: a power failure that loses it also ends the
+                        # session.
                         connection = self._store.connect(pause, durable=False)
                     self._store.refuse_replaced()
                     counted = connection.execute(
@@ -508,7 +513,7 @@ class SqliteSession(EndingSession):
                     _log.warning("a sign of life was not written", store=self._store.url, error=str(problem))
                     counted = 1 if time.monotonic() < self._certain_until else 0
                 else:
-                    # Without a row the session has ended, and must not count as certain until that is
+                    # Without a row, the session has ended, and must not count as certain until the end is
                     # recorded.
                     if counted:
                         self._certain_until = begun + self._seconds
@@ -546,7 +551,7 @@ class _Poll:
                 try:
                     paths = self._changed_paths()
                 except (sqlite3.DatabaseError, CoordinationLost, DiskFailed) as problem:
-                    # Which changes were missed is unknown, so everything counts as changed.
+                    # It is unknown which changes were missed, so everything counts as changed.
                     _log.warning("a store cannot be watched now", store=self._store.url, error=str(problem))
                     paths = None
                 for watch in self._store.watches_of(paths) if paths is None or paths else ():

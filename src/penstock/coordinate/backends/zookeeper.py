@@ -2,9 +2,9 @@
 """Coordination in a ZooKeeper ensemble, shared by many hosts.
 
 A record is a node whose content is the value, a line feed, and a nonce of 16 hexadecimal digits. A writer
-whose response was lost reads the nonce to find out whether its own write took effect. Nodes that only lead to
-others are empty. A session has its own connection. It is uncertain as soon as that connection is lost, and
-lost once the ensemble reports it or could not be reached for the session time, whichever comes first.
+whose response was lost reads the nonce to find out whether its own write took effect. Nodes that exist only
+as parents are empty. A session has its own connection. It is uncertain as soon as that connection is lost,
+and lost once the ensemble reports it or could not be reached for the session time, whichever comes first.
 """
 
 import logging
@@ -50,11 +50,11 @@ except ImportError as problem:
         "coordination by ZooKeeper needs the package kazoo", hint="Run: pip install 'penstock[zookeeper]'"
     ) from problem
 
-# The connection for records. Its session has only watches, so it can be short, which detects a dead server
-# early.
+# The connection for records. Its session holds only watches, so a short timeout detects a dead server early.
 _CONNECTION_SECONDS = 6.0
 
-# No network wait takes a larger part of a session's time, so that the next try finds the session alive.
+# No network wait takes more than this part of a session's time, so that the next try still finds the session
+# alive.
 _WAIT_PART = 1 / 3
 
 _RECONNECT_SECONDS_FIRST = 0.05
@@ -75,7 +75,7 @@ _NOT_ALLOWED = (refusals.NoAuthError, refusals.AuthFailedError, refusals.Invalid
 
 _log = structlog.get_logger(__name__)
 
-# Kazoo's own messages about reconnecting are hidden: we log their consequences ourselves.
+# Hide kazoo's messages about reconnecting: Penstock logs the consequences itself.
 logging.getLogger("kazoo").addHandler(logging.NullHandler())
 
 
@@ -100,8 +100,8 @@ class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
 class _Client(KazooClient):  # type: ignore[misc]
     """Kazoo's client, which also exposes how long the ensemble keeps its session."""
 
-    # The ensemble may shorten the session time. It is set before the client counts as connected; kazoo has no
-    # public name for it.
+    # The ensemble may shorten the session time. Kazoo sets the attribute before the client counts as
+    # connected, but has no public name for it.
     session_seconds = float("inf")
 
     def __init__(self, hosts: str, **options: Any) -> None:
@@ -119,8 +119,7 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     def _read_response_in_order(self, header: Any, buffer: bytes, offset: int) -> Any:
         if self._pending and self._pending[0][2] != header.xid:
-            # A server that has lost its leader may leave out a request. Kazoo's thread would then end for
-            # good.
+            # A server that has lost its leader may skip a request. Kazoo's thread would then end for good.
             raise refusals.ConnectionDropped("a request was not answered in its turn")
         return self._read_response(header, buffer, offset)
 
@@ -156,19 +155,19 @@ def open_url(url: str, seconds: float) -> "ZooKeeperStore":
 
 
 def end_session(url: str, key: str, seconds: float) -> None:
-    """End the session with a key. Raises the errors of `open_url`."""
+    """End the session with a key. Raises any error from `open_url`."""
     number, _, password = key.partition(":")
     session = int(number), bytes.fromhex(password)
-    # If the session has ended, the ensemble creates another one, which is closed instead.
+    # If the session has ended, the ensemble creates a new session, which is closed instead.
     _Connection(EnsembleAddress.parse(url), seconds, seconds, client_id=session).close()
 
 
 class _AnswerLost(Exception):
-    """A response was lost: the change may have happened."""
+    """A response was lost, so the change may or may not have happened."""
 
 
 class _Connection:
-    """A client whose operations have a timeout."""
+    """A client with a timeout for every operation."""
 
     def __init__(
         self, address: EnsembleAddress, session_seconds: float, seconds: float, **options: Any
@@ -178,7 +177,7 @@ class _Connection:
         self._process = OneProcess()
         self._state = threading.Condition()
         self._closed = False
-        # The last request without an answer in time.
+        # The last request that was not answered in time.
         self._owed: Any = None
         self.client = _client(address, session_seconds, **options)
         self.client.add_listener(self._on_state)
@@ -194,9 +193,10 @@ class _Connection:
             self._state.notify_all()
 
     def wait_connected(self, deadline: float, path: str | None) -> None:
-        """Wait until the client is connected, because an unsent request cannot take effect later.
+        """Wait until the client is connected.
 
-        Raises CoordinationLost.
+        A request that fails before that is never sent, so it cannot take effect later. Raises
+        CoordinationLost.
         """
         self._process.check(self._address.url)
         with self._state:
@@ -248,7 +248,7 @@ class _Connection:
         )
 
     def read(self, path: str, begin: Callable[[str], Any], deadline: float) -> Any:
-        """Run an operation that can be repeated, and return its result."""
+        """Run an operation that is safe to repeat, and return its result."""
         while True:
             try:
                 return self.ask(path, begin, deadline)
@@ -264,7 +264,7 @@ class _Connection:
         return node
 
     def make_way(self, path: str, deadline: float) -> None:
-        """Create the empty nodes that lead to a path."""
+        """Create the empty parent nodes of a path."""
         names = (self._address.root + path).strip("/").split("/")[:-1]
         for count in range(1, len(names) + 1):
             node = "/" + "/".join(names[:count])
@@ -277,7 +277,7 @@ class _Connection:
         return self.client.create_async(node, b"")
 
     def close(self) -> None:
-        """Close the connection, and its session if the ensemble is reachable. Does not wait for that."""
+        """Close the connection, and its session if the ensemble is reachable. Does not wait for the close."""
         with self._state:
             self._closed = True
             self._state.notify_all()
@@ -307,7 +307,7 @@ class ZooKeeperStore:
         return self._address.url
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
-        """Return the record at a path as the connected server has it; with `latest` as the leader has it."""
+        """Return the record at a path as the connected server has it; with `latest`, as the leader has it."""
         deadline = self._deadline(checked_path(path))
         if latest:
             # A follower that is cut off from its leader answers stale reads, but not this request.
@@ -337,12 +337,12 @@ class ZooKeeperStore:
             except (refusals.BadVersionError, refusals.NoNodeError, refusals.NodeExistsError) as problem:
                 if version is not None and not asked:
                     raise VersionConflict("the record was changed concurrently", position=path) from problem
-                # Our own write may have arrived late, and a write without a version overwrites concurrent
-                # changes.
+                # This client's own write may have arrived late, and a write without a version overwrites
+                # concurrent changes.
                 asked = True
 
     def delete(self, path: str, version: int | None = None) -> None:
-        """Delete a record, and the empty nodes that led only to it."""
+        """Delete a record, and the empty nodes that were only its parents."""
         deadline = self._deadline(checked_path(path))
         asked = False
         while True:
@@ -377,7 +377,7 @@ class ZooKeeperStore:
         return tuple(sorted(name for name in names if top or self._address.root or name != "zookeeper"))
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
-        """Return the records below a path; a request reads many of them."""
+        """Return the records below a path; each request reads many of them."""
         deadline = self._deadline(below_of(path))
         client, root = self._connection.client, self._address.root
 
@@ -420,7 +420,7 @@ class ZooKeeperStore:
     # --- Inside -----------------------------------------------------------------------------
 
     def _on_state(self, state: str) -> None:
-        """Set watches again after the connection was lost, which removes them."""
+        """Set watches again after a lost connection, which removes all watches."""
         if state == KazooState.CONNECTED:
             self._watches.all_gone()
 
@@ -464,7 +464,7 @@ class ZooKeeperStore:
         try:
             self._connection.ask(path, partial(client.delete_async, version=version), deadline)
         except refusals.NotEmptyError:
-            # The nodes below stay, so this node now only leads to them.
+            # Nodes remain below this node, so it is now only their parent.
             self._connection.ask(path, partial(client.set_async, value=b"", version=version), deadline)
 
     def _prune(self, path: str, deadline: float) -> None:
@@ -495,7 +495,7 @@ class ZooKeeperSession(EndingSession):
         client = self._connection.client
         # The ensemble may grant a longer timeout than requested. Use the shorter of the two.
         self._seconds = min(seconds, client.session_seconds)
-        # Counted from before the request, so it never exceeds the ensemble's own time.
+        # Counted from before the request, so the time never exceeds the ensemble's own.
         self._certain_until = begun + self._seconds
         client.add_listener(self._on_state)
         number = client.client_id
@@ -513,7 +513,7 @@ class ZooKeeperSession(EndingSession):
 
     @property
     def certain_until(self) -> float:
-        """When its last answer expires; -inf while its connection is down."""
+        """When the last confirmation expires; -inf while the connection is down."""
         return self._certain_until if self.alive and self._connection.client.connected else float("-inf")
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
@@ -571,7 +571,7 @@ class ZooKeeperSession(EndingSession):
             raise CoordinationLost("the session has ended", position=path)
 
     def _run(self) -> None:
-        """Send heartbeats; end the session if none is answered for the session time."""
+        """Send heartbeats; end the session if no heartbeat is answered for the session time."""
         client = self._connection.client
         pause = self._seconds / _SIGNS_OF_LIFE
         while not self._ended.wait(pause):
