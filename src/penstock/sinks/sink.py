@@ -257,7 +257,9 @@ class Sink(ABC):
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Return a context for calls of `prepare`, which are durable at its end, or else at their own."""
+        """Return a context for calls of `prepare`. Their effects are durable at its end at the latest, and
+        without a context once each call returns.
+        """
         yield
 
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:

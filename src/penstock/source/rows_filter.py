@@ -142,7 +142,7 @@ def row_parts(arrow: pyarrow.RecordBatch, rows_max: int) -> Iterator[pyarrow.Rec
 
 
 def both(first: Mask | None, second: Mask) -> Mask:
-    """A mask that is null passes all rows."""
+    """Return a mask of the rows that pass both; None passes all rows."""
     return second if first is None else first & second
 
 

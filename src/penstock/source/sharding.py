@@ -77,7 +77,7 @@ def fill_absent(
 
 
 def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int) -> ShardedRows:
-    """Assign rows to `count` shards; `slots` belong to each row's own values.
+    """Assign rows to `count` shards; `slots` are computed from each row's own values.
 
     Each row keeps the slot of its own values, so that after a change of the number of shards it is still
     known which image of an update was consumed. An update that moves its row to another shard becomes a
@@ -98,7 +98,7 @@ def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int
 
 
 def with_kinds(rows: pyarrow.RecordBatch, indexes: npt.NDArray[Any], kinds: list[str]) -> pyarrow.RecordBatch:
-    """Return rows with the change types of the rows at `places`, in ascending order, replaced."""
+    """Return rows in which those at `places`, in ascending order, have other change types."""
     column_index = rows.schema.get_field_index(CHANGE_TYPE)
     changed = numpy.zeros(rows.num_rows, numpy.bool_)
     changed[indexes] = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeouts of the clients of one address for daemons that did not answer before."""
+"""Chooses timeouts for daemons that did not answer before, for all clients of one address."""
 
 import math
 import threading
@@ -13,7 +13,7 @@ _PART = 0.25
 
 
 class SilentDaemons:
-    """Daemons without an answer in time, by URL. Thread-safe; shared by the clients of one address.
+    """The daemons that did not answer in time, by URL. Thread-safe; shared by the clients of one address.
 
     A frozen host accepts connections and answers nothing. A client may try such a host again, for example
     because another member of the fleet still names it. If it waited for the full timeout each time, it would

@@ -229,7 +229,7 @@ class StreamLog:
             try:
                 self._last_completed = begin, self._completed(replace(begin, gtid_set=NO_GTIDS))
             except PositionPurged:
-                # Reading from there raises the error.
+                # Reading from that offset raises the error.
                 return begin
         return self._last_completed[1]
 
@@ -247,7 +247,7 @@ class StreamLog:
         except PositionInvalid as problem:
             return problem
         except PositionPurged:
-            # Reading from there raises the error.
+            # Reading from that offset raises the error.
             return None
         if found != expected:
             return file_replaced(str(self._settings.source.address), begin.position, expected, found)

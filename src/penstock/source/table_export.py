@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a table as of a moment as a file: JSON lines, CSV or Parquet.
+"""Writes the rows of a table as of a moment to a file: JSON lines, CSV or Parquet.
 
 Each row has `_position` and `_time` of the change that shows it, and `_missing`: the columns that the log
-does not have. If the table has a column of that name, ours gets another underscore: `__time`.
+does not have. If the table has a column of that name, the additional column gets another
+underscore: `__time`.
 
 CSV follows RFC 4180: a value with a comma, a quote or a line break is in quotes, and lines end with CRLF.
 NULL is \\N and a missing value is empty, both without quotes; the texts \\N and "" are in quotes. A text that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema histories are advanced by the driver, and decoded with by the executors.
+"""Advances schema histories on the driver, for the executors that decode with them.
 
 They matter only for logs that do not name their columns (binlog_row_metadata=MINIMAL). An executor starts at
 its range with the definitions in force there, and applies the statements in its range.

@@ -59,7 +59,7 @@ def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
     for extent in log.extents():
         if extent.last <= start:
             continue
-        # It begins in the block of the boundary, or in a file after it.
+        # The transaction begins in the block of the boundary, or in a file after it.
         begin = start.offset if extent.first <= start else extent.start
         byte_range = ByteRange(extent.epoch, extent.file, begin, extent.end, aligned=True)
         for transaction in _transactions(source, byte_range):

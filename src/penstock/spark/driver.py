@@ -51,8 +51,9 @@ class SparkDriver:
         self._hashed: dict[int, list[int]] = {}
 
     def beside(self, runs: int, ranges: SharedRanges) -> "SparkDriver":
-        """Return this driver: a session runs the jobs of several threads. Each decodes for its own sink,
-        because executors share no memory."""
+        """Return this driver, because a session can run the jobs of several threads. Each thread decodes for
+        its own sink, because executors share no memory.
+        """
         return self
 
     def run(self, plan: TaskPlan) -> Iterable[Row]:
@@ -99,7 +100,7 @@ class SparkDriver:
 
     def _run(self, plan: TaskPlan) -> Iterable[Row]:
         data, tasks, parts = pickle_for_executors(plan, plan.steps), len(plan.record.tasks), plan.record.parts
-        # Many tasks share one of Spark's, because starting one costs more than a small work.
+        # Many tasks share one Spark task, because starting a Spark task costs more than a small task does.
         slices = min(tasks, _TASKS_PER_PART * max(parts, 1))
         frame: Any = self._session.range(0, tasks, 1, slices).mapInArrow(partial(_decode, data), BETWEEN_SQL)
         if plan.in_driver:

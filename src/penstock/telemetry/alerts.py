@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts: conditions that are true now, and the notifications of their begin and end.
+"""Alerts: conditions that are true now, and the notifications of their beginning and end.
 
-Pending states, silences and routing are left to Prometheus' Alertmanager. Here, an alert is reported once
-when it begins and once when it ends, no matter how often its numbers change.
+Pending states, silences and routing are left to Prometheus' Alertmanager. A daemon reports an alert once when
+it begins and once when it ends, no matter how often its numbers change.
 """
 
 from collections.abc import Iterable
@@ -31,24 +31,28 @@ class Alert:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies it. The conditions of instances and of pipelines have different names."""
+        """The values that identify the alert. The conditions of instances and of pipelines have different
+        names.
+        """
         return self.name, self.instance
 
 
 @dataclass(frozen=True)
 class Notification:
-    """The begin or the end of an alert."""
+    """The beginning or the end of an alert."""
 
     alert: Alert
     resolved: bool
 
     @property
     def key(self) -> tuple[str, str, bool]:
-        """The key that identifies it, independent of its text."""
+        """The key that identifies the notification, independent of its text."""
         return *self.alert.key, self.resolved
 
     def text(self) -> str:
-        """Return it as a message. The word Penstock satisfies chat robots that require a keyword."""
+        """Return the notification as a message. The word Penstock satisfies chat robots that require a
+        keyword.
+        """
         alert = self.alert
         lines = [
             f"Penstock {'resolved' if self.resolved else 'alert'}: {alert.instance} {alert.name}",
@@ -76,7 +80,7 @@ class Alerts:
 
     A notification stays pending until `delivered` is called for it, so that none is lost while the channel is
     down. A notification that was `refused` is due again after a pause, so that it does not hold up the
-    others. An alert that ends before its begin was delivered is not reported at all.
+    others. An alert that ends before its beginning was delivered is not reported at all.
     """
 
     def __init__(self) -> None:
@@ -93,7 +97,7 @@ class Alerts:
         return sorted(self._firing.values(), key=lambda alert: (alert.since_us, alert.key))
 
     def pending(self) -> list[Notification]:
-        """Return the notifications to be sent: ends first, then begins."""
+        """Return the notifications to be sent: ends first, then beginnings."""
         ended = [alert for key, alert in self._reported.items() if key not in self._firing]
         begun = [alert for alert in self.firing() if alert.key not in self._reported]
         return [Notification(alert, True) for alert in ended] + [

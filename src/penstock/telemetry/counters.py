@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters and histograms of events that leave no other trace. Everything else is read at scrape time.
 
-Both are added to by one thread at a time and may be read by any thread.
+One thread at a time adds to them, and any thread may read them.
 """
 
 from bisect import bisect_left
@@ -23,7 +23,9 @@ class Counter:
         self._counts[labels] = self._counts.get(labels, 0) + by
 
     def take(self) -> dict[tuple[str, ...], float]:
-        """Return the counts and start again from 0. For a process whose counts are added to another's."""
+        """Return the counts and start again from 0. Used by a process whose counts are added to those of
+        another.
+        """
         taken, self._counts = self._counts, {}
         return taken
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of the jobs of a worker: each job serves its own, and the worker asks for them."""
+"""The metrics of the jobs of a worker: each job serves its own, and the worker queries them."""
 
 import json
 from http.client import HTTPConnection, HTTPException
@@ -15,7 +15,7 @@ _log = structlog.get_logger(__name__)
 
 # A job that hangs must not hold up the others for longer than a scrape may take.
 _SECONDS_MAX = 2.0
-# The metrics of the job's process would be those of the worker's.
+# Leave out process metrics: a job would report them under the same names as its worker.
 _NAMES = {
     definition.name
     for group in GROUPS
@@ -30,7 +30,7 @@ def read_jobs(readings: Readings, folder: Path, file_name: str) -> None:
         try:
             _read_job(readings, file.read_text(encoding="utf-8"))
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as problem:
-            # It ends, or starts just now.
+            # The job is ending, or is just starting.
             _log.debug("a job has no metrics", job=file.parent.name, why=repr(problem))
 
 

@@ -57,7 +57,7 @@ class TicdcCapture(MergedCapture):
         start = _recorded_start(log)
         position = max(end.commit_ts, start.commit_ts)
         if end.commit_ts and position == end.commit_ts:
-            # Some of its statements may be missing, so that timestamp is read again.
+            # Some statements of that timestamp may be missing, so it is read again.
             position -= 1
         reader = SinkReader(storage, self._settings.ticdc, position, start.last_file, start.finished)
         self._read(log, reader, start, end)

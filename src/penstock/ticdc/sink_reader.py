@@ -9,7 +9,8 @@ TiCDC delivers at least once: after a restart it writes rows again, in later fil
 are skipped. A transaction changes a key once, so a row that comes twice in a table with a key is repeated.
 
 TiCDC deletes the oldest dates first (`file-expiration-days`), and numbers the files of each date from 1 on.
-While the file of the last row is there, no later date has gone: without it, unread ones may have.
+While the file of the last row exists, no later date has been deleted. Without that file, unread dates may
+have been deleted.
 """
 
 import heapq

@@ -2,7 +2,7 @@
 """The rows of one transaction, from all files or partitions that have some of them, each once.
 
 TiCDC delivers at least once. A transaction changes a key once, so a second row of a key repeats the first,
-also if TiCDC wrote an update as a deleted and an inserted row the other time.
+even if TiCDC wrote an update as a deleted and an inserted row one time and as an update the other time.
 """
 
 from collections.abc import Iterable, Sequence

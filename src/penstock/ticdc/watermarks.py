@@ -5,8 +5,8 @@
     partition 1   6 |8           the watermark 8
     released      5 6 7          9 waits for partition 1
 
-Each transaction is released once and whole. What is at or below the position was released before, so TiCDC
-repeats it. Pure: it reads nothing and has no clock.
+Each transaction is released once and whole. Entries at or below the position were released before, so they
+are repetitions by TiCDC. The module reads nothing and has no clock.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
         self.repeated = 0
         self._next_offsets = dict(offsets)
         self._watermarks = dict.fromkeys(self._next_offsets, 0)
-        # By commit timestamp, partition and offset, then the bytes of the entry.
+        # Tuples in the order of commit timestamp, partition and offset, followed by the bytes of the entry.
         self._held: list[tuple[int, PartitionT, int, int, EntryT]] = []
         # The entries of each partition that may not be released yet, by offset.
         self._unreleased: dict[PartitionT, list[tuple[int, int]]] = {
@@ -76,7 +76,7 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
     def release(self) -> Iterator[tuple[int, list[EntryT]]]:
         """Yield the entries of each transaction below the lowest watermark, and move the position.
 
-        They are in the order of partitions and offsets, so another run yields them in the same order.
+        The entries are in the order of partitions and offsets, so another run yields them in the same order.
         """
         lowest = self.lowest
         while self._held and (commit_ts := self._held[0][0]) < lowest:

@@ -108,8 +108,8 @@ class TidbCapture(MergedCapture):
             cluster.close()
 
     def _is_final(self, problem: PenstockError) -> bool:
-        """Record a failure; return whether it is final. It is if a Pump has purged transactions, because they
-        never return.
+        """Record a failure; return whether it is final. It is final if a Pump has purged transactions,
+        because they never return.
         """
         is_final = super()._is_final(problem)
         return is_final or (isinstance(problem, PositionPurged) and self._stop_with(problem))
@@ -350,7 +350,7 @@ def check_late(log: Log) -> None:
     """
     path = log.folder / LATE_FILE
     if log.disk.exists(path):
-        # The operator compares the tables before the next run, so that run asks for nothing from before.
+        # The operator compares the tables before the next run, so that run requests no earlier transactions.
         KnownPumps(log.disk, log.folder).settle()
         # Even a damaged record shows that a transaction is missing.
         values = unseal_json(log.disk.read(path))

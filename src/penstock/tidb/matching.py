@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matching the prewrites of a Pump with their outcomes, and releasing transactions in commit order. Pure.
+"""Matching the prewrites of a Pump with their outcomes, and releasing transactions in commit order, without
+connections or threads.
 
 A TiDB server draws the commit timestamp only after a Pump has acknowledged the prewrite. So the commit
 timestamp of every open prewrite, and of every prewrite that arrives later, is above its own start timestamp
@@ -81,8 +82,8 @@ class Matching(Generic[Location]):
 
     `check` judges a binlog and changes nothing; `add` adds one that was stored. Both are called in the order
     of the log, and the result depends on that order alone, so replaying the log gives the same releases.
-    Transactions up to `released_ts` were released before; `was_released` tells whether one of a commit and a
-    start timestamp was among them.
+    Transactions up to `released_ts` were released before; `was_released` tells whether the transaction with a
+    commit and a start timestamp was among them.
     """
 
     def __init__(

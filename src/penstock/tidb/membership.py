@@ -48,7 +48,7 @@ class PumpMembers:
         self._lock = threading.Lock()
         self._readers: dict[str, PumpReader] = {}
         self._listing = Listing({}, {})
-        # Pumps registered as offline, with the commit timestamp up to which nothing of them is missing.
+        # Pumps registered as offline, with the commit timestamp up to which the log has everything from them.
         self._left: dict[str, int] = {}
         # The merge's position at the time of the last listing.
         self._listed_at: int | None = None
@@ -73,7 +73,7 @@ class PumpMembers:
             # transactions of the others.
             members = [node for node in listing.nodes.values() if self._is_member(node, joined_at)]
             for pump in {*self._known.pumps, *listing.unreadable} - listing.nodes.keys():
-                # Without an address it cannot be read, so it holds back the merge.
+                # A Pump without an address cannot be read, so it holds back the merge.
                 self._join(pump, joined_at)
             for node in members:
                 self._read(node)

@@ -62,7 +62,9 @@ class MergedLog(GeneratedLog):
     """Appends the transactions of a cluster to a log."""
 
     def __init__(self, log: Log, receiver: Receiver) -> None:
-        """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
+        """Continue at the end of the log, or begin its first file. The log's epoch must have begun
+        already.
+        """
         super().__init__(log, receiver, STEM, FLAVOR)
 
     def begin_transaction(self, commit_ts: int) -> int:
@@ -87,7 +89,7 @@ class MergedEnd:
 def end_of_merged_log(log: LogReader) -> MergedEnd:
     """Return the last transaction of a log. Reads its last blocks only.
 
-    Raises LogDamaged, also for a transaction without a commit timestamp: the drainer would log it again.
+    Raises LogDamaged, including for a transaction without a commit timestamp: the drainer would log it again.
     """
     has_transaction = False
     for extent in reversed(log.extents()):

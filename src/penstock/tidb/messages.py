@@ -43,7 +43,7 @@ class BinlogHead:
 
     @property
     def is_fake(self) -> bool:
-        """Whether it only shows how far its Pump has advanced."""
+        """Whether the binlog only shows how far its Pump has advanced."""
         return self.kind is BinlogKind.ROLLBACK and self.start_ts == self.commit_ts
 
 
@@ -192,7 +192,9 @@ def check_txn_status_request(
 def scan_request(
     region: Region, start: bytes, end: bytes, limit: int, version: int, *, reverse: bool
 ) -> bytes:
-    """Return a ScanRequest for [start, end); in reverse order the range is named from its end."""
+    """Return a ScanRequest for [start, end). In reverse order, the request starts with the end of the
+    range.
+    """
     first, last = (end, start) if reverse else (start, end)
     numbers = ((3, limit), (4, version), (6, int(reverse)))
     return encode((1, region.context), (2, first), *numbers, (7, last))
@@ -208,9 +210,7 @@ _MOD_REVISION = 2
 
 
 def etcd_prefix_request(prefix: str) -> bytes:
-    """Return a ScanRequest for [start, end). In reverse order, the request starts with the end of the
-    range.
-    """
+    """Return a RangeRequest for the keys with a prefix."""
     start = prefix.encode()
     return encode((1, start), (2, start[:-1] + bytes([start[-1] + 1])))
 

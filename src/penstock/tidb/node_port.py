@@ -102,9 +102,9 @@ def bind_port(host: str, port: int) -> socket.socket:
 class NodePort:
     """Serves a bound socket in a separate thread with its own event loop.
 
-    `make_service` is called in the loop, and `end_service` once no more connections are accepted, to end
-    the calls that have no end. `unix_path` is a further address, for clients on this host:
-    it has no TLS, and its file's mode admits our user and group alone.
+    `make_service` is called in the loop, and `end_service` once no more connections are accepted, to end the
+    calls that would never end on their own. `unix_path` is a further address, for clients on this host: it
+    has no TLS, and its file's mode admits our user and group alone.
     """
 
     def __init__(

@@ -376,7 +376,7 @@ class Pump:
             _log.info("the Pump has left the cluster", instance=self.instance, node_id=self.node_id)
 
     def _behind(self, last_ts: int | None) -> str | None:
-        """Return what a closing Pump waits for; None if nothing."""
+        """Return what a closing Pump waits for; None if it waits for nothing."""
         if last_ts is None:
             oldest = self._store_call(lambda store: store.matching.oldest_open())
             return f"the transaction {oldest.start_ts} has no outcome" if oldest else "binlogs are released"

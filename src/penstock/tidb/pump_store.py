@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Pump keeps: payloads in its log, open transactions in memory, released ones in the commit index.
+"""The data of a Pump: payloads in its log, open transactions in memory, released ones in the commit index.
 
     payloads ─▶ judged ─▶ log (fsync) ─▶ matching ─▶ commit index ─▶ PullBinlogs
 
@@ -179,7 +179,7 @@ class PumpStore:
         return Write(encode_binlog(kind, start_ts, commit_ts), is_decision=True, by_operator=by_operator)
 
     def _judge(self, writes: Sequence[Write]) -> list[_Judged]:
-        """Return what has to be stored. Repeated binlogs and probes are finished; the others have a
+        """Return what has to be stored. Repeated binlogs and probes are finished; the remaining ones have a
         problem.
         """
         judged: list[_Judged] = []

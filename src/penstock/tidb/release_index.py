@@ -54,7 +54,7 @@ class ReleaseEntry:
     replay_start: Location
 
     def encode(self) -> bytes:
-        """Return its 64 bytes."""
+        """Return the entry's 64 bytes."""
         location = self.location or Location(0, 0)
         kind = _FAKE if self.location is None else _TRANSACTION
         return _pack(self.commit_ts, self.start_ts, location, self.replay_start, kind)

@@ -50,7 +50,8 @@ NO_SESSION = DdlSession()
 def session_of(job: DdlJob, text: str, known_columns: frozenset[int]) -> DdlSession:
     """Return the session of a job's statement. `known_columns` are the numbers of columns that are not new.
 
-    Raises EventUnsupported for a default of TIMESTAMP in a time zone that neither the job nor the text tells.
+    Raises EventUnsupported for a default of TIMESTAMP in a time zone that neither the job nor the text
+    reveals.
     """
     sql_mode, zone = job.sql_mode, job.time_zone
     if sql_mode is None:

@@ -28,7 +28,9 @@ _JOB_PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class TranscriptionParts:
-    """What transcription needs: definitions, jobs, the kernel's transcoder, and when to give up waiting."""
+    """The parts that transcription uses: definitions, jobs, the kernel's transcoder, and when to give up
+    waiting.
+    """
 
     kept: DefinitionLog
     jobs: JobSource

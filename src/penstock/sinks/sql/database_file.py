@@ -45,7 +45,7 @@ _POSITIONS_COLUMNS = pyarrow.schema(
         "number": pyarrow.int64(),
     }
 )
-# Stands for the whole part in the table of numbers.
+# Stands for the whole part in the table of batch numbers.
 _PART = ""
 
 
