@@ -3,6 +3,7 @@
 
 import pickle
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,46 @@ def test_keys_may_be_bytes(make_step: MakeStep, mysql_server: Server, database: 
     changes = changes_of(readings, *(insert(n, id=n, device=key) for n, key in enumerate(keys, 1)))
     step = make_step(table=f"{database}.devices", on={"device": "id"})
     assert run(step, changes).rows.column("name").to_pylist() == ["door", "lamp", None]
+
+
+def test_values_are_read_in_the_types_of_the_table_and_get_the_declared_ones(
+    make_step: MakeStep, mysql_server: Server, database: str
+) -> None:
+    mysql_server.sql(
+        f"CREATE TABLE {database}.cities (code VARCHAR(20) CHARACTER SET gbk PRIMARY KEY,"
+        " name VARCHAR(200) CHARACTER SET latin1, area DECIMAL(12,4), people BIGINT UNSIGNED)"
+    )
+    mysql_server.sql(
+        f"INSERT INTO {database}.cities VALUES ('北京', 'Pékin', 16410.5, 21893095),"
+        " ('上海', 'S', 6340.1234, 5000000000)"
+    )
+    add = {
+        "name": {"column": "name", "type": "varchar(8)"},
+        "area": {"column": "area", "type": "decimal(10,2)"},
+        "people": {"column": "people", "type": "int"},
+    }
+    visits = target_of({"id": "int", "city": "varchar(20)"})
+
+    def added(city: str, **columns: str) -> list[Any]:
+        chosen = {name: {**add[name], "type": kind} for name, kind in columns.items()} or add
+        step = make_step(table=f"{database}.cities", on={"city": "code"}, add=chosen)
+        stepped = run(step, changes_of(visits, insert(1, id=1, city=city)))
+        return [stepped.rows.column(name).to_pylist()[0] for name in chosen]
+
+    assert added("北京") == ["Pékin", Decimal("16410.50"), 21893095]
+    assert added("天津") == [None, None, None]
+    assert added("上海", area="decimal(12,4)", people="bigint") == [Decimal("6340.1234"), 5000000000]
+    for columns in ({"area": "decimal(10,2)"}, {"people": "int"}):
+        with pytest.raises(StepFailed, match=rf"cities\.{next(iter(columns))} does not fit"):
+            added("上海", **columns)
+    with pytest.raises(StepFailed, match=r"cities\.name does not fit varchar\(4\): it has more than 4"):
+        added("北京", name="varchar(4)")
+    step = make_step(table=f"{database}.cities", on={"city": "code"}, add={"name": add["name"]}, max_age=0)
+    visit = changes_of(visits, insert(1, id=1, city="北京"))
+    for charset in ("latin1", "gbk", "utf8mb4"):
+        mysql_server.sql(f"ALTER TABLE {database}.cities MODIFY name VARCHAR(200) CHARACTER SET {charset}")
+        assert run(step, visit).rows.column("name").to_pylist() == ["Pékin"], charset
+    step.close()
 
 
 def test_row_that_was_looked_up_is_kept_and_a_new_row_is_always_found(

@@ -12,6 +12,7 @@ Rows that were looked up stay in memory for `max_age`. A key that is not in memo
 row that existed when the change was committed, and still exists, is found.
 """
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,12 +43,20 @@ from penstock.pipeline.pairs import INSERT, POSTIMAGE, kinds_of, try_splitting
 from penstock.pipeline.row_metadata import refuse_absent
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, resolve_column
+from penstock.schema.reader import read_table
 from penstock.settings.values import Seconds, Section, validate_option
 from penstock.sinks.endpoint import Endpoint
 
 VERB = "lookup"
 # A server analyzes a condition of this size as ranges of an index (range_optimizer_max_mem_size).
 _CONDITION_BYTES_MAX = 64 << 10
+
+_CONVERTIBLE = {
+    "text": frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}),
+    "decimal": frozenset({"decimal"}),
+    "integer": frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"}),
+}
+_LENGTH = re.compile(r"(?:var)?char\((\d+)\)", re.IGNORECASE)
 
 Places = npt.NDArray[numpy.int64]
 
@@ -132,6 +141,8 @@ class LookupStep(Step):
         self.settings = settings
         self._memories: dict[Target, _Memory] = {}
         self._session: LoadSession | None = None
+        # The table's columns as the server declares them, by name in lower case. Read once per connection.
+        self._stored: dict[str, Column] = {}
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_memories": {}, "_session": None}
@@ -257,17 +268,18 @@ class LookupStep(Step):
     ) -> list[pyarrow.RecordBatch]:
         """Return the table's rows for keys, in a schema.
 
-        A lost connection is reopened once, because the server closes it after a long time without changes.
+        The connection is reopened once if it is lost, because the server closes it after a long time without
+        changes, or if the table's columns have changed since they were read.
         """
         was_open = self._session is not None
         try:
             return list(self._answers(target, schema, keys))
-        except ConnectionLost:
+        except (ConnectionLost, SchemaChanged, ServerUnsupported) as problem:
             self.close_session()
-            if not was_open:
+            if was_open:
+                return self._select(target, schema, keys)
+            if isinstance(problem, ConnectionLost):
                 raise
-        except (SchemaChanged, ServerUnsupported) as problem:
-            self.close_session()
             raise OptionInvalid(
                 f"{VERB}: {self.settings.name} cannot be read: {problem.message}",
                 hint="Check table, on and add of the step",
@@ -275,13 +287,13 @@ class LookupStep(Step):
         except PenstockError:
             self.close_session()
             raise
-        return list(self._answers(target, schema, keys))
 
     def _answers(
         self, target: Target, schema: pyarrow.Schema, keys: pyarrow.RecordBatch
     ) -> Iterator[pyarrow.RecordBatch]:
         if self._session is None:
             self._session = open_session(self.settings.server.address())
+            self._stored = _columns_of(self._session, self.settings.name)
         names = list(self.settings.on.values())
         columns = [
             replace(target.column(own), name=name)
@@ -291,7 +303,8 @@ class LookupStep(Step):
             replace(column, name=added.column)
             for column, added in zip(self._added(target), self.settings.add.values(), strict=True)
         ]
-        selected = ", ".join(map(column_expression, columns))
+        stored = [_stored_as(column, self._stored.get(column.name.casefold())) for column in columns]
+        selected = ", ".join(map(column_expression, stored))
         before = [f"{' AND ' if number else '('}{quote_name(name)}=" for number, name in enumerate(names)]
         conditions = _native.sql_values(
             keys, keys.schema.names, before=before, between=" OR ", bytes_max=_CONDITION_BYTES_MAX
@@ -300,7 +313,7 @@ class LookupStep(Step):
             result = ResultSet(
                 [
                     (name, column.type_text, column.charset, True)
-                    for name, column in zip(schema.names, columns, strict=True)
+                    for name, column in zip(schema.names, stored, strict=True)
                 ],
                 mariadb=target.mariadb,
                 instance="",
@@ -313,7 +326,33 @@ class LookupStep(Step):
             )
             sql = f"SELECT {selected} FROM {self.settings.name.sql} WHERE ".encode()
             for batch in self._session.batches(sql + condition, result):
-                yield pyarrow.record_batch(batch).select(schema.names)
+                rows = pyarrow.record_batch(batch)
+                arrays = [
+                    self._converted(rows.column(field.name), field.type, column)
+                    for field, column in zip(schema, columns, strict=True)
+                ]
+                for values, column in zip(arrays[len(names) :], columns[len(names) :], strict=True):
+                    self._prove_length(values, column)
+                yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _converted(self, values: pyarrow.Array, kind: pyarrow.DataType, column: Column) -> pyarrow.Array:
+        """Return values of the table in the type of a row's key or of an added column. Raises StepFailed."""
+        try:
+            return values if values.type == kind else values.cast(kind)
+        except pyarrow.ArrowInvalid as problem:
+            raise self._misfit(column, str(problem)) from problem
+
+    def _prove_length(self, values: pyarrow.Array, column: Column) -> None:
+        """Raise StepFailed for a text that is longer than the declared type of an added column."""
+        length = _LENGTH.fullmatch(column.type_text)
+        if length and compute.any(compute.greater(compute.utf8_length(values), int(length[1]))).as_py():
+            raise self._misfit(column, f"it has more than {length[1]} characters")
+
+    def _misfit(self, column: Column, why: str) -> StepFailed:
+        return StepFailed(
+            f"{VERB}: a value of {self.settings.name}.{column.name} does not fit {column.type_text}: {why}",
+            hint="Declare a wider type in `add`",
+        )
 
     def close_session(self) -> None:
         """Close the connection to the server, if it is open."""
@@ -323,6 +362,29 @@ class LookupStep(Step):
 
 
 make = LookupStep
+
+
+def _columns_of(session: LoadSession, name: TableName) -> dict[str, Column]:
+    """Return the columns of a table by name in lower case; none of a view, or of a table that is missing."""
+    definition = read_table(session.connection, name)
+    columns = () if definition is None else definition.schema.columns
+    return {column.name.casefold(): column for column in columns}
+
+
+def _stored_as(declared: Column, stored: Column | None) -> Column:
+    """Return the column by which the server's bytes are decoded, with the declared name.
+
+    The session returns values unconverted, so a text needs the character set of its column, and a number its
+    size. Other kinds of values are not converted into each other: the decoder refuses them by name.
+    """
+    if stored is None or (kind := _kind_of(stored)) is None or kind != _kind_of(declared):
+        return declared
+    return replace(stored, name=declared.name, nullable=True)
+
+
+def _kind_of(column: Column) -> str | None:
+    word = re.split(r"[ (]", column.type_text.lower())[0]
+    return next((kind for kind, words in _CONVERTIBLE.items() if word in words), None)
 
 
 def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.RecordBatch) -> Places:
