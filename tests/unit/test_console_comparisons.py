@@ -194,15 +194,24 @@ def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -
     ],
     ids=["by-name", "after-a-renaming-step"],
 )
+@pytest.mark.parametrize(
+    "rights", [({"any.*": ["NOTE"]}, {}), ({}, {"any.*": ["Id"]})], ids=["masked", "listed"]
+)
 def test_values_that_are_masked_for_the_account_are_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, hidden: list[str], shown: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: str,
+    hidden: list[str],
+    shown: list[str],
+    rights: tuple[dict[str, list[str]], dict[str, list[str]]],
 ) -> None:
     settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
     run_here(settings)
     file = tmp_path / "notes.yaml"
     source = f"{{path: {tmp_path}/log, name: shop}}"
     file.write_text(f"name: notes\nstate: {settings.state}\nsource: {source}\nsteps: {steps}\nsink: stdout\n")
-    masked_for_visitors(monkeypatch, {"any.*": ["NOTE"]})
+    masked, listed = rights
+    masked_for_visitors(monkeypatch, masked, columns=listed)
     command = command_in(tmp_path, COUNTS | {"open": "the value 'old' of note"})
     (tmp_path / "go").touch()
     with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,), command=command) as browser:

@@ -226,17 +226,19 @@ def test_values_that_the_pipeline_masks_are_hidden(
         ({"Shop.Orders": ["EMAIL"]}, {"email"}),
         ({"*.*": ["email", "other"]}, {"email"}),
         ({"shop.orders": ["mail"]}, {"id", "status", "email"}),
+        ({"only": {"Shop.*": ["ID", "status", "extra"]}}, {"email"}),
     ],
-    ids=["in-another-case", "of-any-table", "of-no-column"],
+    ids=["in-another-case", "of-any-table", "of-no-column", "not-in-a-list"],
 )
 def test_values_that_are_masked_for_the_account_are_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: dict[str, list[str]], columns: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: dict[str, Any], columns: set[str]
 ) -> None:
     file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
     letter, _ = dead_letters(settings)
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         state.show({"error": "StepFailed", "what": "ann@example.com is no number"})
-    masked_for_visitors(monkeypatch, masked)
+    only = masked.pop("only", {})
+    masked_for_visitors(monkeypatch, masked, columns=only)
     with (
         console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser,
         recorded_events(),
@@ -266,6 +268,14 @@ def test_masks_that_a_daemon_does_not_name_keep_pipelines_closed(
     masked_for_visitors(monkeypatch, True)
     with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser:
         assert browser.get("/dead-letters", **ADDRESS).status == 403
+
+
+def test_hidden_rows_keep_pipelines_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    masked_for_visitors(monkeypatch, {}, where=["shop.users"])
+    with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser:
+        for path in ("/dead-letters", "/compare", "/tables", "/pipelines", "/pipelines/pause"):
+            assert browser.get(path, **ADDRESS).status == 403, path
 
 
 def test_pipeline_whose_file_is_unknown_says_how_to_name_it(tmp_path: Path) -> None:

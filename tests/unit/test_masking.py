@@ -3,6 +3,7 @@
 
 import json
 import random
+import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow
 import pytest
 
 from penstock.model import TableName, TablePatterns
-from penstock.serve.masking import Masking, mask_part, without_masked
+from penstock.serve.masking import MaskedColumns, Masking, mask_part, without_masked
 from penstock.serve.own_log import OwnSource
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, read_range
@@ -29,6 +30,9 @@ WIDE = "fuzzed.wide"
 _TEXT_CHARS_MIN = 6
 
 
+LISTED: dict[str, Any] = {"name": "listed", "token": "listed-token"}
+
+
 def account(masked: dict[str, list[str]]) -> dict[str, Any]:
     return {"name": "support", "token": "support-token", "masked": masked}
 
@@ -37,7 +41,10 @@ def account(masked: dict[str, list[str]]) -> dict[str, Any]:
 def whole() -> Iterator[ServedLog]:
     """A daemon whose account `support` may not see some columns of the table."""
     masked = {WIDE: ["I", "q"], "fuzzed.*": ["z"], "fuzzed.t": ["text"], "fuzzed.u": ["id"]}
-    with captured_log() as log, serving(log, {"token": "a-token"}, [account(masked)]) as daemon:
+    names = [name for name in string.ascii_lowercase if name not in "iqz"]
+    shown = {WIDE: ["Id", *names], "fuzzed.t": ["id"], "fuzzed.u": ["number"]}
+    accounts = [account(masked), {**LISTED, "columns": shown}]
+    with captured_log() as log, serving(log, {"token": "a-token"}, accounts) as daemon:
         yield daemon
 
 
@@ -69,6 +76,7 @@ def responses(daemon: ServedLog, token: str, columns: list[str]) -> list[Answere
     return [
         *(ask("POST", "history", {"table": WIDE, "key": [str(key)]}) for key in {row["id"] for row in rows}),
         *(ask("GET", f"transaction?position={place}") for place in places if place.startswith("mysql")),
+        ask("POST", "as-of", {"table": WIDE, "at": "mysql-bin.000001:4020"}),
         ask("POST", "changes", changes),
         ask("POST", "changes", {**changes, "where": "id > 0", "shards": {"count": 1, "of": [0]}}),
         ask("POST", "changes", {**changes, "columns": columns}),
@@ -93,21 +101,30 @@ def test_masked_value_is_in_no_response() -> None:
             sent = b"".join(answer.body for answer in responses(daemon, "a-token", masked))
             assert any(text in sent for text in hidden), "the values are in the log"
             columns = [name.upper() for name in masked]
-            with serving(log, {"token": "b-token"}, [account({WIDE: columns})]) as guarded:
-                answers = responses(guarded, "support-token", masked)
-                assert {answer.status for answer in answers} == {200, 403}
-                for answer in answers:
-                    found = [text for text in hidden if text in answer.body]
-                    assert found == [], (answer.status, answer.body[:200])
+            shown_columns = ["ID", *(name.upper() for name in names if name not in masked)]
+            accounts = [account({WIDE: columns}), {**LISTED, "columns": {"*.WIDE": shown_columns}}]
+            with serving(log, {"token": "b-token"}, accounts) as guarded:
+                for token in ("support-token", "listed-token"):
+                    answers = responses(guarded, token, masked)
+                    assert {answer.status for answer in answers} == {200, 403}
+                    for answer in answers:
+                        found = [text for text in hidden if text in answer.body]
+                        assert found == [], (token, answer.status, answer.body[:200])
+                    assert any(text in answer.body for answer in answers for text in shown), (
+                        "others are shown"
+                    )
 
 
-def test_values_of_other_columns_are_shown_and_the_masked_ones_are_named(whole: ServedLog) -> None:
+@pytest.mark.parametrize("limited", ["support-token", "listed-token"])
+def test_values_of_other_columns_are_shown_and_the_masked_ones_are_named(
+    whole: ServedLog, limited: str
+) -> None:
     def history(token: str) -> list[dict[str, Any]]:
         body = {"table": WIDE, "key": ["1"]}
         answer = whole.ask("POST", f"/v1/instances/{INSTANCE}/history", body, token=token)
         return [json.loads(line) for line in answer.body.splitlines()]
 
-    lines = history("support-token")
+    lines = history(limited)
     changes = [line for line in lines if line["kind"] == "change"]
     expected = [line for line in history("a-token") if line["kind"] == "change"]
     for change, other in zip(changes, each(expected), strict=True):
@@ -133,23 +150,25 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_nothing_can_be_asked_about_a_masked_value(whole: ServedLog) -> None:
+@pytest.mark.parametrize("limited", ["support-token", "listed-token"])
+def test_nothing_can_be_asked_about_a_masked_value(whole: ServedLog, limited: str) -> None:
     for case, (call, body) in each(REFUSED.items()):
-        answer = whole.ask("POST", f"/v1/instances/{INSTANCE}/{call}", body, token="support-token")
+        answer = whole.ask("POST", f"/v1/instances/{INSTANCE}/{call}", body, token=limited)
         # If the key of the table decides, the response has already begun.
         assert answer.status == 403 or b'"AccessDenied"' in answer.body, (case, answer.body[:300])
         assert b'"kind":"change"' not in answer.body
         assert b'"kind":"batch"' not in answer.body
 
 
-def test_shards_of_a_masked_key_are_refused_whichever_rows_they_have(whole: ServedLog) -> None:
+@pytest.mark.parametrize("limited", ["support-token", "listed-token"])
+def test_shards_of_a_masked_key_are_refused_whichever_rows_they_have(whole: ServedLog, limited: str) -> None:
     """A response that depends on the shard would confirm a guess of the value."""
     body = {"tables": ["fuzzed.u"], "start": "earliest", "until": "latest", "wait_seconds": 0}
     bodies = set()
     for shard in range(8):
         shards = {"count": 8, "of": [shard]}
         answer = whole.ask(
-            "POST", f"/v1/instances/{INSTANCE}/changes", {**body, "shards": shards}, token="support-token"
+            "POST", f"/v1/instances/{INSTANCE}/changes", {**body, "shards": shards}, token=limited
         )
         bodies.add(answer.body)
     (refused,) = bodies
@@ -189,11 +208,11 @@ def test_texts_of_unrepresentable_values_are_masked_with_their_column(whole: Ser
     fields[number] = pyarrow.array([[("O", "secret"), ("m", "0000-00-00")], None], fields[number].type)
     changed = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
     noted = rows.set_column(rows.schema.get_field_index("_metadata"), rows.schema.field("_metadata"), changed)
-    masked = without_masked(noted, frozenset({"o"}))
+    masked = without_masked(noted, MaskedColumns(frozenset({"o"})))
     shown = [row["_metadata"]["unrepresentable"] for row in masked.to_pylist()]
     assert shown == [[("m", "0000-00-00")], None]
     assert "o" not in masked.schema.names
-    assert without_masked(noted, frozenset()) is noted
+    assert without_masked(noted, MaskedColumns()) is noted
 
 
 def test_errors_about_the_data_are_hidden_and_others_are_not() -> None:
@@ -206,11 +225,48 @@ def test_errors_about_the_data_are_hidden_and_others_are_not() -> None:
 
 def test_every_matching_pattern_masks() -> None:
     masking = Masking.of_settings({"shop.*": ["Email"], "*.users": ["phone"]})
-    assert masking.columns(TableName("shop", "users")) == {"email", "phone"}
-    assert masking.columns(TableName("crm", "orders")) == frozenset()
+    assert masking.columns(TableName("shop", "users")) == MaskedColumns(frozenset({"email", "phone"}))
+    assert masking.columns(TableName("crm", "orders")) == MaskedColumns()
     assert masking.masked_among(["EMAIL"], TablePatterns(["crm.orders"])) == []
     assert masking.masked_among(["EMAIL", "id"], TablePatterns(["crm.orders", "sh*.x"])) == ["EMAIL"]
     assert not Masking()
+
+
+def test_column_is_shown_only_if_every_matching_list_has_it() -> None:
+    masking = Masking.of_settings(
+        {"shop.users": ["phone"]}, {"shop.*": ["Id", "phone", "name"], "*.users": ["id"]}
+    )
+    users, orders, others = (
+        masking.columns(TableName.parse(name)) for name in ("SHOP.Users", "shop.orders", "crm.x")
+    )
+    assert [name for name in ("id", "phone", "name", "email") if name not in users] == ["id"]
+    assert [name for name in ("id", "phone", "name", "email") if name not in orders] == [
+        "id",
+        "phone",
+        "name",
+    ]
+    assert not others
+    assert [name for name in ("id", "phone", "name") if name not in masking.all_columns] == ["id"]
+    assert masking.masked_among(["ID", "Name", "_metadata"], TablePatterns(["shop.users"])) == ["Name"]
+    assert masking.masked_among(["ID", "Name", "_change_type"], TablePatterns(["shop.orders"])) == []
+    assert masking.masked_among(["Name"], TablePatterns(["shop.o*"])) == ["Name"]
+    assert masking.hidden_among(TableName("shop", "users"), ["id", "phone", "note"]) == {"phone", "note"}
+    assert masking
+    assert Masking.of_settings({}, {"shop.*": ["id"]})
+
+
+def test_columns_that_a_response_adds_are_shown_unless_a_mask_names_them(whole: ServedLog) -> None:
+    rows = batches_of(whole, WIDE)[0].to_arrow().slice(0, 2)
+    rows = rows.append_column("_shard_slot", pyarrow.array([1, 2]))
+    added = ["_change_type", "_commit_version", "_commit_timestamp", "_metadata", "_shard_slot"]
+    listed = MaskedColumns(shown=frozenset({"id"}))
+    assert without_masked(rows, listed).schema.names == ["id", *added]
+    named = listed | MaskedColumns(frozenset({"_metadata"}))
+    assert without_masked(rows, named).schema.names == [
+        "id",
+        *(name for name in added if name != "_metadata"),
+    ]
+    assert "_Metadata".casefold() in listed, "a column of the table is not one that the response adds"
 
 
 def test_console_shows_that_values_are_masked_and_no_rejected_rows(whole: ServedLog) -> None:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from penstock.client.fetch import BatchFrame, ChangesAnswer
 from penstock.coordinate.backends.memory import MemoryStore
+from penstock.errors import AccessDenied, OptionInvalid
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 from tests.support.canal.client import CanalClient, Refused
@@ -40,7 +41,11 @@ EVERYTHING = {"start": "earliest", "until": "latest", "wait_seconds": 0}
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[ServedLog]:
-    accounts = [ACCOUNT, {"name": "nothing", "token": "nothing-token", "where": {"*.*": "FALSE"}}]
+    accounts = [
+        ACCOUNT,
+        {"name": "nothing", "token": "nothing-token", "where": {"*.*": "FALSE"}},
+        {"name": "listed", "token": "listed-token", "where": ACCOUNT["where"], "columns": {TABLE: ["A"]}},
+    ]
     listen = {"canal": "127.0.0.1:0", "ptubes": "127.0.0.1:0", "token": "a-token"}
     with captured_log() as log, serving(log, listen, accounts, MemoryStore("row conditions")) as daemon:
         yield daemon
@@ -86,8 +91,16 @@ def test_column_of_the_condition_is_decoded_and_not_sent(daemon: ServedLog) -> N
     whole = received(daemon, "a-token")
     expected = [{"a": row["a"]} for row in whole if row["id"] == VISIBLE_KEY]
     assert received(daemon, TOKEN, columns=["a"]) == expected
-    with pytest.raises(Exception, match="has no column 'aa'"):
+    with pytest.raises(OptionInvalid, match="has no column 'aa'"):
         received(daemon, TOKEN, columns=["aa"])
+
+
+def test_column_of_the_condition_may_be_masked(daemon: ServedLog) -> None:
+    visible = [row for row in received(daemon, "a-token") if row["id"] == VISIBLE_KEY]
+    shown = [{name: value for name, value in row.items() if name == "a" or name[0] == "_"} for row in visible]
+    assert received(daemon, "listed-token") == shown
+    with pytest.raises(AccessDenied, match="may not use column id for where: it is masked"):
+        received(daemon, "listed-token", where="id = 2")
 
 
 def test_request_filters_are_evaluated_for_visible_rows_only(daemon: ServedLog) -> None:

@@ -275,6 +275,7 @@ def test_every_problem_of_an_account_is_reported(tmp_path: Path) -> None:
                 "  - {name: wrong, token: c, tabels: [shop.*], requests_max: 0}",
                 "  - {name: odd, token: d, tables: [orders]}",
                 "  - {name: rows, token: e, where: {'shop.*': 'region = ', shop.users: country = 'de'}}",
+                "  - {name: listed, token: h, columns: {shop.users: []}}",
                 "  - {name: pattern, token: f, where: {'shop.a,shop.b': id = 1}}",
                 "  - {name: sum, token: g, where: {shop.orders: id + 1 = 2}}",
                 SMALLEST,
@@ -289,8 +290,9 @@ def test_every_problem_of_an_account_is_reported(tmp_path: Path) -> None:
         (5, "access[3].requests_max", "1"),
         (6, "access[4].tables", "'orders'"),
         (7, "access[5].where", "shop.*: where: 'region = ' is no condition"),
-        (8, "access[6].where", "'shop.a,shop.b' is more than one table pattern"),
-        (9, "access[7].where", "shop.orders: where: 'id + 1' is not understood"),
+        (8, "access[6].columns", "shop.users: write one or more columns"),
+        (9, "access[7].where", "'shop.a,shop.b' is more than one table pattern"),
+        (10, "access[8].where", "shop.orders: where: 'id + 1' is not understood"),
     ]:
         problem_lines = [text for text in message.splitlines() if f"penstock.yaml:{line}: {key}: " in text]
         assert len(problem_lines) == 1, (key, message)

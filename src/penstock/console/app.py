@@ -352,11 +352,15 @@ def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str
 
 def _masking_of(accounts: Sequence[Mapping[str, Any]]) -> Masking:
     """Return an account's masks at all daemons."""
-    masks = [account.get("masked") for account in accounts]
-    rules = [
-        rule for masked in masks if isinstance(masked, dict) for rule in Masking.of_settings(masked).rules
+    masks = [
+        Masking.of_settings(masked, account.get("columns"))
+        for account in accounts
+        if isinstance(masked := account.get("masked"), dict)
     ]
-    return Masking(tuple(rules))
+    return Masking(
+        tuple(rule for mask in masks for rule in mask.rules),
+        tuple(rule for mask in masks for rule in mask.shown_rules),
+    )
 
 
 def _is_unlimited(account: Mapping[str, Any]) -> bool:

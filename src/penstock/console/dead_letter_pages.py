@@ -156,7 +156,9 @@ def _groups(letters: list[DeadLetter]) -> list[LetterGroup]:
 def _shown(visit: Visit, settings: PipelineSettings, letter: DeadLetter) -> ShownLetter:
     """Return an entry without a message that may contain a hidden value."""
     hidden = _hidden(visit, settings, letter.table, letter.target)
-    return ShownLetter(letter, None if hidden else letter.message)
+    # The message may quote a column that an earlier step has removed from the target.
+    is_hidden = bool(hidden or visit.masking.columns(letter.table))
+    return ShownLetter(letter, None if is_hidden else letter.message)
 
 
 def _hidden(visit: Visit, settings: PipelineSettings, source: TableName, target: Target) -> frozenset[str]:

@@ -115,8 +115,8 @@ def _read_again(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentenc
         if visit.masking:
             raise AccessDenied(
                 f"account {visit.account} does not see every column, and a condition may tell values",
-                hint="Read the whole table again, or log in with an account without masked: access in"
-                " penstock.yaml",
+                hint="Read the whole table again, or log in with an account without masked and columns:"
+                " access in penstock.yaml",
             )
         prove_condition(visit.files.load(store, name), source, TableName.parse(table), where)
     if not dry_run:

@@ -182,7 +182,7 @@ class Account:
             raise AccessDenied(
                 f"account {self.name} does not see every value, and a definition decides which values have"
                 " the name of a column",
-                hint="Use an admin account without masked and where: access in penstock.yaml",
+                hint="Use an admin account without masked, columns and where: access in penstock.yaml",
             )
 
     def prove_administers_all(self, instances: Iterable[str], what: str) -> None:
@@ -191,8 +191,8 @@ class Account:
         if hidden or not self.sees_all_values:
             raise AccessDenied(
                 f"account {self.name} may not see {what}, which may name any instance and table",
-                hint="Set admin: true for the account, without instances, tables, masked and where: access in"
-                " penstock.yaml",
+                hint="Set admin: true for the account, without instances, tables, masked, columns and"
+                " where: access in penstock.yaml",
             )
 
     def may_read_metrics(self) -> bool:
@@ -313,7 +313,7 @@ class Access:
                     settings.admin,
                     Quota(settings.bytes_per_second, settings.requests_max),
                     settings.metrics,
-                    Masking.of_settings(settings.masked),
+                    Masking.of_settings(settings.masked, settings.columns),
                     usage_of(index),
                     RowConditions.of_settings(settings.where),
                 ),

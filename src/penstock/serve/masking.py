@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns whose values an account does not see: `masked` of an account in penstock.yaml.
+"""The columns whose values an account does not see: `masked` and `columns` of an account in penstock.yaml.
 
 Every call that shows row values to an account uses this module. A masked value is left out, never replaced: a
 missing column is better than a wrong value. Calls that cannot leave a value out are refused.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,41 +16,85 @@ import pyarrow
 from penstock import errors
 from penstock.errors import AccessDenied, OptionInvalid, PenstockError, StreamError
 from penstock.model import TableName, TablePatterns
+from penstock.source.reading import SYSTEM_COLUMNS
+from penstock.source.rows_filter import SLOT_COLUMN
 
 # The JSON text shown in place of a text that may contain a masked value.
 HIDDEN_TEXT = "(masked)"
 
+# Columns that a response adds to those of the table.
+_ADDED_COLUMNS = {*SYSTEM_COLUMNS, SLOT_COLUMN}
 _METADATA, _UNREPRESENTABLE = "_metadata", "unrepresentable"
+
+
+_Rules = tuple[tuple[TablePatterns, frozenset[str]], ...]
+
+
+@dataclass(frozen=True)
+class MaskedColumns:
+    """The masked columns of a table, in lower case: `names`, and all but `shown` unless that is None."""
+
+    names: frozenset[str] = frozenset()
+    shown: frozenset[str] | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names or (self.shown is not None and name not in self.shown)
+
+    def hides(self, name: str) -> bool:
+        """Return whether a column of a response is masked; those that it adds are so only by name."""
+        return name in self.names if name in _ADDED_COLUMNS else name.casefold() in self
+
+    def __bool__(self) -> bool:
+        return bool(self.names) or self.shown is not None
+
+    def __or__(self, other: "MaskedColumns") -> "MaskedColumns":
+        shown = [columns.shown for columns in (self, other) if columns.shown is not None]
+        return MaskedColumns(self.names | other.names, frozenset.intersection(*shown) if shown else None)
 
 
 @dataclass(frozen=True)
 class Masking:
     """The masked columns by table pattern, in lower case. All patterns that match a table apply to it.
 
+    `rules` name columns to mask, and `shown_rules` the only columns to show.
+
     Column and table names match in any case, because a server may fold them, and hiding too much is better
     than hiding too little.
     """
 
-    rules: tuple[tuple[TablePatterns, frozenset[str]], ...] = ()
+    rules: _Rules = ()
+    shown_rules: _Rules = ()
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
+    shown_settings: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of_settings(cls, masked: Mapping[str, Sequence[str]]) -> "Masking":
-        """Return the masking of the setting `masked`: table pattern to column names. Raises OptionInvalid."""
-        rules = (
-            (in_any_case(pattern), frozenset(name.casefold() for name in names))
-            for pattern, names in masked.items()
-        )
-        return cls(tuple(rules), masked)
+    def of_settings(
+        cls, masked: Mapping[str, Sequence[str]], shown: Mapping[str, Sequence[str]] | None = None
+    ) -> "Masking":
+        """Return the masking of the settings `masked` and `columns`: table pattern to column names.
+
+        Raises OptionInvalid.
+        """
+        shown = shown or {}
+        return cls(_rules_of(masked), _rules_of(shown), masked, shown)
 
     def __bool__(self) -> bool:
-        return bool(self.rules)
+        return bool(self.rules or self.shown_rules)
 
-    def columns(self, table: TableName) -> frozenset[str]:
-        """Return the masked columns of a table, in lower case."""
-        return frozenset().union(
-            *(names for tables, names in self.rules if matches_in_any_case(tables, table))
-        )
+    def columns(self, table: TableName) -> MaskedColumns:
+        """Return the masked columns of a table."""
+        return self._columns_where(lambda tables: matches_in_any_case(tables, table))
+
+    def _columns_where(self, applies: Callable[[TablePatterns], bool]) -> MaskedColumns:
+        """Return the columns that are masked by the rules whose table patterns apply."""
+        masked = MaskedColumns()
+        for tables, names in self.rules:
+            if applies(tables):
+                masked |= MaskedColumns(names)
+        for tables, shown in self.shown_rules:
+            if applies(tables):
+                masked |= MaskedColumns(shown=shown)
+        return masked
 
     def prove_applies(self, table: TableName, columns: Iterable[str]) -> None:
         """Raise AccessDenied if a rule about this table alone names none of its columns.
@@ -116,19 +160,27 @@ class Masking:
         return frozenset(name for name in columns if name.casefold() in masked)
 
     @property
-    def all_columns(self) -> frozenset[str]:
-        """The masked columns of all tables."""
-        return frozenset().union(*(names for _, names in self.rules))
+    def all_columns(self) -> MaskedColumns:
+        """The columns that are masked in any table."""
+        return self._columns_where(lambda tables: True)
 
     def masked_among(self, columns: Iterable[str], tables: TablePatterns) -> list[str]:
         """Return which of the columns are masked in a table that the patterns may select."""
         names = [TablePatterns([pattern]).single() for pattern in tables.include]
-        masked: set[str] = set()
-        for patterns, hidden in self.rules:
+
+        def may_select(patterns: TablePatterns) -> bool:
             # A wildcard may select any table.
-            if not names or any(name is None or matches_in_any_case(patterns, name) for name in names):
-                masked |= hidden
-        return sorted(name for name in columns if name.casefold() in masked)
+            return not names or any(name is None or matches_in_any_case(patterns, name) for name in names)
+
+        masked = self._columns_where(may_select)
+        return sorted(name for name in columns if masked.hides(name))
+
+
+def _rules_of(columns: Mapping[str, Sequence[str]]) -> _Rules:
+    return tuple(
+        (in_any_case(pattern), frozenset(name.casefold() for name in names))
+        for pattern, names in columns.items()
+    )
 
 
 def in_any_case(pattern: str) -> TablePatterns:
@@ -149,11 +201,11 @@ def matches_in_any_case(tables: TablePatterns, table: TableName) -> bool:
     )
 
 
-def without_masked(rows: pyarrow.RecordBatch, masked: frozenset[str]) -> pyarrow.RecordBatch:
+def without_masked(rows: pyarrow.RecordBatch, masked: MaskedColumns) -> pyarrow.RecordBatch:
     """Return typed rows without the masked columns, and without their texts in `_metadata`."""
     if not masked:
         return rows
-    kept = [name for name in rows.schema.names if name.casefold() not in masked]
+    kept = [name for name in rows.schema.names if not masked.hides(name)]
     rows = rows.select(kept)
     at = rows.schema.get_field_index(_METADATA)
     if at < 0:
@@ -184,7 +236,7 @@ def hiding_texts(*, hides: bool) -> Iterator[None]:
         raise type(problem)(HIDDEN_TEXT, position=problem.position) from None
 
 
-def mask_part(part: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]:
+def mask_part(part: Mapping[str, Any], masked: Container[str]) -> dict[str, Any]:
     """Return a part of a history or a response, as JSON, without what is masked.
 
     A change names the columns that are left out in `masked`. The texts of statements and of errors about the
@@ -211,7 +263,7 @@ def hide_problem(part: Mapping[str, Any]) -> dict[str, Any]:
     return dict(part)
 
 
-def _mask_images(change: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]:
+def _mask_images(change: Mapping[str, Any], masked: Container[str]) -> dict[str, Any]:
     images = {image: change[image] for image in ("before", "after") if change[image] is not None}
     hidden = {name: None for values in images.values() for name in values if name.casefold() in masked}
     shown = {

@@ -253,6 +253,10 @@ class AccountSettings(Section):
         description="table pattern to the columns whose values the account never sees;"
         " it may read typed changes, histories and transactions, and nothing that shows whole rows",
     )
+    columns: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="table pattern to the only columns whose values the account sees; all others are masked",
+    )
     where: dict[str, str] = Field(
         default_factory=dict,
         description="table pattern to the condition of the rows that the account sees; it may read typed"
@@ -269,10 +273,10 @@ class AccountSettings(Section):
     )
     requests_max: int | None = Field(default=None, ge=1, description="quota: maximum concurrent requests")
 
-    @field_validator("masked")
+    @field_validator("masked", "columns")
     @classmethod
-    def _one_table_pattern_each(cls, masked: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        return columns_by_table(masked)
+    def _one_table_pattern_each(cls, columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return columns_by_table(columns)
 
     @field_validator("where")
     @classmethod

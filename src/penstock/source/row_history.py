@@ -13,7 +13,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -121,7 +121,7 @@ class RowKey:
     table: TableName
     values: tuple[str, ...]
     columns: tuple[str, ...] = ()
-    masked: frozenset[str] = frozenset()
+    masked: Container[str] = frozenset()
     prove_columns: Callable[[Sequence[str]], None] | None = None
 
     @property

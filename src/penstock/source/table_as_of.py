@@ -13,7 +13,7 @@ known.
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -225,7 +225,7 @@ class TableAsOf:
     """
 
     def __init__(
-        self, log: LogReader, source: KeptSource, table: TableName, masked: frozenset[str] = frozenset()
+        self, log: LogReader, source: KeptSource, table: TableName, masked: Container[str] = frozenset()
     ) -> None:
         """`masked` are columns, in lower case, that are left out of every row."""
         self._log = log

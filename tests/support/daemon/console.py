@@ -107,15 +107,15 @@ class Browser:
             connection.close()
 
 
-def masked_for_visitors(monkeypatch: pytest.MonkeyPatch, masked: Any) -> None:
-    """Let every daemon answer that visitors are administrators with these masks."""
+def masked_for_visitors(monkeypatch: pytest.MonkeyPatch, masked: Any, **rights: Any) -> None:
+    """Let every daemon answer that visitors are administrators with these masks and further rights."""
     everything: dict[str, Any] = {
         "instances": ["*"],
         "subscriptions": ["*"],
         "tables": [],
         "exclude_tables": [],
     }
-    account = {"account": "support", "admin": True, **everything, "masked": masked}
+    account = {"account": "support", "admin": True, **everything, "masked": masked, **rights}
 
     def ask_all(fleet: Fleet, call: str) -> Answers:
         answer = account if call == "account" else {"instances": [], "alerts": [], "events": []}

@@ -25,6 +25,7 @@ async def _account(request: Request) -> Response:
             "tables": list(account.tables.include),
             "exclude_tables": list(account.tables.exclude),
             "masked": {pattern: list(names) for pattern, names in account.masking.settings.items()},
+            "columns": {pattern: list(names) for pattern, names in account.masking.shown_settings.items()},
             # The conditions themselves would reveal values of the hidden rows.
             "where": list(account.row_conditions.patterns),
         }

@@ -28,7 +28,7 @@ from penstock.serve.http.definitions import columns_of_definitions
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.json_request import JsonRequest
 from penstock.serve.http.query import log_of
-from penstock.serve.masking import mask_part
+from penstock.serve.masking import MaskedColumns, mask_part
 from penstock.serve.own_log import OwnSource
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served
@@ -128,7 +128,7 @@ class _HistoryAnswer(StreamedAnswer):
         readers: Sequence[Hold],
         threads: Threads,
         histories: _Histories,
-        masked: frozenset[str],
+        masked: MaskedColumns,
         prove_known: Callable[[], None],
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)

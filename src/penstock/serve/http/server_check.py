@@ -25,7 +25,7 @@ def routes(served: Served, check: Callable[[str], list[dict[str, Any]]], threads
         if not account.sees_all_values:
             raise AccessDenied(
                 f"account {account.name} may read a part of {name}, and findings may name all of it",
-                hint="Run: penstock check URL, or leave out the account's tables, masked and where:"
+                hint="Run: penstock check URL, or leave out the account's tables, masked, columns and where:"
                 " access in penstock.yaml",
             )
         served.instance(name)

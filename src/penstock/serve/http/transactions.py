@@ -22,7 +22,7 @@ from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import ending_on_disconnect
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import Query, log_of
-from penstock.serve.masking import hiding_texts, mask_part
+from penstock.serve.masking import MaskedColumns, hiding_texts, mask_part
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
 from penstock.source.row_history import TableStatement, part_to_json
@@ -97,8 +97,8 @@ def _read(
 
 def _change_to_json(account: Account, change: TableChange) -> dict[str, Any]:
     table = TableName.parse(change.table)
-    hidden = {name.casefold() for name in account.masking.hidden_among(table, change.columns)}
-    masked = account.masking.columns(table) | hidden
+    hidden = frozenset(name.casefold() for name in account.masking.hidden_among(table, change.columns))
+    masked = account.masking.columns(table) | MaskedColumns(hidden)
     return {"table": change.table, "row": change.row, **mask_part(part_to_json(change.change), masked)}
 
 
