@@ -8,7 +8,7 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::convert::arrow_error;
 
-/// An array with a value for each row of a batch, to be imported by the caller's Arrow library.
+/// An array with one value per batch row, which the caller's Arrow library imports.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct ArrowArray {
     pub(crate) inner: ArrayRef,

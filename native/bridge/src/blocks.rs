@@ -15,10 +15,10 @@ use pyo3::types::PyBytes;
 use crate::convert::{session_of, slice_of, SessionTuple};
 use crate::raise::{option_invalid, raise};
 
-/// Memory of a dropped chunk, for reuse by the cutter. The chunk may be dropped on another thread.
+/// Keeps the memory of a dropped chunk for the cutter to reuse. The chunk may be dropped on another thread.
 type Spare = Mutex<Vec<u8>>;
 
-/// Smaller buffers are left to the allocator.
+/// Smaller buffers are not kept, since allocating them is cheap.
 const SPARE_BYTES_MIN: usize = 128 << 10;
 
 /// Event bytes from the cutter, exposed read-only through the buffer protocol without a copy.
@@ -57,7 +57,7 @@ impl Chunk {
     ///
     /// # Safety
     ///
-    /// Python calls this with a view of its own to fill in.
+    /// Python calls this with a view for the function to fill in.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let bytes = &slf.get().bytes;
         let length = ffi::Py_ssize_t::try_from(bytes.len()).map_err(|_| PyAssertionError::new_err("a long chunk"))?;
@@ -81,8 +81,8 @@ type StatementTuple = (String, String, u64, u64, SessionTuple);
 
 /// Counters of what cutters have processed, for metrics. They outlive the cutters, and any thread may read them.
 ///
-/// The first `tables_max` tables have counters of their own, all others share one. A transaction is large if its events
-/// have more than `large_bytes` bytes.
+/// Each of the first `tables_max` tables is counted separately; all other tables share one set of counters. A
+/// transaction is large if its events have more than `large_bytes` bytes.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct CutCounts {
     counts: Arc<Counts>,
@@ -113,7 +113,8 @@ impl CutCounts {
         self.counts.events()
     }
 
-    /// Return the inserts, updates and deletes of each counted table; under "" those of all other tables.
+    /// Return the numbers of inserts, updates and deletes by table; the key "" sums the tables that are not counted
+    /// separately.
     fn rows(&self) -> Vec<(String, [u64; 3])> {
         let mut rows = self.counts.tables_rows();
         rows.push((String::new(), self.counts.other_rows()));
@@ -123,9 +124,9 @@ impl CutCounts {
 
 /// Cuts the bytes of a log into blocks: event bytes to store, and index records.
 ///
-/// Feed it bytes; `state` says what it needs: "input" (feed more), "file" (a new source file begins: take the output,
-/// then call `take_file`), "hole" (source bytes are missing: take the output, then call `take_hole`). Output before
-/// an error can still be taken. Not safe for concurrent use.
+/// After each `feed`, `state` tells the caller what to do next: "input" (feed more), "file" (a new source file begins:
+/// take the output, then call `take_file`), "hole" (source bytes are missing: take the output, then call `take_hole`).
+/// Output before an error can still be taken. Not safe for concurrent use.
 #[pyclass(module = "penstock._native")]
 pub struct BlockCutter {
     inner: blocks::BlockCutter,
@@ -136,7 +137,7 @@ fn parse(py: Python<'_>, text: &str) -> PyResult<GtidSet> {
     GtidSet::parse(text).map_err(|error| raise(py, &error))
 }
 
-/// Return whether the flavor is MariaDB.
+/// Whether the log comes from MariaDB.
 fn is_mariadb(py: Python<'_>, flavor: &str) -> PyResult<bool> {
     match flavor {
         "mysql" => Ok(false),
@@ -199,7 +200,7 @@ impl BlockCutter {
 
     /// Consume complete events from the start of a buffer; return how many bytes that were.
     ///
-    /// Raises the errors of `penstock.errors` with the position.
+    /// Exceptions from `penstock.errors` carry the position.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
@@ -208,14 +209,14 @@ impl BlockCutter {
 
     /// Consume packets of a dump from the start of a buffer, long packets in pieces; return how many bytes that were.
     ///
-    /// Raises the errors of `penstock.errors` with the position, `ConnectionLost` if a packet is missing.
+    /// Exceptions from `penstock.errors` carry the position; a missing packet raises `ConnectionLost`.
     fn feed_packets(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed_packets(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// What the cutter needs from the caller.
+    /// The action that the cutter expects from the caller: "input", "file" or "hole".
     #[getter]
     fn state(&self) -> &'static str {
         match self.inner.state() {
@@ -271,7 +272,7 @@ impl BlockCutter {
         }
     }
 
-    /// Take the buffered event bytes, complete events of a single file; empty if there are none.
+    /// Take the buffered event bytes, which are complete events from a single file; empty if nothing is buffered.
     fn take_data(&mut self) -> Chunk {
         if let Ok(mut spare) = self.spare.lock() {
             self.inner.recycle(std::mem::take(&mut *spare));
@@ -309,7 +310,7 @@ impl BlockCutter {
         self.inner.data_range().1
     }
 
-    /// The source offset after the last complete transaction in the event bytes so far.
+    /// The source offset after the last complete transaction in the event bytes read so far.
     #[getter]
     fn boundary(&self) -> u64 {
         self.inner.boundary()
@@ -346,7 +347,8 @@ impl BlockCutter {
             .collect()
     }
 
-    /// All complete transactions up to `boundary`, including those before the start, as text.
+    /// All complete transactions up to `boundary`, as the text of a GTID set. It includes the transactions before the
+    /// start.
     #[getter]
     fn gtid_set(&self) -> String {
         self.inner.gtid_set().text()
@@ -364,7 +366,7 @@ impl BlockCutter {
         self.inner.last_time_us()
     }
 
-    /// The largest commit time so far, including the open transaction, in microseconds since 1970.
+    /// The largest commit time read so far, including that of the open transaction, in microseconds since 1970.
     #[getter]
     fn time_max_us(&self) -> i64 {
         self.inner.time_max_us()
@@ -382,7 +384,7 @@ impl BlockCutter {
         self.inner.counters().changes
     }
 
-    /// Number of events that were kept.
+    /// Number of events written to the output.
     #[getter]
     fn events(&self) -> u64 {
         self.inner.counters().events
@@ -418,14 +420,14 @@ impl BlockCutter {
         self.inner.acknowledge()
     }
 
-    /// Return the value of `acknowledge` and clear it.
+    /// Return the position that `acknowledge` reports, and clear it.
     fn take_acknowledge(&mut self) -> Option<(String, u64)> {
         self.inner.take_acknowledge().map(|(file, offset)| (file.to_string(), offset))
     }
 }
 
-/// Return the head of a segment: magic, format description, and two artificial events with the source file and offset
-/// that follow and the transactions before them.
+/// Return the head of a segment: magic, format description, and two artificial events that hold the source file and
+/// offset of the first event and the GTID set before it.
 ///
 /// `time_s` is the creation time of the segment, in seconds since 1970. Raises `PositionInvalid` for a GTID set of
 /// the other flavor, `EventMalformed` if the bytes are not a format description.
@@ -469,7 +471,7 @@ pub fn read_segment_head<'py>(py: Python<'py>, bytes: PyBuffer<u8>) -> PyResult<
     Ok((head.head_bytes, head.file, head.base, head.gtid_set.text(), format_description))
 }
 
-/// Return a GTID set of MySQL in the encoding of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid`.
+/// Encode a MySQL GTID set for COM_BINLOG_DUMP_GTID. Raises `PositionInvalid`.
 #[pyfunction]
 pub fn encode_gtid_set<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyBytes>> {
     let invalid = |error: Error| {

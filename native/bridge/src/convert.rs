@@ -15,8 +15,8 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::raise::{option_invalid, raise};
 
-/// The session of a statement: the databases that it changes if they are listed, the server's character set, and the
-/// SQL modes that change how DDL is parsed.
+/// A statement's session: the databases that the statement changes (if the log lists them), the server's character set,
+/// and the SQL modes that affect the parsing of DDL.
 pub type SessionTuple = (Option<Vec<String>>, Option<&'static str>, Vec<&'static str>);
 
 /// Convert a session for Python.
@@ -50,7 +50,7 @@ pub fn schema_capsule<'py>(py: Python<'py>, schema: &Schema) -> PyResult<Bound<'
     PyCapsule::new_with_value(py, exported, c"arrow_schema")
 }
 
-/// Export a batch as the two capsules of the Arrow PyCapsule protocol.
+/// Export a batch as the schema and array capsules of the Arrow PyCapsule protocol.
 pub fn batch_capsules<'py>(py: Python<'py>, batch: &RecordBatch) -> PyResult<Bound<'py, PyTuple>> {
     let schema = schema_capsule(py, batch.schema().as_ref())?;
     let (array, _) = to_ffi(&StructArray::from(batch.clone()).to_data()).map_err(arrow_error)?;
@@ -75,7 +75,7 @@ pub fn batch_from(object: &Bound<'_, PyAny>) -> PyResult<RecordBatch> {
 
 /// Decode text from a MySQL character set.
 ///
-/// Raises `ValueMalformed` if the bytes are invalid in it, `OptionInvalid` for an unknown character set.
+/// Raises `ValueMalformed` if the character set does not allow the bytes, `OptionInvalid` for an unknown character set.
 #[pyfunction]
 pub fn decode_text(py: Python<'_>, charset: &str, bytes: &[u8]) -> PyResult<String> {
     let Some(character_set) = Charset::from_name(charset) else {

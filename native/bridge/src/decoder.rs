@@ -1,4 +1,4 @@
-//! The decoder, and its requests to the caller.
+//! Decodes binlog events for Python: the decoder, and the requests that it makes to its caller.
 
 use penstock_kernel::emit::dialect::{ddl, DialectOptions};
 use penstock_kernel::emit::rows::ChangeFilter;
@@ -16,7 +16,7 @@ use crate::schema::{declared, ColumnTuple};
 
 /// Decodes the events of a byte range.
 ///
-/// Feed it buffers; `state` says what it needs: "input" (feed more), "batch" (`take_batch`), "table"
+/// After each buffer, `state` tells the caller what to do next: "input" (feed more), "batch" (`take_batch`), "table"
 /// (`table_request`, then `answer_table`), "statement" (`take_statement`), "prepared" (`prepared_request`, then
 /// `answer_prepared` and `feed_prepared`), or "done". Not safe for concurrent use.
 #[pyclass(module = "penstock._native")]
@@ -71,11 +71,11 @@ fn dialect_options(
 
 #[pymethods]
 impl Decoder {
-    /// `offset` is the start of an event. `joint`, where the next range begins, must be the start of an event too. With
+    /// `offset` is the start of an event. `joint` is where the next range begins, also the start of an event. With
     /// `passing`, transactions are not decoded: prepared transactions are recorded, and incidents and unknown events
     /// are ignored. `statements` says whether to return statements; None means yes if rows are decoded. `dialect`
-    /// applies to `emit="messages"`. `executed` is the GTID set executed before the range; with it, messages that can
-    /// carry the executed set do so.
+    /// applies to `emit="messages"`. `executed` is the GTID set executed before the range; if it is given, messages in
+    /// dialects with a field for the executed set include it.
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
@@ -156,14 +156,14 @@ impl Decoder {
 
     /// Consume complete events from the start of a buffer; return how many bytes that were.
     ///
-    /// Raises the errors of `penstock.errors` only after all complete transactions before them were returned.
+    /// Raises an exception from `penstock.errors` only after all complete transactions before the error were returned.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// End the input. `left` is the number of bytes that were offered and not consumed.
+    /// End the input. `left` is the number of offered bytes that the decoder did not consume.
     ///
     /// Raises `FileTruncated` if a transaction is incomplete, unless `drop_open` drops it.
     #[pyo3(signature = (left=0, *, drop_open=false))]
@@ -172,7 +172,7 @@ impl Decoder {
         py.detach(|| inner.finish(left, drop_open)).map_err(|error| raise(py, &error))
     }
 
-    /// What the decoder needs from the caller.
+    /// The action that the decoder expects from the caller, such as "input" or "batch".
     #[getter]
     fn state(&self) -> &'static str {
         match self.inner.state() {
@@ -195,17 +195,17 @@ impl Decoder {
         self.inner.take_statement().map(|inner| Statement { inner })
     }
 
-    /// Return the table that the decoder needs an answer about, or None.
+    /// Return the table whose definition the decoder asks for, or None.
     fn table_request(&self) -> Option<TableRequest> {
         self.inner.table_request().map(|inner| TableRequest { inner: inner.clone() })
     }
 
-    /// Answer whether the last statement returned goes into the messages. Without an answer it does.
+    /// Say whether the last returned statement becomes a message. Without an answer, it does.
     fn answer_statement(&mut self, wanted: bool) {
         self.inner.answer_statement(wanted);
     }
 
-    /// Answer how to read the requested table.
+    /// Say how to read the requested table.
     ///
     /// Without `columns` and `from_log`, its rows are skipped. `from_log` takes the columns from the log; then
     /// `columns` only supplies MariaDB's types that are logged as plain strings (UUID, INET4, INET6, VECTOR).
@@ -243,7 +243,7 @@ impl Decoder {
         self.inner.answer_table(answer);
     }
 
-    /// Close the batches of complete transactions and continue: more bytes may be fed.
+    /// Close the batches of complete transactions. The decoder can be fed more bytes afterwards.
     ///
     /// A batch with rows of the open transaction waits for its end, except a batch of messages, which is split.
     fn close_batches(&mut self, py: Python<'_>) -> PyResult<()> {
@@ -260,14 +260,16 @@ impl Decoder {
         self.inner.abandon().map_err(|error| raise(py, &error))
     }
 
-    /// Take over the prepared XA transactions that another decoder of the same log has recorded.
+    /// Copy the prepared XA transactions that another decoder of the same log recorded.
     fn adopt_prepared(&mut self, before: &mut Decoder) {
         self.inner.adopt_prepared(&mut before.inner);
     }
 
-    /// Return the prepared XA transaction whose bytes are needed; None if `feed_prepared` needs more of them.
+    /// Return the prepared XA transaction whose bytes are needed; None while `feed_prepared` still needs bytes of the
+    /// current transaction.
     ///
-    /// The tuple has its id, the position of its commit (file, offset), and its location if known (file, start, end).
+    /// The tuple consists of the transaction's id, the position of its commit (file, offset), and its location if known
+    /// (file, start, end).
     fn prepared_request(&self) -> Option<PreparedRequest> {
         self.inner.prepared_request().map(|request| {
             let location = request.location.map(|location| (location.file.to_string(), location.start, location.end));
@@ -277,8 +279,8 @@ impl Decoder {
 
     /// Locate the bytes for `feed_prepared`, which start with the transaction's first event.
     ///
-    /// `head` is the magic and format description of the file; a live server sends them itself. A second call
-    /// restarts the bytes.
+    /// `head` is the magic and format description of the file; a live server sends them itself. A second call starts
+    /// again at the first event.
     #[pyo3(signature = (file, start, end, head=None))]
     fn answer_prepared(
         &mut self,
@@ -292,7 +294,7 @@ impl Decoder {
         self.inner.answer_prepared(file, start, end, head).map_err(|error| raise(py, &error))
     }
 
-    /// Whether `feed_prepared` needs bytes, or an answer about them.
+    /// Whether the decoder waits for `feed_prepared`, or for an answer about the bytes fed to it.
     #[getter]
     fn reads_prepared(&self) -> bool {
         self.inner.reads_prepared()
@@ -304,7 +306,7 @@ impl Decoder {
         Ok(location.map(|location| (location.file.to_string(), location.start, location.end)))
     }
 
-    /// Return whether the outcome was read of an XA transaction of this id that was prepared before the range.
+    /// Return whether the commit or rollback of the XA transaction with this id, prepared before the range, was read.
     fn has_outcome(&self, py: Python<'_>, id: &str) -> PyResult<bool> {
         self.inner.has_outcome(id).map_err(|error| raise(py, &error))
     }
@@ -360,13 +362,13 @@ impl Decoder {
         self.inner.handed_out().map_or((0, None), |resume| (resume.rows, resume.start))
     }
 
-    /// All transactions seen, including those of earlier files if the log lists them, as text.
+    /// The GTID set of all transactions read, as text. It includes earlier files if the log lists their transactions.
     #[getter]
     fn gtid_set(&self) -> String {
         self.inner.gtid_set().text()
     }
 
-    /// Commit time of the last complete transaction in range in microseconds since 1970; 0 before the first.
+    /// Commit time of the last complete transaction in the range, in microseconds since 1970; 0 before the first.
     #[getter]
     fn commit_time_us(&self) -> i64 {
         self.inner.commit_us()
@@ -396,7 +398,7 @@ impl Decoder {
         self.inner.is_closed()
     }
 
-    /// Numbers of bytes, events, transactions and changes so far.
+    /// Numbers of bytes, events, transactions and changes read so far.
     #[getter]
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = self.inner.counters();
@@ -409,7 +411,7 @@ impl Decoder {
     }
 }
 
-/// A request how to read a table that has not occurred before.
+/// A question to the caller: how to read a table that is new to the decoder.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct TableRequest {
     inner: stream::TableRequest,
@@ -482,14 +484,14 @@ pub struct Statement {
 
 #[pymethods]
 impl Statement {
-    /// The default database of the session; may be empty.
+    /// The default database of the session; "" if it has none.
     #[getter]
     fn database(&self) -> &str {
         &self.inner.database
     }
 
-    /// The session in its event: the databases that the statement changes, or None if they are not listed, the
-    /// default character set of a new database, and the SQL modes that change how DDL is parsed.
+    /// The session that the event records: the databases that the statement changes (None if the event does not list
+    /// them), the default character set of a new database, and the SQL modes that affect the parsing of DDL.
     #[getter]
     fn session(&self) -> SessionTuple {
         session_of(self.inner.session.clone())
@@ -515,8 +517,8 @@ impl Statement {
         self.inner.is_change
     }
 
-    /// The databases that it accessed, including those used by views, triggers and functions: [] means any database,
-    /// None that the log does not say.
+    /// The databases that the statement accessed, including those used by views, triggers and functions. [] means any
+    /// database; None means that the log does not list them.
     #[getter]
     fn accessed(&self) -> Option<Vec<String>> {
         self.inner.session.accessed.clone()
@@ -558,8 +560,9 @@ impl Statement {
         self.inner.timestamp_us
     }
 
-    /// What a DDL statement does to each of its tables, in order: the kind, such as TRUNCATE, database, table (its new
-    /// name if it is renamed) and a statement about this table alone. The table is "" if the statement names none.
+    /// The effects of a DDL statement on its tables, in order: the kind (such as TRUNCATE), the database, the table
+    /// (its new name after a rename) and an equivalent statement for this table alone. The table is "" if the statement
+    /// names none.
     #[getter]
     fn definitions(&self) -> Vec<(&'static str, String, String, String)> {
         let statement = &self.inner;
@@ -568,8 +571,8 @@ impl Statement {
             .collect()
     }
 
-    /// When its transaction was committed, in microseconds since 1970; the start of the statement if the log does not
-    /// contain the time.
+    /// Commit time of its transaction, in microseconds since 1970; the statement's start time if the log has no commit
+    /// time.
     #[getter]
     fn commit_us(&self) -> i64 {
         self.inner.commit_us
@@ -581,7 +584,7 @@ impl Statement {
         self.inner.server_id
     }
 
-    /// The GTID of its transaction; may be empty.
+    /// The GTID of its transaction; "" if it has none.
     #[getter]
     fn gtid(&self) -> &str {
         &self.inner.gtid

@@ -33,8 +33,8 @@ fn targets(columns: Vec<ColumnTuple>, mariadb: bool) -> Result<Vec<SourceColumn>
 
 /// Decode envelope rows that share a definition into typed rows; an update becomes two rows.
 ///
-/// `columns` and `wires` (type code and metadata) come from the definition. `declared` fixes the columns of the
-/// result; any other column raises `SchemaChanged`. `batch` is any object that supports the Arrow PyCapsule protocol.
+/// `columns` and `wires` (type code and metadata) come from the definition. `declared` fixes the columns of the typed
+/// rows; any other column raises `SchemaChanged`. `batch` is any object that supports the Arrow PyCapsule protocol.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, wires, *, mariadb=false, declared=None))]
 pub fn decode_envelope(

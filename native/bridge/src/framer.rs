@@ -17,7 +17,7 @@ pub struct Framer {
 
 #[pymethods]
 impl Framer {
-    /// `semi_sync` expects the two bytes that the server adds for replicas that asked for semi-synchronous
+    /// `semi_sync`: packets start with the two bytes that the server adds for replicas that requested semi-synchronous
     /// replication.
     #[new]
     #[pyo3(signature = (*, semi_sync=false))]
@@ -70,7 +70,7 @@ impl Framer {
     }
 }
 
-/// Locate events in a buffer that starts with a header at `offset`, by following their headers. Return the start of
+/// Locate events by following their headers, in a buffer whose first byte is a header at `offset`. Return the start of
 /// the last event that starts at or before `target` (None if its header is incomplete), and the start of the event
 /// after it.
 #[pyfunction]

@@ -8,8 +8,8 @@ use pyo3::types::PyBytes;
 use crate::blocks::Chunk;
 use crate::convert::slice_of;
 
-/// Stream, method, message, whether the message is compressed with gzip, and whether the client accepts compressed
-/// messages.
+/// A call: stream, method, message, whether the message is compressed with gzip, and whether the client accepts
+/// compressed messages.
 type CallTuple = (u32, String, Chunk, bool, bool);
 
 fn call_of(call: Call) -> CallTuple {
@@ -18,9 +18,8 @@ fn call_of(call: Call) -> CallTuple {
 
 /// A connection of a gRPC client, without its socket.
 ///
-/// It refuses more than `calls_max` calls at once. `any_authority` is
-/// for clients of a Unix socket, which do not send a valid name of the server. After each call of a method, `take`
-/// returns the pending work.
+/// The connection refuses more than `calls_max` concurrent calls. `any_authority` is for clients of a Unix socket,
+/// which do not send a valid name of the server. After each call of a method, `take` returns the pending work.
 #[pyclass(module = "penstock._native")]
 pub struct GrpcConnection {
     inner: Connection,
@@ -39,7 +38,7 @@ impl GrpcConnection {
         self.inner.receive(data);
     }
 
-    /// Answer calls with the same message, successfully. Cancelled calls are skipped.
+    /// End calls successfully, all with the same message. Cancelled calls are skipped.
     fn answer(&mut self, streams: Vec<u32>, message: &[u8]) {
         self.inner.answer(&streams, message);
     }
@@ -56,20 +55,20 @@ impl GrpcConnection {
         self.inner.finish(stream, code, text);
     }
 
-    /// Tell the client to send no more calls. The connection closes after those that it has sent.
+    /// Tell the client to send no more calls. The connection closes once the calls already sent have ended.
     fn end(&mut self) {
         self.inner.end();
     }
 
-    /// Take the calls that arrived, the streams that the client cancelled, the streams whose messages its window took,
-    /// and the bytes to send.
+    /// Take the calls that arrived, the streams that the client cancelled, the streams whose messages fit into the
+    /// client's flow-control window, and the bytes to send.
     fn take<'py>(&mut self, py: Python<'py>) -> (Vec<CallTuple>, Vec<u32>, Vec<u32>, Bound<'py, PyBytes>) {
         let Progress { calls, cancelled, sent } = self.inner.take_progress();
         let output = PyBytes::new(py, &self.inner.take_output());
         (calls.into_iter().map(call_of).collect(), cancelled, sent, output)
     }
 
-    /// The bytes of calls that have not arrived completely.
+    /// Number of bytes buffered for calls that have not arrived completely.
     #[getter]
     fn unfinished_bytes(&self) -> usize {
         self.inner.unfinished_bytes()

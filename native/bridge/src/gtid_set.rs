@@ -6,7 +6,7 @@ use pyo3::types::PyBytes;
 
 use crate::raise::raise;
 
-/// A set of GTIDs of either family.
+/// A set of MySQL or MariaDB GTIDs.
 #[pyclass(frozen, eq, module = "penstock._native")]
 #[derive(Clone, PartialEq)]
 pub struct GtidSet {
@@ -37,7 +37,7 @@ impl GtidSet {
         self.inner.contains_set(&other.inner)
     }
 
-    /// Return the transactions of both sets. For MariaDB, transactions of only the other set count as later.
+    /// Return the transactions of both sets. For MariaDB, transactions that only the other set contains count as later.
     fn union(&self, other: &GtidSet) -> GtidSet {
         let mut inner = self.inner.clone();
         inner.union(&other.inner);
@@ -57,7 +57,7 @@ impl GtidSet {
         GtidSet { inner: self.inner.position() }
     }
 
-    /// Return whether the set contains a transaction of a log in which the transactions of `before` precede it.
+    /// Return whether the set contains a transaction. The log must contain the transactions of `before` in front of it.
     ///
     /// Raises `PositionInvalid` if this cannot be determined.
     fn contains_in_log(&self, py: Python<'_>, gtid: &str, before: &GtidSet) -> PyResult<bool> {
@@ -65,7 +65,7 @@ impl GtidSet {
         self.inner.contains_in_log(&gtid, &before.inner).map_err(|error| raise(py, &error))
     }
 
-    /// Return the encoding of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid` for a set of MariaDB.
+    /// Encode the set for COM_BINLOG_DUMP_GTID. Raises `PositionInvalid` for a MariaDB set.
     fn encode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let encoded = self.inner.encode_mysql().map_err(|error| raise(py, &error))?;
         Ok(PyBytes::new(py, &encoded))

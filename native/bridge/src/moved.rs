@@ -1,4 +1,4 @@
-//! Moves events from the logs of several servers to one log.
+//! Moves events from the logs of several servers into a single log.
 
 use penstock_kernel::stream;
 use pyo3::buffer::PyBuffer;
@@ -8,7 +8,7 @@ use pyo3::types::PyBytes;
 use crate::convert::slice_of;
 use crate::raise::raise;
 
-/// Moves the events of one file of a log to offsets of another log: only positions and checksums change.
+/// Moves the events of a log file to the offsets of another log. Only positions and checksums change.
 ///
 /// `head` is the file's magic and format description. Raises `EventUnsupported` for a log without checksums or GTID
 /// events.
@@ -25,7 +25,7 @@ impl EventMover {
         Ok(EventMover { inner })
     }
 
-    /// The first bytes of a file with these events: the magic and the format description.
+    /// The first bytes of the new file: the magic and the format description.
     #[getter]
     fn head<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.inner.head())

@@ -18,10 +18,10 @@ use crate::schema::{declared, ColumnTuple};
 
 /// Return a JSON object for each row of an Arrow batch, as an array of strings for `pyarrow.array`.
 ///
-/// `names` selects and orders the columns. Values are written as the server's client shows them: numbers of any
-/// length as numbers, bytes as base64, geometries as well-known text, documents as documents. A value that its type
-/// cannot represent is null, or with `exact` its exact text. Raises `SchemaInvalid` for a column that does not have
-/// its declared type, `OptionInvalid` for a name that is missing from the rows.
+/// `names` selects and orders the columns. Values are written as the server's client shows them: numbers of any length
+/// as numbers, bytes as base64, geometries as well-known text, JSON documents as nested JSON. A value that its type
+/// cannot represent is null, or with `exact` its exact text. Raises `SchemaInvalid` for a column that does not have its
+/// declared type, `OptionInvalid` for a name that is missing from the rows.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, *, mariadb=false, names=None, exact=false))]
 pub fn json_objects(
@@ -38,9 +38,9 @@ pub fn json_objects(
     Ok(ArrowArray { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
 }
 
-/// Return the text of a column's value in each row of an Arrow batch, as an array of strings for `pyarrow.array`,
-/// null if the value is null. `path`, a list of names and numbers, selects a value in a document; null if it leads
-/// nowhere.
+/// Return the text of a column's value in each row of an Arrow batch, as an array of strings for `pyarrow.array`, null
+/// if the value is null. `path`, a list of names and numbers, selects a value in a document; the text is null if the
+/// document has no value there.
 ///
 /// Raises `SchemaInvalid` if the column does not have its declared type, `OptionInvalid` if it is missing from the
 /// rows, `ValueMalformed` if a path is given for a value that is not a document.
@@ -77,9 +77,8 @@ pub enum PathStep {
 /// `kind` (0 insert, 1 update, 2 delete).
 ///
 /// `batch` has the declared columns followed by the system columns. `snapshot` says that its rows were read from the
-/// table; `lines` terminates each message by a newline; `debezium` are pairs of names and values for the forms of
-/// Debezium's messages. Raises `OptionInvalid`, `SchemaInvalid`, `ValueMalformed`,
-/// `LimitExceeded`.
+/// table; `lines` terminates each message by a newline; `debezium` holds pairs of names and values that select variants
+/// of Debezium's messages. Raises `OptionInvalid`, `SchemaInvalid`, `ValueMalformed`, `LimitExceeded`.
 #[pyfunction]
 #[pyo3(signature = (
     batch, columns, *, dialect, database, table, primary_key, key, mariadb=false, snapshot=false, zone_seconds=0,
@@ -118,9 +117,9 @@ pub fn encode_changes(
 /// Encode changes as parts of Drainer's messages, one for each change, as an Arrow batch in the order of the changes:
 /// `value` and `version`, the commit version.
 ///
-/// `batch` has the declared columns followed by the system columns. Without `heads` the parts are mutations for
-/// Kafka. With them they are events for files, and `heads` are the name and type of each column as protobuf fields.
-/// Raises `EventUnsupported`, `SchemaInvalid`, `ValueMalformed`.
+/// `batch` has the declared columns followed by the system columns. Without `heads`, the parts are mutations for Kafka.
+/// With `heads`, which holds each column's name and type as protobuf fields, the parts are events for files. Raises
+/// `EventUnsupported`, `SchemaInvalid`, `ValueMalformed`.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, *, database, table, mariadb=false, heads=None))]
 pub fn encode_drainer(
@@ -150,8 +149,8 @@ pub fn crc32c(data: PyBackedBytes) -> u32 {
     checksum::crc32c(&data)
 }
 
-/// Return the Kafka Connect schemas of Debezium's messages of a table and of their keys, as JSON; None for messages
-/// without keys. `instance` is the name of the cluster, which names the schemas.
+/// Return the Kafka Connect schemas of a table's Debezium messages and of their keys, as JSON. The key schema is None
+/// for messages without keys. `instance` is the name of the cluster, which names the schemas.
 ///
 /// Raises `OptionInvalid`, `SchemaInvalid`.
 #[pyfunction]
@@ -183,8 +182,8 @@ pub fn debezium_schemas(
     arrow_messages::debezium_schemas(&declared(columns), instance, &dialect).map_err(|error| raise(py, &error))
 }
 
-/// Return the Kafka partition of each key among `count` partitions, equal to that of Kafka's own producers; null for
-/// null.
+/// Return the Kafka partition of each key among `count` partitions, the same as Kafka's own producers choose; null for
+/// a null key.
 ///
 /// `keys` is an Arrow batch whose first column has texts or bytes. Raises `OptionInvalid`.
 #[pyfunction]
@@ -194,7 +193,7 @@ pub fn partitions(py: Python<'_>, keys: &Bound<'_, PyAny>, count: u32) -> PyResu
     Ok(ArrowArray { inner: Arc::new(partitions.map_err(|error| raise(py, &error))?) })
 }
 
-/// Return the slot of each key in a Redis Cluster; null for null.
+/// Return the slot of each key in a Redis Cluster; null for a null key.
 ///
 /// `keys` is an Arrow batch whose first column has texts or bytes. Raises `OptionInvalid`.
 #[pyfunction]

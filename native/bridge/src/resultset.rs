@@ -11,9 +11,10 @@ use crate::convert::slice_of;
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
 
-/// Decodes the result of a query in the text protocol, which must have the declared columns in this order.
+/// Decodes a query's result set in the text protocol.
 ///
-/// Feed it buffers; `state` says what it needs: "input" (feed more), "batch" (`take_batch`), or "done".
+/// Its columns must be the declared columns in the same order. After each buffer, `state` tells the caller what to do
+/// next: "input" (feed more), "batch" (`take_batch`), or "done".
 #[pyclass(module = "penstock._native")]
 pub struct ResultSet {
     inner: resultset::ResultSet,
@@ -79,7 +80,7 @@ impl ResultSet {
         py.detach(|| inner.feed(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// What the decoder needs from the caller.
+    /// The action that the decoder expects from the caller: "input", "batch" or "done".
     #[getter]
     fn state(&self) -> &'static str {
         match (self.inner.has_batch(), self.inner.is_done()) {

@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 use crate::raise::raise;
 use crate::schema::{declared, ColumnTuple};
 
-/// The text of each column's value in the table's order, None for NULL.
+/// A row: each column's value as text, in the table's column order; None for NULL.
 type Row = Vec<Option<PyBackedBytes>>;
 
 fn cells(row: &Row) -> Vec<Option<&[u8]>> {
@@ -21,7 +21,7 @@ fn cells(row: &Row) -> Vec<Option<&[u8]>> {
 ///
 /// Numbers, dates and times are as MySQL shows them, TIMESTAMP in UTC, BIT as a number, an ENUM as a member, a SET as
 /// members with commas between them, documents as JSON, other values as their bytes. With `numbered`, an ENUM or SET is
-/// given as its number. After a row was refused, begin its transaction again.
+/// given as its number. After a row is refused, the caller must begin its transaction again.
 #[pyclass(module = "penstock._native")]
 pub struct RowEventWriter {
     inner: row_events::RowEventWriter,
@@ -58,7 +58,7 @@ impl RowEventWriter {
 
     /// Add a table, with its columns as MySQL declares them. Return its index.
     ///
-    /// Raises `SchemaInvalid` for an unknown type, or a key of a column that the table lacks.
+    /// Raises `SchemaInvalid` for an unknown type, or if a key column is missing from the table.
     fn define(
         &mut self,
         py: Python<'_>,
@@ -76,18 +76,18 @@ impl RowEventWriter {
         self.inner.begin(commit_ts, offset).map_err(|error| raise(py, &error))
     }
 
-    /// Add inserted rows. Raises `ValueMalformed` for a row with other columns, or a text that is not a valid value of
-    /// its column.
+    /// Add inserted rows. Raises `ValueMalformed` for a row with the wrong number of columns, or for a text that is not
+    /// a valid value of its column.
     fn insert(&mut self, py: Python<'_>, table: usize, rows: Vec<Row>) -> PyResult<()> {
         self.rows(py, table, Change::Insert, rows.iter().map(|row| vec![row]))
     }
 
-    /// Add updated rows, each as the old and the new row. Raises the errors of `insert`.
+    /// Add updated rows, each as the old and the new row. Raises the same exceptions as `insert`.
     fn update(&mut self, py: Python<'_>, table: usize, rows: Vec<(Row, Row)>) -> PyResult<()> {
         self.rows(py, table, Change::Update, rows.iter().map(|(before, after)| vec![before, after]))
     }
 
-    /// Add deleted rows. Raises the errors of `insert`.
+    /// Add deleted rows. Raises the same exceptions as `insert`.
     fn delete(&mut self, py: Python<'_>, table: usize, rows: Vec<Row>) -> PyResult<()> {
         self.rows(py, table, Change::Delete, rows.iter().map(|row| vec![row]))
     }
@@ -98,8 +98,8 @@ impl RowEventWriter {
         Ok(PyBytes::new(py, &events))
     }
 
-    /// Return the bytes of a statement with a commit timestamp at `offset` of a file. The start timestamp is the same,
-    /// unless it is given.
+    /// Return the bytes of a statement with a commit timestamp, placed at `offset` of a file. The start timestamp
+    /// defaults to the commit timestamp.
     #[pyo3(signature = (commit_ts, offset, database, text, *, start_ts=None))]
     fn statement<'py>(
         &self,

@@ -13,8 +13,8 @@ use crate::raise::raise;
 /// `pyarrow.array`.
 ///
 /// The hash does not depend on the representation of values in memory, and is the same on all machines within a
-/// release. Raises `OptionInvalid` for a column that is missing from the batch, or of a type that no table column
-/// has.
+/// release. Raises `OptionInvalid` for a column that is missing from the batch, or for a type that table columns cannot
+/// have.
 #[pyfunction]
 pub fn row_hashes(py: Python<'_>, batch: &Bound<'_, PyAny>, columns: Vec<String>) -> PyResult<ArrowArray> {
     let batch = batch_from(batch)?;

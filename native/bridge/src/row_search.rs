@@ -1,4 +1,4 @@
-//! Locates the transactions of a log that may have changes of one row.
+//! Locates the transactions of a log that may change a given row.
 
 use penstock_kernel::stream::{self, SearchedRow};
 use pyo3::buffer::PyBuffer;
@@ -8,7 +8,7 @@ use crate::convert::slice_of;
 use crate::raise::raise;
 use crate::schema::{declared, ColumnTuple};
 
-/// Locates the transactions in a range of a file that may have changes of one row, without decoding values.
+/// Locates the transactions in a range of a file that may change a given row, without decoding values.
 ///
 /// `head` is the file's magic and format description; the range starts at `offset`, between transactions. `columns`
 /// names the columns of `values`, () for the primary key. Without values, each change of the table is a candidate.
@@ -41,7 +41,7 @@ impl RowSearch {
         Ok(RowSearch { inner: inner.map_err(|error| raise(py, &error))? })
     }
 
-    /// Process the next bytes, cut anywhere.
+    /// Process the next bytes, which may be split anywhere.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<()> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;

@@ -1,4 +1,4 @@
-//! Arrow schemas of tables and of the fixed formats.
+//! Returns the Arrow schemas of tables and of the fixed row formats.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ pub fn transactions_schema() -> Schema {
     Schema { inner: Arc::new(transactions::schema()) }
 }
 
-/// Return the schema of messages of any dialect.
+/// Return the schema of messages, which is the same for all dialects.
 #[pyfunction]
 pub fn messages_schema() -> Schema {
     Schema { inner: Arc::new(messages::schema()) }

@@ -11,7 +11,7 @@ use crate::array::ArrowArray;
 use crate::convert::batch_from;
 use crate::raise::{option_invalid, raise};
 
-/// Number of rows, and their text.
+/// A piece: the number of rows, and their text.
 type PieceTuple<'py> = (usize, Bound<'py, PyBytes>);
 
 fn tuples<'py>(py: Python<'py>, pieces: Vec<Piece>) -> Vec<PieceTuple<'py>> {
@@ -21,9 +21,9 @@ fn tuples<'py>(py: Python<'py>, pieces: Vec<Piece>) -> Vec<PieceTuple<'py>> {
 /// Write the rows of a batch as MySQL literals, in pieces of bounded size: for each piece the number of rows and the
 /// text.
 ///
-/// A piece looks like `(1,'a'),(2,'b')`. With `before`, a text for each column, it can be another list, such as
-/// conditions. Values that their column cannot represent are written with their text from
-/// `_metadata.unrepresentable`. Raises `OptionInvalid` for a column that is missing from the batch.
+/// A piece looks like `(1,'a'),(2,'b')`. `before` holds a text to write in front of each column's value, so that pieces
+/// can also be other lists, such as conditions. Values that their column cannot represent are written with their text
+/// from `_metadata.unrepresentable`. Raises `OptionInvalid` for a column that is missing from the batch.
 #[pyfunction]
 #[pyo3(signature = (
     batch, columns, *, before=None, behind=")", between=",", bytes_max=1_048_576, rows_max=1_048_576
@@ -73,7 +73,7 @@ pub fn copy_text<'py>(
 /// key, directly or through other rows, are in the same group. Groups are numbered from 0 in the order of their first
 /// rows.
 ///
-/// A key with a null is shared with no other row; texts that are equal under any collation are shared. Raises
+/// A key with a null never groups rows. Texts count as equal if any collation considers them equal. Raises
 /// `OptionInvalid` for a column that is missing from the batch.
 #[pyfunction]
 pub fn key_groups(py: Python<'_>, batch: &Bound<'_, PyAny>, keys: Vec<Vec<String>>) -> PyResult<ArrowArray> {

@@ -1,4 +1,4 @@
-//! TiDB's payloads: their heads, the events that store them, and the transactions that they contain.
+//! Reads TiDB's payloads: their heads, the events that store them, and the transactions in them.
 
 use penstock_kernel::error::{Error, Result};
 use penstock_kernel::tidb::binlog::{self, Binlog};
@@ -13,7 +13,8 @@ use pyo3::types::PyBytes;
 use crate::convert::slice_of;
 use crate::raise::raise;
 
-/// Kind (0 Prewrite, 1 Commit, 2 Rollback, 3 PreDDL, 4 PostDDL), start timestamp, commit timestamp, DDL job.
+/// The head of a payload: kind (0 Prewrite, 1 Commit, 2 Rollback, 3 PreDDL, 4 PostDDL), start timestamp, commit
+/// timestamp, DDL job.
 type Head = (u8, i64, i64, i64);
 
 fn slices(payloads: &[PyBuffer<u8>]) -> PyResult<Vec<&[u8]>> {
@@ -38,7 +39,7 @@ fn view<'a>(py: Python<'_>, payload: &'a PyBuffer<u8>) -> PyResult<Binlog<'a>> {
     Binlog::read(slice_of(payload)?).map_err(|error: Error| raise(py, &error))
 }
 
-/// Return the cluster of a `WriteBinlogReq`, and where its payload starts and ends in it.
+/// Return the cluster that a `WriteBinlogReq` names, and the offsets at which its payload starts and ends.
 ///
 /// Raises `EventMalformed`.
 #[pyfunction]
@@ -47,7 +48,7 @@ pub fn tidb_write_request(py: Python<'_>, request: PyBuffer<u8>) -> PyResult<(u6
     Ok((cluster_id, payload.start, payload.end))
 }
 
-/// Return the key by which TiKV stores the outcome of a payload's transaction; empty if it has none.
+/// Return the key under which TiKV stores the outcome of a payload's transaction; empty if the payload has none.
 ///
 /// Raises `EventMalformed`.
 #[pyfunction]
@@ -66,7 +67,7 @@ pub fn tidb_ddl(py: Python<'_>, payload: PyBuffer<u8>) -> PyResult<(String, i64,
 
 /// Return the Commit with the content of its Prewrite, as a Pump sends it to Drainers.
 ///
-/// Raises `EventMalformed` if the payloads are not a Prewrite and a Commit with one start timestamp.
+/// Raises `EventMalformed` if the payloads are not a Prewrite and a Commit with the same start timestamp.
 #[pyfunction]
 pub fn tidb_matched<'py>(
     py: Python<'py>,
@@ -106,7 +107,7 @@ pub fn tidb_payloads<'py>(py: Python<'py>, events: PyBuffer<u8>) -> PyResult<Vec
     Ok(payloads.iter().map(|payload| PyBytes::new(py, payload)).collect())
 }
 
-/// Return the first bytes of a log's file: the magic, FORMAT_DESCRIPTION and an empty PREVIOUS_GTIDS.
+/// Return the first bytes of a log file: the magic, FORMAT_DESCRIPTION and an empty PREVIOUS_GTIDS.
 #[pyfunction]
 #[pyo3(signature = (*, server_id, time_s))]
 pub fn tidb_file_head(py: Python<'_>, server_id: u32, time_s: u32) -> PyResult<Bound<'_, PyBytes>> {
@@ -114,7 +115,7 @@ pub fn tidb_file_head(py: Python<'_>, server_id: u32, time_s: u32) -> PyResult<B
     Ok(PyBytes::new(py, &head))
 }
 
-/// Return the event at `offset` that ends a log's file: the log continues in `file`.
+/// Return the ROTATE event that ends a log file at `offset` and names the next file, `file`.
 #[pyfunction]
 #[pyo3(signature = (file, offset, *, server_id, time_s))]
 pub fn tidb_rotation<'py>(
@@ -145,12 +146,12 @@ impl TidbTranscoder {
         TidbTranscoder { inner: Transcoder::new(cluster_id, server_id) }
     }
 
-    /// Set the definition of a table from a schema version on: TiDB's `TableInfo` as JSON. Return the table's number.
+    /// Set a table's definition, TiDB's `TableInfo` as JSON, from a schema version on.
     ///
-    /// Rows that commit from `commit_ts` on are written with it whatever their version: the statement that led to it
-    /// precedes them in the log. Rows of its partitions are rows of the table. The last eight definitions of a table
-    /// are kept. A table with a column type that MySQL lacks is refused when its rows arrive. Raises `SchemaInvalid`
-    /// for text that is not a definition.
+    /// Return the table's number. Rows that commit at or after `commit_ts` are written with this definition whatever
+    /// their schema version, because the statement that changed the table precedes them in the log. Rows of its
+    /// partitions are rows of the table. The last eight definitions of a table are kept. A table with a column type
+    /// that MySQL lacks is refused when its rows arrive. Raises `SchemaInvalid` for text that is not a definition.
     fn define(
         &mut self,
         py: Python<'_>,
@@ -163,7 +164,7 @@ impl TidbTranscoder {
         self.inner.define(database, definition, schema_version, commit_ts).map_err(|error| raise(py, &error))
     }
 
-    /// Forget a table and its partitions: rows of it are refused from now on.
+    /// Forget a table and its partitions. Its rows are refused from now on.
     fn forget(&mut self, table_id: i64) {
         self.inner.forget(table_id);
     }
@@ -178,10 +179,10 @@ impl TidbTranscoder {
         py.detach(|| Transcoder::tables_of(payload)).map_err(|error| raise(py, &error))
     }
 
-    /// Return the bytes of a committed DDL at `offset` of a file. `query` replaces the payload's statement, if given.
+    /// Return the event bytes of a committed DDL at `offset` of a file.
     ///
-    /// `sql_mode` has MySQL's bits, and `time_zone` is empty if the statement does not depend on it. Raises
-    /// `EventMalformed` for a payload that is not a committed DDL.
+    /// `query`, if given, replaces the payload's statement. `sql_mode` uses MySQL's bits, and `time_zone` is empty if
+    /// the statement does not depend on it. Raises `EventMalformed` for a payload that is not a committed DDL.
     #[pyo3(signature = (payload, database, offset, query=None, *, sql_mode=0, time_zone=""))]
     #[allow(clippy::too_many_arguments)]
     fn ddl<'py>(
@@ -199,14 +200,14 @@ impl TidbTranscoder {
         Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
     }
 
-    /// Return the payloads of one commit timestamp as a transaction at `offset` of a file: an iterator over pieces of
-    /// whole events.
+    /// Return all payloads with the same commit timestamp as a transaction at `offset` of a file: an iterator over
+    /// pieces of whole events.
     ///
     /// A transaction of up to 4 MiB is one piece; a larger one has pieces of about 1 MiB or one row, so memory is
     /// bounded. All of it is checked before the first piece. Raises `EventMalformed` for payloads that are not
-    /// committed rows of one commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table without a
-    /// definition for their schema version; `EventUnsupported` for a column type that MySQL lacks; `SchemaMismatch` and
-    /// `ValueMalformed` for rows that do not fit the definition.
+    /// committed rows with the same commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table
+    /// without a definition for their schema version; `EventUnsupported` for a column type that MySQL lacks;
+    /// `SchemaMismatch` and `ValueMalformed` for rows that do not fit the definition.
     fn transaction(&self, py: Python<'_>, payloads: Vec<PyBuffer<u8>>, offset: u64) -> PyResult<TidbPieces> {
         let slices = slices(&payloads)?;
         let inner = py.detach(|| self.inner.transaction(&slices, offset)).map_err(|error| raise(py, &error))?;

@@ -25,7 +25,7 @@ use arrow_schema::{DataType, TimeUnit};
 use crate::error::{malformed, Error, ErrorKind, Result};
 
 const DAY_MILLIS: i64 = 86_400_000;
-/// The capacity of a decimal128: the maximum number of digits, and the bias of its exponent.
+/// The limits of a decimal128: its maximum number of digits, and the bias of its exponent.
 const DIGITS_MAX: u8 = 34;
 const EXPONENT_BIAS: u64 = 6176;
 
@@ -89,7 +89,7 @@ impl<'a> Document<'a> {
 }
 
 impl Field<'_> {
-    /// Writes the value of a row under a name: its type, the name, the value.
+    /// Writes a row's value as a named element: type, name, value.
     fn write(&self, row: usize, name: &str, out: &mut Vec<u8>) -> Result<()> {
         let type_offset = out.len();
         out.push(0x0A);
@@ -222,7 +222,7 @@ fn decimal(value: i128, scale: u64, out: &mut Vec<u8>) -> u8 {
     0x13
 }
 
-/// Writes a document or an array around the output of `write`: its length before it, a zero after it.
+/// Writes a document or an array: its length, the output of `write`, and a terminating zero.
 fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<()> {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);

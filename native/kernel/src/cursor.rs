@@ -1,7 +1,7 @@
 //! A bounds-checked reader, the only code that reads raw bytes.
 //!
-//! MySQL writes integers little-endian, except inside DECIMAL and the temporal types: these are big-endian so that
-//! they sort as bytes. Therefore the cursor has both kinds of readers.
+//! MySQL writes integers little-endian, except inside DECIMAL and the temporal types, which are big-endian so that they
+//! sort as bytes. The cursor therefore reads both byte orders.
 
 use crate::error::{malformed, Error, Result};
 
@@ -117,7 +117,7 @@ impl<'a> Cursor<'a> {
     /// Reads an unsigned integer of `bytes` (0 to 8) bytes, little-endian.
     #[inline(always)]
     pub fn uint(&mut self, bytes: usize) -> Result<u64> {
-        // Reading bytes wider than they were written stalls the processor, so the common widths are read directly.
+        // A read wider than the preceding write stalls the processor, so the common widths are read directly.
         match bytes {
             1 => return self.u8().map(u64::from),
             2 => return self.u16().map(u64::from),
@@ -182,7 +182,7 @@ impl<'a> Cursor<'a> {
         std::mem::take(&mut self.rest)
     }
 
-    /// Returns all remaining bytes without moving.
+    /// Returns all remaining bytes without moving the cursor.
     #[inline(always)]
     pub fn peek(&self) -> &'a [u8] {
         self.rest

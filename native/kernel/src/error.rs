@@ -6,12 +6,12 @@ use std::fmt;
 
 macro_rules! error_kinds {
     ($($kind:ident),+ $(,)?) => {
-        /// The class of an error, by which callers distinguish errors.
+        /// The class of an error, which callers match on.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum ErrorKind { $(#[allow(missing_docs)] $kind),+ }
 
         impl ErrorKind {
-            /// All kinds, so that tests can compare them with the Python tree.
+            /// All kinds, so that tests can compare them with the Python classes.
             pub const ALL: &'static [ErrorKind] = &[$(ErrorKind::$kind),+];
 
             /// The name of the Python class.
@@ -59,7 +59,7 @@ struct Inner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
-/// What every fallible function of the kernel returns.
+/// The return type of every fallible function of the kernel.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -69,7 +69,7 @@ impl Error {
         Error(Box::new(Inner { kind, message: message.into(), position: None, hint: None }))
     }
 
-    /// Adds the file and offset, unless a callee already did.
+    /// Adds the file and offset, unless the error already has a position.
     #[must_use]
     #[cold]
     pub fn at(mut self, file: &str, offset: u64) -> Error {
@@ -79,7 +79,7 @@ impl Error {
         self
     }
 
-    /// Adds the command or setting that helps, unless a callee already did.
+    /// Adds a hint that names the command or setting that helps, unless the error already has a hint.
     #[must_use]
     #[cold]
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
@@ -89,7 +89,7 @@ impl Error {
         self
     }
 
-    /// Prefixes the message with its context: which column, which event.
+    /// Prefixes the message with its context, such as the column or event.
     #[must_use]
     #[cold]
     pub fn within(mut self, context: &str) -> Error {

@@ -3,7 +3,7 @@
 //! MySQL: `uuid[:tag]:number`; a set has intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set has
 //! the last sequence of each server in each domain, like `gtid_binlog_state`, and the newest transaction of a domain
 //! comes last. A position such as `gtid_binlog_pos` is a set of one transaction for each domain: it does not name the
-//! servers that wrote earlier, so the position of a transaction in the log decides whether it belongs to the set.
+//! servers of earlier transactions, so the position of a transaction in the log decides whether it belongs to the set.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ const HEX: [[u8; 2]; 256] = {
 /// The offsets of each byte's digits in the text of a uuid.
 const UUID_DIGIT_OFFSETS: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
 
-/// Appends a uuid. Called for every transaction, so the text is assembled on the stack first.
+/// Appends a uuid. Because this runs for every transaction, the text is assembled on the stack.
 fn push_uuid(uuid: &[u8; 16], out: &mut String) {
     let mut text = [b'-'; 36];
     for (byte, offset) in uuid.iter().zip(UUID_DIGIT_OFFSETS) {
@@ -149,7 +149,7 @@ fn ambiguous(gtid: &Gtid, place: &str) -> Error {
 /// Intervals `[start, end)`: sorted, disjoint, and with gaps between them.
 type Intervals = Vec<(u64, u64)>;
 
-/// How many keys of a set are compared one by one before a tree lookup.
+/// Number of keys of a set that are compared one by one before a tree lookup.
 const KEYS_SCANNED_MAX: usize = 8;
 
 /// A set of transactions.
@@ -215,7 +215,7 @@ impl Domain {
 }
 
 impl GtidSet {
-    /// Parses the text of either family. Spaces and line breaks are allowed; an empty text is the empty set.
+    /// Parses the text of a MySQL or MariaDB set. Spaces and line breaks are allowed; an empty text is the empty set.
     pub fn parse(text: &str) -> Result<GtidSet> {
         let mut set = GtidSet::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -316,8 +316,8 @@ impl GtidSet {
         }
     }
 
-    /// Adds all transactions of another set. New transactions of a MariaDB domain count as later than those of this
-    /// set.
+    /// Adds all transactions of another set. In a MariaDB domain, transactions that only the other set contains count
+    /// as later.
     pub fn union(&mut self, other: &GtidSet) {
         for ((uuid, tag), intervals) in &other.mysql {
             for &(start, end) in intervals {
@@ -334,8 +334,8 @@ impl GtidSet {
         }
     }
 
-    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached its position,
-    /// otherwise the servers of which `other` has all transactions.
+    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached its position.
+    /// Otherwise, servers are removed if `other` has all of their transactions.
     pub fn subtract(&mut self, other: &GtidSet) {
         for (key, intervals) in &mut self.mysql {
             let Some(removed) = other.mysql.get(key) else { continue };
@@ -388,7 +388,7 @@ impl GtidSet {
         }
     }
 
-    /// Whether the set contains a transaction of a log in which those of `before` precede it.
+    /// Whether the set contains a transaction of a log, given the transactions `before` it in the log.
     ///
     /// A MariaDB set also contains transactions of servers that it does not name, up to its newest transaction in the
     /// log. Raises `PositionInvalid` if this cannot be determined: a sequence of one server goes backward or repeats,
@@ -466,7 +466,8 @@ impl GtidSet {
         out
     }
 
-    /// Domain, server and last sequence of each server of MariaDB; the newest of a domain comes last.
+    /// Returns domain, server and last sequence of each server in a MariaDB set. The server of a domain's newest
+    /// transaction comes last.
     fn mariadb_ends(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
         self.mariadb.iter().flat_map(|(&domain, set)| {
             let earlier = set.ends.iter().filter(|(server, _)| **server != set.last);

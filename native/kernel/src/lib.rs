@@ -1,6 +1,6 @@
 //! The Penstock kernel: decodes binlog bytes into Arrow columns.
 //!
-//! The kernel is pure: no Python, files, sockets, clock or threads. A byte becomes a column in these steps:
+//! The kernel is pure: no Python, files, sockets, clock or threads. Bytes become columns in these steps:
 //!
 //! 1. `frame::packet` strips the framing of the replication protocol, if the bytes come from a live server.
 //! 2. `stream` splits the bytes into events, verifies checksums, and tracks positions and transactions.

@@ -53,12 +53,12 @@ pub fn json_objects(
         .map_err(|error| malformed(format!("JSON that is no text: {error}")))
 }
 
-/// Returns the text of a column's value in each row, null if the value is null. With `path`, the text of the value at
-/// that path of a JSON document.
+/// Returns the text of a column's value in each row, null if the value is null. With `path`, the text is that of the
+/// value at this path of a JSON document.
 ///
-/// Values are written as the server's client shows them, except that numbers have all their digits, BIT is a number
-/// and bytes are hexadecimal digits. A value that the column's type cannot represent is its exact text. Raises the
-/// same errors as `json_objects`.
+/// Values are written as the server's client shows them, except that numbers have all their digits, BIT is a number and
+/// bytes are hexadecimal digits. For a value that the column's type cannot represent, the text is the exact value.
+/// Raises as `json_objects` does.
 pub fn column_texts(
     batch: &RecordBatch,
     column: &DeclaredColumn,

@@ -1,7 +1,7 @@
-//! The location of a key: partitions of Kafka topics, and slots of Redis Cluster.
+//! Computes where a key belongs: its partition of a Kafka topic, or its slot in a Redis Cluster.
 //!
-//! Partitions are by the hash of Kafka's own producers (murmur2), so that a key has the same partition whichever
-//! producer sends it. Slots are by the checksum of the specification of Redis Cluster.
+//! Partitions use the hash of Kafka's own producers (murmur2), so that a key has the same partition whichever producer
+//! sends it. Slots use the checksum that the Redis Cluster specification defines.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int32Array};
@@ -16,7 +16,7 @@ const SLOTS: u16 = 16384;
 const POLYNOMIAL: u16 = 0x1021;
 const CRC16: [u16; 256] = crc16_table();
 
-/// Returns the partition of each key among `count`; null for a null key.
+/// Returns the partition of each key, out of `count` partitions; null for a null key.
 ///
 /// Raises `OptionInvalid` if `count` is 0, or if the keys are neither texts nor bytes.
 pub fn partitions(keys: &ArrayRef, count: u32) -> Result<Int32Array> {
@@ -46,7 +46,8 @@ fn map_keys(keys: &ArrayRef, number: impl Fn(&[u8]) -> i32) -> Result<Int32Array
     })
 }
 
-/// Returns the bytes of a key that determine its slot: those from the first opening brace to the next closing brace.
+/// Returns the bytes of a key that determine its slot: those between the first opening brace and the next closing
+/// brace, or the whole key.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|brace| {
         let inside = key.get(brace + 1..)?;

@@ -8,8 +8,8 @@
 //!
 //! A row has a length-encoded text for each column, fb for NULL (protocol manual, "Text Resultset"). A payload of
 //! 0xffffff bytes continues in the next packet. The caller declares the column types; they are not taken from the
-//! definitions in the result. These are the table's own types, which the binlog uses as well, so both give the same
-//! values.
+//! definitions in the result. The declared types are those of the table, which the binlog uses as well, so both give
+//! the same values.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ const ERROR: u8 = 0xff;
 /// An EOF packet is shorter than any row that starts with the same byte.
 const EOF_BYTES_MAX: usize = 9;
 
-/// Where the rows of a result set come from, for their system columns.
+/// The origin of a result set's rows, for their system columns.
 #[derive(Debug, Clone)]
 pub struct Origin {
     /// The name of the captured cluster.
@@ -53,7 +53,7 @@ pub struct Origin {
     pub timestamp_us: i64,
     /// The server's id.
     pub server_id: u32,
-    /// Number of rows that were read before these.
+    /// Number of rows that earlier queries returned.
     pub row_first: u32,
 }
 
@@ -66,7 +66,7 @@ pub struct Bounds {
     pub bytes: usize,
 }
 
-/// The part of the result that is expected next.
+/// The part of the result set that is expected next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Count,
@@ -240,7 +240,7 @@ impl ResultSet {
         Err(Error::new(ErrorKind::SchemaChanged, message).hint(hint))
     }
 
-    /// Ends without the rows after the last full batch. The caller resumes after the key of that batch.
+    /// Drops the rows after the last full batch. The caller resumes after the key of that batch.
     #[cold]
     fn read_error(&mut self, payload: &[u8]) -> Result<()> {
         let mut cursor = Cursor::new(payload);
@@ -250,7 +250,7 @@ impl ResultSet {
         Ok(())
     }
 
-    /// Ends the result. A second result was not requested and is an error.
+    /// Ends the result set. A second result set was not requested and is an error.
     fn end(&mut self, payload: &[u8]) -> Result<()> {
         const MORE_RESULTS: u16 = 0x0008;
         let mut cursor = Cursor::new(payload);
@@ -316,7 +316,7 @@ impl ResultSet {
         };
         let event = EventView { offset: *offset, end_offset: *offset, server_id: *server_id, ..EventView::default() };
         let before = u64::from(*row_first).wrapping_add(self.rows);
-        // The column is an INT, so row numbers wrap to 0. Chunks have far fewer rows than that.
+        // The column is an INT, so row numbers above 2^31 - 1 wrap around. Chunks have far fewer rows.
         let row_first = u32::try_from(before % (1 << 31)).unwrap_or(0);
         self.system.begin_run(&transaction, table, event, Images::Each(Change::Insert), row_first, [0, 0]);
     }
@@ -371,7 +371,7 @@ impl ResultSet {
         self.rows
     }
 
-    /// The key values in the last row of the last full batch, as sent; empty before the first.
+    /// The key values in the last row of the last full batch, as sent; empty before the first full batch.
     pub fn key_last(&self) -> &[Option<Vec<u8>>] {
         &self.key_last
     }
@@ -399,8 +399,8 @@ impl Definition {
         for _ in 0..TEXTS {
             cursor.length_encoded_bytes()?;
         }
-        // MariaDB may send extended metadata before the fixed fields. Then the length of that metadata would be read
-        // here.
+        // MariaDB may send extended metadata before the fixed fields. In that case, this reads the length of that
+        // metadata.
         let rest = cursor.length_encoded_bytes()?;
         let mut cursor = Cursor::new(rest);
         let collation = u32::from(cursor.u16()?);

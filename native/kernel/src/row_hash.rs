@@ -1,8 +1,8 @@
-//! Hashes Arrow rows by value, so that rows in two places can be compared without copying them to one place.
+//! Hashes Arrow rows by value, so that rows in two places can be compared without copying either.
 //!
 //! The hash of a row depends on its values and the order of its columns, not on their representation: an integer has
 //! the same hash in every width and as a decimal without fraction, a text in every Arrow layout, a timestamp in every
-//! unit. 0.0 and -0.0 are equal, and so are all NaNs. Null is a value of its own.
+//! unit. 0.0 and -0.0 are equal, and so are all NaNs. Null is a distinct value.
 //!
 //! The hashes are XXH3's, the same on every machine. They are exchanged only between processes of the same release
 //! and never stored.
@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A tag added to a value's bytes, so that values of different natures have different hashes.
+/// A tag added to a value's bytes, so that values of different kinds have different hashes.
 #[derive(Clone, Copy)]
 enum Nature {
     Null = 0,
@@ -40,7 +40,7 @@ const START: u64 = 0x5065_6e73_746f_636b;
 
 /// Returns the hash of each row of `batch` by the values of `columns` in the given order.
 ///
-/// Raises `OptionInvalid` for a column that is missing from the batch, or of a type that no table column has.
+/// Raises `OptionInvalid` for a column that is missing from the batch, or for a type that table columns cannot have.
 pub fn row_hashes(batch: &RecordBatch, columns: &[String]) -> Result<UInt64Array> {
     let mut hashes = vec![START; batch.num_rows()];
     for name in columns {
@@ -108,7 +108,7 @@ fn add_column(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     Some(())
 }
 
-/// Does the same for values of variable length.
+/// Adds a column of variable-length values to the hashes of their rows.
 fn add_bytes(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     match column.data_type() {
         DataType::Utf8 => {
@@ -152,7 +152,7 @@ fn add_bytes(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     Some(())
 }
 
-/// Updates each row's hash by `add`, or for a null.
+/// Updates each row's hash with `add`, or with the tag of a null.
 fn fill(column: &ArrayRef, hashes: &mut [u64], add: impl Fn(usize, u64) -> u64) {
     if column.null_count() == 0 {
         for (row, hash) in hashes.iter_mut().enumerate() {
@@ -193,7 +193,7 @@ fn moments(column: &ArrayRef, unit: TimeUnit, hashes: &mut [u64]) -> Option<()> 
     }
 }
 
-/// Adds lists: their lengths and their elements.
+/// Adds the lengths and the elements of lists.
 fn lists(column: &ArrayRef, elements: &dyn Fn(usize) -> ArrayRef, hashes: &mut [u64]) -> Option<()> {
     for (row, hash) in hashes.iter_mut().enumerate() {
         if column.is_null(row) {
@@ -213,7 +213,7 @@ fn number(value: i128, hash: u64) -> u64 {
     fixed(Nature::Number, value, hash)
 }
 
-/// Adds a decimal without trailing zeros in its fraction, so that a whole number equals the integer.
+/// Adds a decimal without trailing zeros in its fraction, so that a whole number has the hash of the integer.
 fn decimal(mut value: i128, mut scale: i8, hash: u64) -> u64 {
     while scale > 0 && value % 10 == 0 {
         value /= 10;
@@ -232,7 +232,7 @@ fn float(value: f64, hash: u64) -> u64 {
 }
 
 fn fixed(nature: Nature, value: i128, hash: u64) -> u64 {
-    // The 16 bytes of the value, and a byte for its nature.
+    // The 16 bytes of the value, and a byte for its kind.
     let mut tagged_value = [nature as u8; 17];
     if let Some(value_bytes) = tagged_value.first_chunk_mut::<16>() {
         *value_bytes = value.to_le_bytes();

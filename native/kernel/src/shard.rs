@@ -9,7 +9,7 @@
 /// Slots are below this number.
 pub const SLOTS: i32 = 32_767;
 
-/// The slot of messages for all shards.
+/// The slot of messages that all shards receive.
 pub const SLOT_ALL: i16 = -1;
 
 const KIND_NUMBER: i32 = 0;

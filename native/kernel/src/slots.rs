@@ -17,10 +17,10 @@ use crate::column::client_text;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shard::{self, TextKey};
 
-/// Appends the text of the value in a row.
+/// Appends the text of a row's value.
 type WriteText<'a> = Box<dyn Fn(usize, &mut Vec<u8>) + 'a>;
 
-/// A column of a key, by how its values contribute to the key.
+/// A key column, classified by how its values contribute to the key.
 enum Part<'a> {
     Number(Box<dyn Fn(usize) -> i64 + 'a>),
     /// BIGINT UNSIGNED: a number if it fits into 64 bits, otherwise text.
@@ -40,7 +40,7 @@ pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int
         let index = batch.schema().index_of(name).map_err(|_| no_column(name, batch, table))?;
         indexes.push(index);
     }
-    // As for raw rows, the order of the table decides, not the order of the names.
+    // Use the order of the table, as for raw rows, instead of the order of the names.
     indexes.sort_unstable();
     indexes.dedup();
     let keys: Vec<&ArrayRef> = indexes.iter().filter_map(|index| batch.columns().get(*index)).collect();
@@ -128,7 +128,7 @@ fn add_text(text: &dyn Fn(usize, &mut Vec<u8>), row: usize, buffer: &mut Vec<u8>
     key.text(&String::from_utf8_lossy(buffer));
 }
 
-/// Returns how the values of a column contribute to a key; None if the type cannot be a key.
+/// Classifies a column by how its values contribute to a key; None if the type cannot be a key.
 fn key_part(key: &ArrayRef) -> Option<Part<'_>> {
     Some(match key.data_type() {
         DataType::Int8 => number_part::<Int8Type>(key),

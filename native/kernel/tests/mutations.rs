@@ -1,7 +1,7 @@
-//! Damaged logs never make the kernel panic, hang, or read bytes outside of its input.
+//! Tests that damaged logs never make the kernel panic, hang, or read bytes outside of its input.
 //!
-//! `tests/fuzz/logs.py` wrote the logs in `logs/` on real servers, which their names identify. The damage is the same
-//! in every run. `make test-long` tries other damage for a long time.
+//! `tests/fuzz/logs.py` recorded the logs in `logs/` from real servers; each name identifies the server. The damage is
+//! the same in every run. `make test-long` tries different damage for a long time.
 
 mod support;
 
@@ -96,7 +96,7 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
     panic!("the decoder does not come to an end");
 }
 
-/// Offers the log again where a transaction was prepared; returns the error's name.
+/// Feeds the decoder the bytes of a prepared transaction from the same log; returns the error's name.
 fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<(), &'static str> {
     let name = |error: Error| error.kind().name();
     if let Some(request) = decoder.prepared_request() {
@@ -104,7 +104,7 @@ fn feed_prepared(decoder: &mut Decoder, bytes: &[u8], piece: usize) -> Result<()
         let head = &bytes[..bytes.len().min(1000)];
         decoder.answer_prepared(&location.file, location.start, location.end, Some(head)).map_err(name)?;
     }
-    // The decoder drops what it has consumed, so the next piece begins at its current offset.
+    // The decoder has dropped the bytes that it consumed, so the next piece begins at its current offset.
     let start = usize::try_from(decoder.next_offset()).unwrap().min(bytes.len());
     let mut end = bytes.len().min(start + piece);
     loop {
@@ -234,7 +234,7 @@ fn seal(log: &mut [u8], positions: bool) {
     }
 }
 
-/// The packets in which a server sends a log. Damage moves their boundaries too.
+/// Returns the packets in which a server would send the log. Damage also moves their boundaries.
 fn packets(log: &[u8]) -> Vec<u8> {
     let (mut out, mut at, mut sequence) = (Vec::new(), 4, 1u8);
     while at < log.len() {

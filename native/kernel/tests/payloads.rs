@@ -1,6 +1,6 @@
-//! Damaged payloads of TiDB are refused with a named error, or become a binlog that the decoder reads: no panic, no
-//! hang, and no excessive memory. `PENSTOCK_KERNEL_MUTATIONS` is the number of payloads; `make test-long` tries ten
-//! million.
+//! Tests that damaged TiDB payloads are refused with a named error or become a binlog that the decoder reads, without a
+//! panic, a hang, or excessive memory. `PENSTOCK_KERNEL_MUTATIONS` is the number of payloads; `make test-long` tries
+//! ten million.
 
 mod support;
 
@@ -154,7 +154,7 @@ fn damaged_payloads_are_refused_or_become_a_readable_log() {
             Err(_) => refused += 1,
             Ok(log) => match decode(&log) {
                 Ok(_) => read += 1,
-                // The bytes of a value are copied unchanged, so a reader may refuse them, but never the events.
+                // The bytes of a value are copied unchanged, so a reader may refuse a value, but never an event.
                 Err(error) if error.kind() == ErrorKind::ValueMalformed || damaged_definition => read += 1,
                 Err(error) => panic!("{error}, seed {seed}"),
             },

@@ -1,7 +1,7 @@
-//! Logs with a damaged structure: events are repeated, nested, swapped and lengthened, statements are built of repeated
-//! prefixes, and lengths, positions and checksums are made consistent again. The kernel finishes or stops with a named
-//! error, within its memory limit. `PENSTOCK_KERNEL_MUTATIONS` is the number of logs; `make test-long` tries ten
-//! million.
+//! Tests logs with a damaged structure: events are repeated, nested, swapped and lengthened, statements are built from
+//! repeated prefixes, and lengths, positions and checksums are made consistent again. The kernel must finish or stop
+//! with a named error, within its memory limit. `PENSTOCK_KERNEL_MUTATIONS` is the number of logs; `make test-long`
+//! tries ten million.
 
 mod support;
 
@@ -98,7 +98,7 @@ fn statement(chance: &mut Chance) -> Vec<u8> {
     text
 }
 
-/// A query event with a statement, derived from one of the log's or new.
+/// Returns a query event with a new statement, or with a statement derived from the log.
 fn query(events: &[Event], chance: &mut Chance) -> Event {
     let mut event =
         events.iter().find(|event| event.0[4] == QUERY).map_or_else(|| vec![0; 19], |event| event.0[..19].to_vec());
@@ -108,7 +108,7 @@ fn query(events: &[Event], chance: &mut Chance) -> Event {
     Event(event)
 }
 
-/// A transaction payload that contains these events, and possibly another payload.
+/// Returns a transaction payload that contains these events, and possibly another payload.
 fn payload(events: &[Event], chance: &mut Chance) -> Event {
     let mut plain = Vec::new();
     for event in events {
@@ -194,7 +194,7 @@ fn decode(log: &[u8], emit: Emit) -> bool {
                 primary_key: Vec::new(),
                 shard_columns: None,
             }),
-            // A mutation removed the events that prepared the transaction committed here.
+            // A mutation removed the events that prepared the committed transaction.
             State::Prepared => return false,
             State::Done => return true,
             State::Input => match decoder.feed(rest) {

@@ -1,4 +1,4 @@
-//! What cutters have processed, for metrics: one set of counters that outlives each of them.
+//! Counters of processed events, changes and transactions, for metrics. They outlive the cutters.
 //!
 //! A single cutter writes at a time, while any thread may read. A reader may see only some of the counters of an event,
 //! which is acceptable for metrics.
@@ -24,7 +24,7 @@ impl Count {
     }
 }
 
-/// The changes of one table, or of all tables without counters of their own.
+/// Counters for one table, or for all tables that are not counted separately.
 #[derive(Debug, Default)]
 pub(super) struct RowCounts([Count; 3]);
 
@@ -39,8 +39,8 @@ impl RowCounts {
     }
 }
 
-/// Events by type, changes by table, and transactions. The first `tables_max` tables have counters of their own, and all others share
-/// one, so that memory is bounded however many tables a log has.
+/// Events by type, changes by table, and transactions. Only the first `tables_max` tables are counted separately, so
+/// that memory is bounded however many tables a log has.
 #[derive(Debug)]
 pub struct Counts {
     events: [Count; EventKind::ALL.len()],
@@ -97,7 +97,8 @@ impl Counts {
         tables.entry(name.into()).or_default().clone()
     }
 
-    /// The number of events of each type that occurs. Types that print the same name are listed separately.
+    /// Returns the number of events by type, for the types that occurred. Types that print the same name are listed
+    /// separately.
     pub fn events(&self) -> Vec<(&'static str, u64)> {
         let counted = EventKind::ALL.iter().map(|kind| (kind.name(), self.events[*kind as usize].get()));
         counted.filter(|(_, number)| *number > 0).collect()
@@ -113,18 +114,18 @@ impl Counts {
         self.large_transactions.get()
     }
 
-    /// The changes of each table with counters of its own, inserts, updates and deletes.
+    /// Returns the inserts, updates and deletes of each table that is counted separately.
     pub fn tables_rows(&self) -> Vec<(String, [u64; 3])> {
         self.tables().iter().map(|(name, rows)| (name.to_string(), rows.get())).collect()
     }
 
-    /// The changes of all other tables.
+    /// Returns the changes of all tables that are not counted separately.
     pub fn other_rows(&self) -> [u64; 3] {
         self.other.get()
     }
 
     fn tables(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<RowCounts>>> {
-        // A panic cannot leave the map inconsistent: every change is a single insertion.
+        // A panic cannot leave the map inconsistent, because every change is a single insertion.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The state of the cutter, and the interface to its output.
+//! Defines the cutter: its state, its settings, and access to its output.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::gtid::{Gtid, GtidSet};
 /// Offsets stay below this limit, so that adding the length of an event cannot overflow 64 bits.
 pub(super) const OFFSET_MAX: u64 = 1 << 62;
 
-/// A transaction longer than this many blocks may be split across several.
+/// A transaction longer than this many blocks may be split between blocks.
 pub(super) const TRANSACTION_BLOCKS_MAX: u64 = 16;
 
 /// Packets of at least this length are processed in pieces, so that the caller need not buffer a whole packet.
@@ -27,13 +27,13 @@ const PIECEWISE_BYTES_MIN: usize = 256 << 10;
 /// Settings of a cutter.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The epoch, which goes into the records.
+    /// The epoch to write into the records.
     pub epoch: u32,
     /// The source file of the first byte.
     pub file: Arc<str>,
     /// The offset of the first byte: the start of an event between transactions. 0 means that the magic comes first.
     pub offset: u64,
-    /// All transactions before the first byte.
+    /// GTIDs of all transactions before the first byte.
     pub gtid_set: GtidSet,
     /// A block is closed at the first end of a transaction after it reaches this size.
     pub block_bytes: u64,
@@ -47,7 +47,7 @@ pub struct Settings {
     pub statements: bool,
 }
 
-/// What the cutter needs from the caller.
+/// The action that the cutter expects from the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// More bytes.
@@ -73,7 +73,7 @@ pub struct Statement {
     pub end: u64,
 }
 
-/// What the cutter has processed so far.
+/// Totals over the bytes that the cutter has processed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Events that were kept.
@@ -86,7 +86,7 @@ pub struct Counters {
     pub heartbeats: u64,
 }
 
-/// Cuts a log into blocks; see the description of the module.
+/// Cuts a log into blocks, as the module's description explains.
 pub struct BlockCutter {
     pub(super) settings: Settings,
     pub(super) format: Option<Format>,
@@ -176,13 +176,13 @@ impl BlockCutter {
         Ok(cutter)
     }
 
-    /// Counts events and changes for metrics in counters that outlive the cutter.
+    /// Also counts events and changes in `counts`, which outlives the cutter.
     pub fn with_counts(mut self, counts: Arc<Counts>) -> BlockCutter {
         self.counts = counts;
         self
     }
 
-    /// What the cutter needs from the caller.
+    /// Returns the action that the cutter expects from the caller.
     pub fn state(&self) -> State {
         self.state
     }
@@ -233,7 +233,7 @@ impl BlockCutter {
         (self.buffer.start, self.buffer.end)
     }
 
-    /// The source offset after the last complete transaction in the event bytes so far.
+    /// The source offset after the last complete transaction in the event bytes read so far.
     pub fn boundary(&self) -> u64 {
         self.boundary
     }
@@ -281,7 +281,7 @@ impl BlockCutter {
         self.boundary = self.offset;
         self.last_end = self.offset;
         if let Some(run) = &mut self.run {
-            // No transaction of the new file precedes the run.
+            // The new file has no transaction before the run.
             run.start = self.offset;
         }
         true
@@ -306,7 +306,7 @@ impl BlockCutter {
         self.buffer.complete_bytes() > 0 || !self.records.is_empty()
     }
 
-    /// All complete transactions so far, including those before the first byte.
+    /// GTIDs of all complete transactions, including those before the first byte.
     pub fn gtid_set(&self) -> &GtidSet {
         &self.seen
     }
@@ -321,7 +321,7 @@ impl BlockCutter {
         self.last_time_us
     }
 
-    /// The largest commit time so far, including the open transaction.
+    /// The largest commit time read so far, including that of the open transaction.
     pub fn time_max_us(&self) -> i64 {
         self.time_max_us
     }
@@ -331,7 +331,7 @@ impl BlockCutter {
         self.last_heartbeat.as_ref().map(|(file, offset)| (file.as_str(), *offset))
     }
 
-    /// What the cutter has processed so far.
+    /// Totals over the bytes that the cutter has processed.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -351,7 +351,7 @@ impl BlockCutter {
         self.acknowledge.as_ref().map(|(file, offset)| (&**file, *offset))
     }
 
-    /// Takes the position of `acknowledge` and clears it.
+    /// Returns the position that `acknowledge` reports, and clears it.
     pub fn take_acknowledge(&mut self) -> Option<(Arc<str>, u64)> {
         self.acknowledge.take()
     }

@@ -6,7 +6,7 @@ const SMALL_PART: usize = 16;
 /// Spare memory larger than this is not kept for reuse.
 const SPARE_BYTES_MAX: usize = 16 << 20;
 
-/// What happens to the incomplete event after it was processed.
+/// What the buffer does with the incomplete event after it was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PendingEvent {
     /// The event is complete, kept, and ends at this source offset.
@@ -62,7 +62,7 @@ impl EventBuffer {
         self.bytes.get(self.complete_bytes..).unwrap_or_default()
     }
 
-    /// Lends all bytes, so that the caller can process the event after the complete ones. `give_back` returns them.
+    /// Lends all bytes, so that the caller can process the incomplete event at their end. `give_back` returns them.
     pub fn lend(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -97,7 +97,7 @@ impl EventBuffer {
         next.extend_from_slice(self.bytes.get(complete_bytes..).unwrap_or_default());
         let mut events = std::mem::replace(&mut self.bytes, next);
         events.truncate(complete_bytes);
-        // The caller may keep these bytes for long, so free unused capacity.
+        // The caller may hold these bytes for a long time, so free their unused capacity.
         if events.capacity() - complete_bytes > complete_bytes / 4 {
             events.shrink_to_fit();
         }

@@ -1,4 +1,4 @@
-//! The head of a segment, which makes a run of a source file a binlog file of its own.
+//! The head of a segment, which turns part of a source file into an independent binlog file.
 //!
 //! ```text
 //! magic │ the source's format description │ ROTATE: source file and offset │ PREVIOUS_GTIDS or GTID_LIST │ events...
@@ -32,7 +32,7 @@ pub struct HeadParts<'a> {
     pub file: &'a str,
     /// The source offset of the segment's first event.
     pub offset: u64,
-    /// All transactions before the first event.
+    /// GTIDs of all transactions before the first event.
     pub gtid_set: &'a GtidSet,
     /// Whether the server is MariaDB.
     pub mariadb: bool,
@@ -51,7 +51,7 @@ pub struct SegmentHead {
     pub file: String,
     /// The source offset of the segment's first event.
     pub base: u64,
-    /// All transactions before the first event.
+    /// GTIDs of all transactions before the first event.
     pub gtid_set: GtidSet,
     /// The source file's format description.
     pub format_description: Vec<u8>,

@@ -12,10 +12,10 @@ use crate::event::{EventKind, Header};
 use crate::frame::events::{check_magic, checked_body, declared_size, event_size, is_artificial, span_at};
 use crate::limits::{EVENT_BYTES_MAX, MAGIC_BYTES};
 
-/// A position that seems further ahead than this is behind: positions wrap modulo 2^32.
+/// Positions wrap modulo 2^32, so a position that seems further ahead than this lies in the past.
 const AHEAD_BYTES_MAX: u64 = 1 << 31;
 
-/// What to do with an event that was processed.
+/// What the cutter does with an event after processing it.
 enum Disposition {
     Kept,
     Consumed,
@@ -27,7 +27,7 @@ impl BlockCutter {
     /// Consumes complete events from the start of `input` and returns how many bytes that were. Stops early when the
     /// state is no longer `Input`. The caller must offer the rest again, followed by more bytes.
     ///
-    /// Events buffered before an error can still be taken. Every later call raises the same error.
+    /// Events buffered before an error can still be taken. After an error, every later call raises the same error.
     pub fn feed(&mut self, input: &[u8]) -> Result<usize> {
         self.buffer.reserve(input.len());
         self.guard(|cutter| {
@@ -36,8 +36,8 @@ impl BlockCutter {
         })
     }
 
-    /// Does the same for the packets of a dump: removes framing and semi-synchronous marker bytes, and joins events
-    /// that span several packets. Long packets are processed in pieces.
+    /// Consumes the packets of a dump as `feed` consumes events: removes framing and semi-synchronous marker bytes, and
+    /// joins events that span several packets. Long packets are processed in pieces.
     pub fn feed_packets(&mut self, input: &[u8]) -> Result<usize> {
         self.buffer.reserve(input.len());
         self.guard(|cutter| {
@@ -110,7 +110,7 @@ impl BlockCutter {
         Ok(consumed)
     }
 
-    /// Fails if an event in pieces is longer than the length it announces.
+    /// Fails if an event that arrives in pieces exceeds the length in its header.
     fn check_front(&self) -> Result<()> {
         let front = self.buffer.front();
         match declared_size(front)? {
@@ -129,7 +129,7 @@ impl BlockCutter {
         Ok(())
     }
 
-    /// Processes the event that was assembled after the complete ones.
+    /// Processes the event that was assembled from pieces, after the complete events.
     fn process_front(&mut self) -> Result<()> {
         let complete_bytes = self.buffer.complete_bytes();
         let bytes = self.buffer.lend();
@@ -203,7 +203,7 @@ impl BlockCutter {
         self.block = Some(block);
     }
 
-    /// Extends the block and the boundary over the last event.
+    /// Moves the end of the block past the last event, and the boundary if no transaction is open.
     #[inline]
     fn close_event(&mut self) {
         let end = self.offset;

@@ -1,9 +1,9 @@
 //! Cuts the bytes of a log into blocks, the unit that a durable log stores and indexes.
 //!
-//! Events pass through unchanged. The cutter verifies each event and reads only what it needs to know where
-//! transactions begin and end, which tables they change and how many changes they have; it does not decode values.
-//! Events whose checksum is valid are kept even if their contents cannot be read: the bytes are the source of truth
-//! and can be read again later.
+//! Events pass through unchanged. The cutter verifies each event and reads only enough to determine where transactions
+//! begin and end, which tables they change and how many changes they have; it does not decode values. Events whose
+//! checksum is valid are kept even if their contents cannot be read: the bytes are the source of truth and can be read
+//! again later.
 
 mod counts;
 mod cutter;

@@ -1,4 +1,4 @@
-//! Compressed transactions: their events are processed while decompressing, so that the whole is never in memory.
+//! Processes the events of compressed transactions while decompressing, so that memory never holds a whole transaction.
 
 use zstd::stream::raw::{Decoder as Zstd, Operation};
 

@@ -1,4 +1,4 @@
-//! The record of a block: 128 bytes of index data, so that readers can locate a position without reading the log.
+//! The record of a block: 128 bytes of index data with which readers locate a position without reading the log.
 //!
 //! All numbers are little-endian.
 //!
@@ -20,17 +20,17 @@ pub const RECORD_BYTES: usize = 128;
 pub const FLAG_BEGINS: u32 = 1;
 /// The block ends at the end of a transaction, or between transactions.
 pub const FLAG_ENDS: u32 = 2;
-/// The block has a statement. Only the statement's text says which tables it changes.
+/// The block contains a statement, and only the statement's text tells which tables it changes.
 pub const FLAG_STATEMENT: u32 = 4;
 /// The block's transactions have consecutive GTIDs, starting with the GTID in the record.
 pub const FLAG_CONSECUTIVE: u32 = 8;
 /// Some rows of the block could not be counted or assigned to a table, so all table bits are set.
 pub const FLAG_UNCOUNTED: u32 = 16;
-/// If an XA transaction commits in the block, all bits of the tables are set, because its rows are elsewhere.
-/// Records of version 0.1 do not have this flag, and their tables do not cover such transactions.
+/// An XA transaction commits in the block. All table bits are set, because its rows are in another block. Records
+/// written by version 0.1 lack this flag, and their table bits do not cover such transactions.
 pub const FLAG_XA_COMMITS: u32 = 32;
 
-/// The contents of the current block.
+/// The fields of the current block's record.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
     pub start: u64,
@@ -41,9 +41,9 @@ pub(super) struct Block {
     pub time_us: i64,
     /// GTID of the first transaction that has events in the block.
     pub gtid: Gtid,
-    /// Whether the block has a transaction that the fields above describe.
+    /// Whether the fields above describe a transaction, which is false for a block without transactions.
     pub has_transaction: bool,
-    /// The number of the last transaction, while all numbers so far are consecutive.
+    /// The number of the last transaction, as long as all numbers in the block are consecutive.
     pub last_number: Option<u64>,
     pub event_index: u32,
     pub transactions: u32,
@@ -61,7 +61,7 @@ pub(super) struct Block {
 pub(super) struct Run {
     first: Gtid,
     last: u64,
-    /// The file has no other transactions after this offset.
+    /// From this offset on, the file contains only transactions of the run.
     pub start: u64,
 }
 
@@ -71,7 +71,7 @@ impl Run {
         Some(Run { first: gtid.clone(), last: number_of(gtid)?, start })
     }
 
-    /// Extends the run by a transaction. Returns false if the number is not consecutive.
+    /// Adds a transaction to the run. Returns false if the number is not consecutive.
     pub fn extend(&mut self, gtid: &Gtid) -> bool {
         let follows = follows(&self.first, self.last, gtid);
         if follows {
@@ -166,7 +166,7 @@ fn number_of(gtid: &Gtid) -> Option<u64> {
     }
 }
 
-/// Whether `next` follows the GTID with number `last` in the sequence of `first`.
+/// Whether `next` directly follows number `last` in the sequence that `first` belongs to.
 fn follows(first: &Gtid, last: u64, next: &Gtid) -> bool {
     let Some(expected) = last.checked_add(1) else { return false };
     match (first, next) {

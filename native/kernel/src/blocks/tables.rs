@@ -1,4 +1,4 @@
-//! The tables of a block: the bit of each table in the record, and the number of changes in its rows events.
+//! Tracks the tables of a block: the bit of each table in the record, and the number of changes in its rows events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::event::EventKind;
 /// Between transactions, table maps are dropped above this size. The server repeats them before the next rows.
 const TABLES_KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Limit for the table maps of a single transaction, in bytes.
+/// Maximum size in bytes of the table maps of a single transaction.
 const TABLES_OPEN_BYTES_MAX: usize = 256 << 20;
 
-/// How many tables are searched before the map of all tables.
+/// Number of recent tables that are searched before the map of all tables.
 const TABLES_RECENT_MAX: usize = 16;
 
-/// All bits: a statement may change any table.
+/// All bits set, for a statement that may change any table.
 pub(super) const ALL_TABLES: u64 = u64::MAX;
 
 struct Table {
     body: Box<[u8]>,
     bit: u64,
     rows: Arc<RowCounts>,
-    /// How to skip its rows; None if the log lacks the metadata.
+    /// How to skip the table's rows; None if the log lacks the metadata.
     lengths: Option<ImageLengths>,
 }
 
@@ -105,7 +105,7 @@ impl Tables {
         Ok(table)
     }
 
-    /// Counts the changes of a rows event, also for metrics; None if the rows cannot be read.
+    /// Counts the changes of a rows event, and adds them to the metrics; None if the rows cannot be read.
     #[inline]
     pub fn count(&self, kind: EventKind, body: &[u8], format: &Format) -> Result<Option<u32>> {
         let head = RowsHead::read(body, kind, format.table_id_bytes_rows)?;

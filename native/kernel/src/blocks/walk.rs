@@ -1,4 +1,4 @@
-//! The effect of each event on transactions, tables and blocks.
+//! Updates transactions, tables and blocks for each event.
 
 use super::cutter::{BlockCutter, Statement};
 use super::open::Open;

@@ -5,7 +5,7 @@
 pub(super) struct MultibytePages {
     /// The page of single-byte characters.
     pub(super) single: usize,
-    /// The page that maps the first byte of a longer code to the page of its second byte.
+    /// The page that maps the first byte of a multi-byte code to the page for its second byte.
     pub(super) second: usize,
     /// The codes longer than two bytes.
     pub(super) longer: Longer,
@@ -17,6 +17,6 @@ pub(super) enum Longer {
     None,
     /// These codes start with 0x8F. This page maps the second byte to the page of the third byte.
     Three(usize),
-    /// These codes alternate letter and digit bytes, like the four-byte codes of gb18030.
+    /// Four-byte codes that alternate letter and digit bytes, like those of gb18030.
     Four,
 }

@@ -1,6 +1,6 @@
 //! The character sets of MySQL and MariaDB, exactly as the servers convert them.
 //!
-//! Text is decoded to UTF-8. The mappings were queried from MySQL 9, code by code; MariaDB 11.8 has the same
+//! Text is decoded to UTF-8. The mappings were queried from MySQL 9, code by code; MariaDB 11.8 has the same mappings
 //! (`tools/charsets.py`). A character that a server shows as `?`, because Unicode does not have it, is invalid text
 //! here, so that no value is silently replaced.
 

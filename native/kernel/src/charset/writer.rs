@@ -46,7 +46,8 @@ impl<'a> Writer<'a> {
 
 /// Encode a character (RFC 3629, section 3): returns its bytes and how many of them are used.
 ///
-/// Up to three bytes the code selects one of three numbers, which avoids mispredicted jumps when lengths alternate.
+/// For characters of up to three bytes, the code selects one of three precomputed numbers, which avoids branch
+/// mispredictions when lengths alternate.
 #[inline]
 fn encode(character: u32) -> ([u8; CHARACTER_BYTES_MAX], usize) {
     let tail = |shift: u32| 0x80 | (character >> shift & 0x3F);

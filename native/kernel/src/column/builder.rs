@@ -36,10 +36,9 @@ impl ColumnBuilder {
 
     /// Appends a value.
     ///
-    /// Returns `Some(text)` if the Arrow type cannot represent the value: then a null was appended, and the text is
-    /// the exact value. Raises `ValueMalformed` if the bytes are not a value of the kind, `SchemaMismatch` if the
-    /// kind's Arrow type differs from that of this builder, `LimitExceeded` above 2 GiB. After an error nothing was
-    /// appended.
+    /// Returns `Some(text)` if the Arrow type cannot represent the value: then a null was appended, and the text is the
+    /// exact value. Raises `ValueMalformed` if the bytes are not a value of the kind, `SchemaMismatch` if the kind's
+    /// Arrow type differs from the builder's, `LimitExceeded` above 2 GiB. After an error nothing was appended.
     #[inline]
     pub fn append(&mut self, kind: &Kind, value: Value<'_>) -> Result<Option<String>> {
         if value == Value::Null {
@@ -50,18 +49,19 @@ impl ColumnBuilder {
         self.settle(appended)
     }
 
-    /// Reads a value of a row image and appends it: `Kind::read` and `append` in one step.
+    /// Reads a value of a row image and appends it:
     ///
-    /// Returns and raises the same as these two. After an error the cursor's position is undefined.
+    /// `Kind::read` and `append` in one step. Returns and raises as they do. After an error the cursor's position is
+    /// undefined.
     #[inline]
     pub fn append_from(&mut self, kind: &Kind, cursor: &mut Cursor<'_>) -> Result<Option<String>> {
         let appended = append_read(&mut self.store, kind, cursor);
         self.settle(appended)
     }
 
-    /// Appends a value that a server sent in a text result set; see `sent`. `charset` is the column's.
+    /// Appends a value that a server sent in a text result set (see `sent`).
     ///
-    /// Returns and raises the same as `append`.
+    /// `charset` is the column's character set. Returns and raises as `append` does.
     #[inline]
     pub fn append_sent(&mut self, kind: &Kind, charset: Charset, sent: &[u8]) -> Result<Option<String>> {
         let appended = sent::append(&mut self.store, kind, charset, sent);
@@ -111,7 +111,7 @@ impl ColumnBuilder {
         self.store.rest();
     }
 
-    /// Returns the values as an array and starts again.
+    /// Returns the values as an array and empties the builder.
     pub fn finish(&mut self) -> ArrayRef {
         let nulls = self.nulls.finish();
         self.store.finish(nulls)

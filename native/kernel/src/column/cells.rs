@@ -28,7 +28,7 @@ pub struct CellColumn<'a> {
     cells: Cells<'a>,
 }
 
-/// The array, by the kind's Arrow type.
+/// The column's array, with a variant for each group of Arrow types.
 enum Cells<'a> {
     Null,
     Int(Whole<'a>),
@@ -113,7 +113,7 @@ impl<'a> Whole<'a> {
 
 impl<'a> CellColumn<'a> {
     /// Reads an array as a column of a declared kind. Raises `SchemaInvalid` if the array does not have the kind's
-    /// Arrow type, `ValueMalformed` if a DECIMAL has more digits than the kind.
+    /// Arrow type, `ValueMalformed` if a DECIMAL has more digits than the kind allows.
     pub fn new(name: &str, declared: &Kind, array: &'a ArrayRef) -> Result<CellColumn<'a>> {
         let kind = arrow_kind(declared);
         if !same_type(&kind.arrow_type(), array.data_type()) {
@@ -191,7 +191,8 @@ fn parse_text<T>(text: &str, parse: impl Fn(&str) -> Option<T>, what: &str) -> R
     parse(text).ok_or_else(|| invalid_text(text, what))
 }
 
-/// Returns the number of an ENUM member. The server shows an invalid value as the empty string.
+/// Returns the number of an ENUM member. The empty string is 0, because the server shows an invalid value as an empty
+/// string.
 fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
     match members.iter().position(|member| **member == *text) {
         Some(at) => Ok(u16::try_from(at + 1).unwrap_or(0)),
@@ -203,7 +204,7 @@ fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
 /// Returns the bits of the members of a SET.
 fn bits(text: &str, members: &[Arc<str>]) -> Result<u64> {
     let mut bits = 0;
-    // An empty text has no members. Otherwise even the empty member is separated by commas.
+    // An empty text has no members. In any other text, commas separate all members, even an empty member.
     for word in text.split(',').filter(|_| !text.is_empty()) {
         let at = members.iter().position(|member| **member == *word);
         bits |= 1u64 << at.ok_or_else(|| invalid_text(text, "member of the SET"))?.min(63);
@@ -257,7 +258,7 @@ fn cells<'a>(kind: &Kind, array: &'a ArrayRef) -> Result<Cells<'a>> {
     })
 }
 
-/// Packs the digits of a whole column.
+/// Packs the digits of all values of a column.
 fn pack_decimals<'a>(precision: u8, scale: u8, array: &ArrayRef) -> Result<Cells<'a>> {
     let width = decimal::width(precision, scale);
     let mut bytes = Vec::with_capacity(width * array.len());

@@ -25,7 +25,7 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     cursor.prefixed(prefix)
 }
 
-/// Returns the uncompressed bytes of a value; stored bytes are not copied.
+/// Returns the uncompressed bytes of a value; bytes that are stored uncompressed are not copied.
 pub(crate) fn plain(bytes: &[u8]) -> Result<std::borrow::Cow<'_, [u8]>> {
     let mut cursor = Cursor::new(bytes);
     let Ok(header) = cursor.u8() else { return Ok(bytes.into()) };
@@ -88,7 +88,7 @@ pub(crate) fn write_base64(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the type in SQL, given that of the uncompressed column.
+/// Returns the compressed column's type in SQL, given the uncompressed column's type.
 pub(super) fn type_text(plain: String) -> String {
     format!("{plain} /*M!100301 COMPRESSED*/")
 }

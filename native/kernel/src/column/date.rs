@@ -1,11 +1,12 @@
-//! DATE: three bytes, little-endian: five bits of day, four of month, fifteen of year. Also contains the calendar.
+//! DATE: three bytes, little-endian: five bits of day, four of month, fifteen of year. This module also contains the
+//! calendar.
 
 use super::integer::write_digits;
 use super::store::Appended;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// A date as stored, which may be missing from the calendar.
+/// A date as stored, which may not exist in the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Date {
@@ -28,8 +29,8 @@ fn is_leap(year: u16) -> bool {
 }
 
 impl Date {
-    /// Returns the days since 1970-01-01, or `None` if the calendar has no such day: zero dates and parts, the year
-    /// 0, and days that `ALLOW_INVALID_DATES` accepts.
+    /// Returns the days since 1970-01-01, or `None` if the calendar has no such day: zero dates, dates with a zero
+    /// part, the year 0, and invalid days that `ALLOW_INVALID_DATES` accepts.
     #[inline(always)]
     pub fn days(self) -> Option<i32> {
         let Date { year, month, day } = self;
@@ -45,7 +46,7 @@ impl Date {
         Some(past * 365 + past / 4 - past / 100 + past / 400 + before + leap_day + i32::from(day) - 1 - DAYS_TO_EPOCH)
     }
 
-    /// Converts days since 1970-01-01, which must not be negative.
+    /// Converts a number of days since 1970-01-01, which must not be negative, to a date.
     pub(super) fn from_days(days: u32) -> Date {
         // Count in 400-year cycles from 2000-03-01, so that the leap day comes last. 1970-01-01 is 11017 days
         // earlier; a whole cycle of 146097 days makes the number positive.

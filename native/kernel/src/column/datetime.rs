@@ -1,7 +1,7 @@
 //! DATETIME in its three storage formats.
 //!
-//! Sources: `my_datetime_packed_from_binary` (packed), `Field_datetime` (classic: the number YYYYMMDDhhmmss),
-//! MariaDB's `Field_datetime_hires` (counted: mixed-radix units of the last digit, big-endian).
+//! Sources: `my_datetime_packed_from_binary` (packed), `Field_datetime` (classic: the number YYYYMMDDhhmmss), MariaDB's
+//! `Field_datetime_hires` (counted: the number of units of the last digit, in mixed radix, big-endian).
 
 use super::integer::write_digits;
 use super::store::Appended;
@@ -80,7 +80,7 @@ fn small(value: u64) -> u8 {
     u8::try_from(value).unwrap_or(u8::MAX)
 }
 
-/// The time of day must be valid; only the date may be missing from the calendar.
+/// The time of day must be valid; only the date may not exist in the calendar.
 #[inline(always)]
 fn check_clock(date: Date, hour: u64, minute: u64, second: u64) -> Result<DateTime> {
     if hour > 23 || minute > 59 || second > 59 {

@@ -28,8 +28,8 @@ const WIDE_BYTES: usize = 32;
 /// Digits of a full group.
 const GROUP_DIGITS: u8 = 9;
 
-/// Groups of a computed number. Its digits before the point are rounded up to full groups, so it may have more digits
-/// than a column allows.
+/// Groups of a computed number. Its integer part is padded to full groups, so the number may have more digits than a
+/// column allows.
 const GROUPS_MAX: u8 = 9;
 
 /// Bytes of a group by its number of digits.
@@ -162,7 +162,7 @@ impl Decimal<'_> {
         Ok(())
     }
 
-    /// Returns the unscaled number with up to the server's maximum of digits, which exceeds 128 bits.
+    /// Returns the unscaled number with up to 65 digits, the server's maximum, which does not fit into 128 bits.
     #[cold]
     fn unscaled_wide(&self) -> Result<[u8; WIDE_BYTES]> {
         let [head, before, after, tail] = self.layout();
@@ -223,7 +223,7 @@ impl Decimal<'_> {
 }
 
 impl Decimal<'_> {
-    /// Returns the value of a DECIMAL(20,0) within 64 bits; None for any other value.
+    /// Returns the value as an unsigned 64-bit integer if its type is DECIMAL(20,0) and it fits; otherwise None.
     pub(crate) fn as_u64_of_20_digits(&self) -> Option<u64> {
         if (self.precision, self.scale) != (20, 0) {
             return None;
@@ -264,7 +264,7 @@ pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<(
     Ok(())
 }
 
-/// Writes an unsigned integer in the same format, as a decimal without digits after the point.
+/// Writes an unsigned integer in Kafka Connect's Decimal format with scale 0.
 pub(crate) fn write_unsigned_debezium(value: u64, out: &mut Vec<u8>) {
     with_unsigned_bytes(value, |bytes| base64::write_quoted(bytes, out));
 }
@@ -384,8 +384,8 @@ impl<'a> Decimal<'a> {
         read(precision, scale, cursor)
     }
 
-    /// Appends the number as in a row image of a DECIMAL(`precision`,`scale`). Raises `ValueMalformed` if that has too
-    /// few digits.
+    /// Appends the number as in a row image of a DECIMAL(`precision`,`scale`). Raises `ValueMalformed` if that type has
+    /// too few digits for the number.
     #[inline]
     pub fn repack(&self, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
         if (self.precision, self.scale) == (precision, scale) {
@@ -445,7 +445,7 @@ pub(crate) fn pack_text(text: &str, precision: u8, scale: u8, out: &mut Vec<u8>)
     Ok(())
 }
 
-/// Writes as many digits as the precision.
+/// Writes the number padded to all digits of its precision.
 fn pack(negative: bool, digits: &[u8], scale: u8, out: &mut Vec<u8>) {
     let start = out.len();
     let (whole, part) = digits.split_at_checked(digits.len().saturating_sub(scale.into())).unwrap_or((digits, &[]));

@@ -1,5 +1,5 @@
-//! Parses and writes SQL types: `information_schema.COLUMNS.COLUMN_TYPE` as both servers print it. Each type's own file
-//! defines the meaning of its words and numbers.
+//! Parses and writes SQL types: `information_schema.COLUMNS.COLUMN_TYPE` as both servers print it. The file of each
+//! type defines the meaning of the words and numbers in its declaration.
 
 use crate::charset::Charset;
 use crate::error::{Error, ErrorKind, Result};
@@ -97,7 +97,7 @@ fn kind_of(parsed: &Parsed<'_>, charset: Option<Charset>, mariadb: bool) -> Resu
     })
 }
 
-/// Returns the kind of a text. With the character set `binary`, this is a kind of bytes.
+/// Returns the kind of a text column, which is a binary kind for the character set `binary`.
 fn text_kind(parsed: &Parsed<'_>, prefix: u8, form: Form, charset: Charset) -> Kind {
     match (charset.is_binary(), parsed.has("compressed")) {
         (true, false) => Kind::Binary { prefix, form },

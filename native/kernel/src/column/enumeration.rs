@@ -10,7 +10,7 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 /// The server's limit.
 const MEMBERS_MAX: usize = 65_535;
 
-/// Returns the bytes of a value and the members of a declared ENUM.
+/// Returns the width of a value in bytes, and the members of a declared ENUM.
 pub(super) fn declared(parsed: &Parsed<'_>) -> Result<(u8, Arc<[Arc<str>]>)> {
     let bytes = width(parsed.members().len());
     Ok((bytes, members(bytes, parsed.members().into())?))
@@ -25,7 +25,7 @@ pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str
     Err(Error::new(ErrorKind::SchemaMismatch, message))
 }
 
-/// Returns the bytes of a value for this number of members (`get_enum_pack_length`).
+/// Returns the width of a value in bytes for this number of members (`get_enum_pack_length`).
 pub(super) fn width(members: usize) -> u8 {
     if members < 256 {
         1

@@ -27,11 +27,11 @@ pub(super) fn read_double(cursor: &mut Cursor<'_>) -> Result<f64> {
     cursor.u64().map(f64::from_bits)
 }
 
-/// The shortest form of a DOUBLE has at most 17 digits; the formatter may add zeros before or after them.
+/// The shortest form of a DOUBLE has at most 17 digits; The formatter may add zeros before or after the digits.
 const DIGITS_MAX: usize = 24;
 
-/// The significant digits `d1 d2 d3 ...` of the number `0.d1d2d3... * 10^point`. On the stack, because JSON documents
-/// have many numbers.
+/// The significant digits `d1 d2 d3 ...` of the number `0.d1d2d3... * 10^point`. They are kept on the stack, because
+/// JSON documents have many numbers.
 struct Digits {
     negative: bool,
     digits: [u8; DIGITS_MAX],
@@ -191,8 +191,8 @@ pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
 const DECIMALS: u32 = 4;
 const DECIMAL_UNITS: f64 = 10_000.0;
 
-/// Returns the value in units of the fourth fractional digit, if it is exactly that many units: at most fifteen
-/// digits in all, and at least 0.001, so that both paths use the plain form.
+/// Returns the value in units of the fourth fractional digit, if it is exactly that many units: at most fifteen digits
+/// in all, and at least 0.001, so that both paths write plain notation.
 ///
 /// Division rounds like parsing, so an equal quotient means that the value is nearest to these digits. Two numbers of
 /// at most fifteen digits are never nearest to the same value, so no shorter digits exist either.
@@ -258,7 +258,7 @@ fn write_java_unbounded(value: f64, out: &mut Vec<u8>) {
     });
 }
 
-/// SQL has no infinities or NaN, so servers never write these; they get a name anyway.
+/// SQL has no infinities or NaN, so servers never write these values; they are written by name anyway.
 fn write_unbounded(value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(match value {
         _ if value.is_nan() => b"nan".as_slice(),
@@ -277,8 +277,8 @@ pub(crate) fn write_json(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a FLOAT likewise, with the shortest digits that parse to the same value, more than the server's client
-/// shows.
+/// Writes a FLOAT as `write_double_json` writes a DOUBLE. The shortest digits that parse to the same value may be more
+/// than the server's client shows.
 pub(crate) fn write_json_single(value: f32, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());

@@ -10,18 +10,18 @@ const UNITS: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
 pub(super) const MICROS: u32 = 1_000_000;
 
-/// Returns the digits of a declared type.
+/// Returns the number of fractional digits of a declared type.
 pub(super) fn declared(parsed: &Parsed<'_>) -> Result<u8> {
     parsed.small(0, 0, 6)
 }
 
-/// Returns the bytes of a fraction with `fsp` digits: two digits per byte.
+/// Returns the width in bytes of a fraction with `fsp` digits: two digits per byte.
 #[inline(always)]
 pub(super) fn width(fsp: u8) -> usize {
     usize::from(fsp).div_ceil(2)
 }
 
-/// Returns the microseconds of a unit of a stored fraction. Stored fractions have an even number of digits.
+/// Returns how many microseconds a unit of a stored fraction is. Stored fractions have an even number of digits.
 #[inline(always)]
 pub(super) fn stored_unit(fsp: u8) -> u32 {
     match fsp {
@@ -32,7 +32,7 @@ pub(super) fn stored_unit(fsp: u8) -> u32 {
     }
 }
 
-/// Returns the microseconds of a unit of the last of `fsp` digits.
+/// Returns how many microseconds a unit of the last of `fsp` digits is.
 #[inline(always)]
 pub(super) fn unit(fsp: u8) -> u32 {
     UNITS.get(usize::from(fsp)).copied().unwrap_or(1)
@@ -68,7 +68,7 @@ pub(crate) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// Returns a type with this many fractional digits in SQL.
+/// Returns the SQL type with this many fractional digits.
 pub(super) fn type_text(name: &str, fsp: u8) -> String {
     match fsp {
         0 => name.to_owned(),

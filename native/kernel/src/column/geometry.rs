@@ -4,7 +4,7 @@ use super::base64;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// Limit for nested collections, deeper than servers allow.
+/// Maximum nesting depth of collections, which is more than servers allow.
 const DEPTH_MAX: usize = 100;
 
 /// Codes of well-known binary.
@@ -67,7 +67,7 @@ impl Shapes<'_> {
         Ok(())
     }
 
-    /// Writes the parts in parentheses, as many as the count says, or EMPTY if there are none.
+    /// Reads a count and writes that many parts in parentheses, or EMPTY if the count is 0.
     fn list(&mut self, out: &mut Vec<u8>, mut part: impl FnMut(&mut Self, &mut Vec<u8>) -> Result<()>) -> Result<()> {
         let count = self.count()?;
         if count == 0 {
@@ -85,7 +85,7 @@ impl Shapes<'_> {
         Ok(())
     }
 
-    /// Writes the body of a geometry with this code, after its name.
+    /// Writes the body of a geometry with this type code; the caller has written its name.
     fn body(&mut self, code: u32, depth: usize, out: &mut Vec<u8>) -> Result<()> {
         match code {
             POINT => {

@@ -12,7 +12,7 @@ pub(super) fn declared_unsigned(parsed: &Parsed<'_>) -> bool {
     parsed.has("unsigned") || parsed.has("zerofill")
 }
 
-/// Unsigned types use the next wider signed type, because Spark has no unsigned integers.
+/// Unsigned types map to the next wider signed type, because Spark has no unsigned integers.
 pub(super) fn arrow_type(bytes: u8, unsigned: bool) -> DataType {
     match (bytes, unsigned) {
         (1, false) => DataType::Int8,

@@ -202,7 +202,7 @@ impl Kind {
     }
 }
 
-/// The length of a value: fixed, or in a prefix of some bytes.
+/// The length of a value: fixed, or stored in a prefix.
 pub(crate) enum Width {
     Bytes(usize),
     Prefix(u8),

@@ -11,7 +11,7 @@ pub enum Form {
     Large,
 }
 
-/// The storage format of a temporal column.
+/// The storage format of a date or time column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Since MySQL 5.6: big-endian bit fields, then the fraction (types 17, 18 and 19).
@@ -23,7 +23,7 @@ pub enum Layout {
 }
 
 impl Form {
-    /// Returns the type in SQL, given its name for each form; `bytes_each` is the maximum width of a character.
+    /// Returns the SQL type, given the type name for each form; `bytes_each` is the maximum width of a character.
     pub(super) fn type_text(self, [fixed, varying, large]: [&str; 3], prefix: u8, bytes_each: usize) -> String {
         match self {
             Form::Fixed(bytes) => format!("{fixed}({})", usize::from(bytes) / bytes_each),
@@ -42,12 +42,12 @@ fn large_name(prefix: u8) -> &'static str {
     }
 }
 
-/// Returns the bytes of a length, by the name of a type of the TEXT or BLOB family.
+/// Returns the width in bytes of the length prefix of a TEXT or BLOB type, by its name.
 pub(super) fn large_prefix(name: &str) -> u8 {
     (1..=4).find(|prefix| *prefix != 2 && name.starts_with(large_name(*prefix))).unwrap_or(2)
 }
 
-/// Returns the prefix of a string column of at most `bytes` bytes.
+/// Returns the width in bytes of the length prefix of a string column of at most `bytes` bytes.
 pub(super) fn prefix_of(bytes: u16) -> u8 {
     if bytes > 255 {
         2

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Returns the declaration of a type with these members.
+/// Returns the declaration of an ENUM or SET with these members.
 pub(super) fn type_text(name: &str, values: &[Arc<str>]) -> String {
     let mut text = name.to_owned();
     write_members(values, &mut text);

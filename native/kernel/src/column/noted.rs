@@ -68,7 +68,7 @@ pub fn noted(text: &str, kind: &Kind, charset: Charset) -> Result<Noted> {
     }
 }
 
-/// Parses a date and a time of day, if there is one.
+/// Parses a date, optionally followed by a time of day.
 fn moment(text: &str) -> Option<DateTime> {
     let (clock, part) = text.split_once('.').unwrap_or((text, ""));
     let mut numbers = clock.split(['-', ' ', ':']).map(str::parse::<u16>);

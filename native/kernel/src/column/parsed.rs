@@ -75,7 +75,7 @@ impl<'a> Parsed<'a> {
     pub(super) fn parse(text: &'a str) -> Result<Parsed<'a>> {
         let members = Vec::new();
         let mut parsed = Parsed { text, name: String::new(), numbers: Vec::new(), members, attributes: Vec::new() };
-        // Only the part after the members may contain comments; a member may contain anything.
+        // Only strip comments after the members, because a member may contain any characters.
         let (head, tail) = text.split_at(text.rfind(')').unwrap_or(0));
         let plain = format!("{head}{}", without_comments(tail));
         let mut letters = plain.chars().peekable();
@@ -123,7 +123,7 @@ impl<'a> Parsed<'a> {
         self.attributes.iter().any(|word| word == attribute)
     }
 
-    /// Returns the error for this type.
+    /// Returns a `SchemaInvalid` error that shows this type.
     pub(super) fn invalid(&self, why: &str) -> Error {
         invalid(self.text, why)
     }

@@ -7,7 +7,7 @@ fn needs_escape(byte: u8) -> bool {
     byte < 0x20 || byte == b'"' || byte == b'\\'
 }
 
-/// What a string requires: UTF-8 validation, or escapes. No bits are set if it requires neither.
+/// Flags for whether a string needs UTF-8 validation and whether it needs escapes.
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     pub(super) not_ascii: u64,
@@ -15,7 +15,8 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Reads eight bytes at a time. The last eight overlap those before; shorter strings are padded with spaces.
+    /// Reads eight bytes at a time. The last eight may overlap the previous eight; shorter strings are padded with
+    /// spaces.
     #[inline(always)]
     pub(super) fn at(text: &[u8]) -> Look {
         let Some(last) = text.last_chunk::<8>() else { return Look::word(short_word(text)) };
@@ -38,7 +39,7 @@ impl Look {
     }
 }
 
-/// Returns the bytes of a string of less than eight bytes, some of them twice, padded with spaces.
+/// Loads a string of fewer than eight bytes into a word padded with spaces. Some bytes may occur twice.
 #[inline(always)]
 fn short_word(text: &[u8]) -> u64 {
     const SPACES: u64 = 0x2020_2020_2020_2020;
@@ -68,7 +69,7 @@ pub(super) fn write_looked(look: Look, text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Escapes what was written to `out` after `start` without escapes.
+/// Escapes the text in `out` after `start`.
 #[inline]
 pub(crate) fn escape_from(start: usize, out: &mut Vec<u8>) {
     let written = out.get(start..).unwrap_or_default();

@@ -15,7 +15,8 @@ use super::{Date, DateTime, Kind, Time, Timestamp, Value};
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Appends a value, whose text or bytes are `sent`. `charset` is the column's, also for an ENUM or SET.
+/// Appends a value whose text or bytes are `sent`. `charset` is the column's character set, which an ENUM or SET has as
+/// well.
 #[inline(always)]
 pub(super) fn append(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u8]) -> Appended {
     match (kind, store) {
@@ -106,7 +107,7 @@ fn digit(byte: u8) -> Option<u8> {
 #[inline(always)]
 fn unsigned(sent: &[u8]) -> Result<u64> {
     let mut value = 0u64;
-    // Nineteen digits never exceed 64 bits.
+    // Nineteen digits always fit into 64 bits.
     if sent.len() < 20 {
         for byte in sent {
             match digit(*byte) {
@@ -137,9 +138,9 @@ fn signed(sent: &[u8]) -> Result<i64> {
     value.ok_or_else(|| not_an_integer(sent))
 }
 
-/// Returns the value of a text, for the types whose text is their value.
+/// Parses the text of a value that is not stored as text itself.
 ///
-/// Raises `ValueMalformed` for a text that is not a value of the kind, and for kinds of other types.
+/// Raises `ValueMalformed` for a text that is not a value of the kind, and for kinds that this function does not parse.
 pub(crate) fn value<'a>(kind: &Kind, sent: &'a [u8]) -> Result<Value<'a>> {
     Ok(match kind {
         Kind::Integer { unsigned: false, .. } => Value::Int(signed(sent)?),
@@ -253,7 +254,7 @@ fn moment(sent: &[u8], kind: &Kind) -> Result<DateTime> {
     parsed.ok_or_else(|| wrong(sent, kind))
 }
 
-/// Converts a date and time in UTC to seconds since 1970. The zero date is second 0, with the fraction that it shows.
+/// Converts a date and time in UTC to seconds since 1970. The zero date becomes second 0 and keeps its fraction.
 #[inline(always)]
 fn stamp(moment: DateTime) -> Result<Timestamp> {
     let DateTime { date, micros, .. } = moment;

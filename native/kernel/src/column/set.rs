@@ -11,7 +11,7 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 /// The server's limit.
 const MEMBERS_MAX: usize = 64;
 
-/// Returns the bytes of a value and the members of a declared SET.
+/// Returns the width of a value in bytes, and the members of a declared SET.
 pub(super) fn declared(parsed: &Parsed<'_>) -> Result<(u8, Arc<[Arc<str>]>)> {
     let bytes = width(parsed.members().len());
     Ok((bytes, members(bytes, parsed.members().into())?))
@@ -26,7 +26,7 @@ pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str
     Err(Error::new(ErrorKind::SchemaMismatch, message))
 }
 
-/// Returns the bytes of a value for this number of members (`get_set_pack_length`).
+/// Returns the width of a value in bytes for this number of members (`get_set_pack_length`).
 pub(super) fn width(members: usize) -> u8 {
     match members {
         0..=8 => 1,

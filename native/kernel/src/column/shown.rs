@@ -1,6 +1,6 @@
 //! Writes values as JSON that corresponds to what the server's own client shows: numbers of any length as numbers,
 //! DECIMAL with all its digits, SET as a text. Values that the client shows as bytes are base64, geometries are
-//! well-known text, and documents are documents.
+//! well-known text, and JSON documents are nested JSON.
 
 use super::typed::Typed;
 use super::{
@@ -21,7 +21,7 @@ impl Value<'_> {
     /// Writes the value as plain text, for names and keys: as the server's client shows it, except that numbers have
     /// all their digits, BIT is a number, a vector is a JSON array, and bytes are hexadecimal digits.
     ///
-    /// Raises the same errors as `write_shown`.
+    /// Raises as `write_shown` does.
     pub fn write_name(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         match self.typed(kind)? {
             Typed::Float(value) => float::write_json_single(value, out),

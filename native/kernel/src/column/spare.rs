@@ -1,7 +1,7 @@
 //! A pool of vectors whose memory returns when the last reader of a batch drops it.
 //!
 //! A batch is so large that its memory is new to the process, and the first write to each new page costs more than
-//! decoding the data. Columns therefore fill the same memory in turns.
+//! decoding the data. Columns therefore reuse the same memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

@@ -15,10 +15,11 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::spare::Spares;
 
-/// The outcome of an append: None if the value was stored, otherwise its exact text; an error if it is invalid.
+/// The outcome of an append: None if the value was stored, the exact text if the Arrow type cannot represent it, or an
+/// error if it is invalid.
 pub(super) type Appended = Result<Option<String>>;
 
-/// The reader holds a batch while the next one is built.
+/// The caller still reads a batch while the next batch is built.
 const SPARES_MAX: usize = 2;
 
 /// Values of a fixed width, and the memory of earlier batches.
@@ -65,7 +66,7 @@ impl<T> DerefMut for Values<T> {
     }
 }
 
-/// Values of variable length: the end of each, and all of them concatenated.
+/// Values of variable length: the end offset of each value, and the concatenated bytes.
 #[derive(Debug)]
 pub(super) struct Runs<T> {
     offsets: Values<i32>,
@@ -132,7 +133,7 @@ impl<T: ArrowNativeType> Runs<T> {
     fn take(&mut self) -> (OffsetBuffer<i32>, ScalarBuffer<T>) {
         let offsets = self.offsets.take();
         self.offsets.push(0);
-        // The offsets start at 0 and never decrease, which is what `new` asserts.
+        // The offsets start at 0 and never decrease, as `new` requires.
         (OffsetBuffer::new(offsets), self.items.take())
     }
 }
@@ -179,7 +180,7 @@ impl Store {
         }
     }
 
-    /// Appends the placeholder under a null.
+    /// Appends a placeholder value for a null.
     #[inline]
     pub(super) fn push_empty(&mut self) {
         match self {
@@ -213,8 +214,8 @@ impl Store {
         }
     }
 
-    /// Reserves memory before the first value of a batch: reuses that of a batch without readers, or allocates as
-    /// much as the last batch had.
+    /// Reserves memory before the first value of a batch: reuses the memory of a batch without readers, or allocates as
+    /// much as the last batch used.
     pub(super) fn begin(&mut self) {
         match self {
             Store::Null(_) => {}
@@ -246,7 +247,7 @@ impl Store {
         }
     }
 
-    /// Returns the values as an array and starts again.
+    /// Returns the values as an array and empties the store.
     pub(super) fn finish(&mut self, nulls: Option<NullBuffer>) -> ArrayRef {
         match self {
             Store::Null(rows) => Arc::new(NullArray::new(std::mem::take(rows))),
@@ -281,7 +282,7 @@ impl Store {
     }
 }
 
-/// Accessors by layout; they raise `SchemaMismatch` if the column has another layout.
+/// Access to the values by layout, which raises `SchemaMismatch` if the column has a different layout.
 impl Store {
     #[inline(always)]
     pub(super) fn nulls(&mut self) -> Result<&mut usize> {

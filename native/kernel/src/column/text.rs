@@ -8,13 +8,13 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::{Error, Result};
 
-/// Returns the bytes of a length and the form of a declared CHAR or BINARY.
+/// Returns the width of the length prefix in bytes, and the form of a declared CHAR or BINARY.
 pub(super) fn declared_fixed(parsed: &Parsed<'_>, charset: Charset) -> Result<(u8, Form)> {
     let bytes = declared_bytes(Some(1), charset, parsed)?;
     Ok((prefix_of(bytes), Form::Fixed(bytes)))
 }
 
-/// Returns the bytes of a length and the form of a declared VARCHAR or VARBINARY.
+/// Returns the width of the length prefix in bytes, and the form of a declared VARCHAR or VARBINARY.
 pub(super) fn declared_varying(parsed: &Parsed<'_>, charset: Charset) -> Result<(u8, Form)> {
     // The header byte of a compressed value counts toward the column's length.
     let header = u16::from(parsed.has("compressed"));
@@ -23,13 +23,13 @@ pub(super) fn declared_varying(parsed: &Parsed<'_>, charset: Charset) -> Result<
     Ok((prefix_of(bytes), Form::Varying(bytes)))
 }
 
-/// Returns the bytes of a length and the form of a declared type of the TEXT or BLOB family.
+/// Returns the width of the length prefix in bytes, and the form of a declared TEXT or BLOB type.
 #[expect(clippy::unnecessary_wraps, reason = "like the other forms, which may fail")]
 pub(super) fn declared_large(parsed: &Parsed<'_>, _charset: Charset) -> Result<(u8, Form)> {
     Ok((large_prefix(parsed.name()), Form::Large))
 }
 
-/// Returns the length in bytes, which row images count; types count characters.
+/// Converts a declared length in characters to bytes, the unit of row images.
 fn declared_bytes(characters_default: Option<u64>, charset: Charset, parsed: &Parsed<'_>) -> Result<u16> {
     let characters = parsed.numbers().first().copied().or(characters_default);
     let characters = characters.ok_or_else(|| parsed.invalid("no length"))?;
@@ -69,8 +69,8 @@ pub(super) fn append(bytes: &[u8], charset: Charset, runs: &mut Runs<u8>) -> App
     }
 }
 
-/// Reads eight bytes at a time; the last eight overlap those before. The standard library's check handles the
-/// remainder byte by byte, which is slower for the usual length of texts.
+/// Reads eight bytes at a time; the last eight may overlap the previous eight. The standard library's check handles the
+/// remainder byte by byte, which is slower for texts of typical length.
 #[inline(always)]
 fn is_ascii(bytes: &[u8]) -> bool {
     const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
@@ -97,7 +97,7 @@ pub(crate) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     }
 }
 
-/// The replacement for invalid bytes, as in other readers of the log.
+/// The replacement character for invalid bytes, which other binlog readers also use.
 const REPLACEMENT: &str = "\u{fffd}";
 
 /// Writes the text, with replacement characters for invalid bytes.

@@ -1,7 +1,7 @@
-//! TIME in its three storage formats: a span of up to 838:59:59 either way.
+//! TIME in its three storage formats: a span of up to 838:59:59 in either direction.
 //!
 //! Sources: `my_time_packed_from_binary` (packed), `Field_time` (classic: the number hhmmss), MariaDB's
-//! `Field_time_hires` (counted: units of the last digit above -838:59:59.999999's next second, big-endian).
+//! `Field_time_hires` (counted: units of the last digit since -839:00:00, big-endian).
 
 use super::integer::write_digits;
 use super::{fraction, Layout};

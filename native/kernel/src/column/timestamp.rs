@@ -68,7 +68,7 @@ fn civil(value: Timestamp) -> DateTime {
     }
 }
 
-/// Writes the time in a zone that is `zone_seconds` ahead of UTC.
+/// Writes the time in the zone whose offset from UTC is `zone_seconds`.
 pub(crate) fn write_text_in(value: Timestamp, fsp: u8, zone_seconds: i32, out: &mut Vec<u8>) {
     const DAY: i64 = 86_400;
     if value.seconds == 0 || zone_seconds == 0 {
@@ -87,13 +87,12 @@ pub(crate) fn write_text(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
     datetime::write_text(civil(value), fsp, out);
 }
 
-/// Whether it is the zero date, which Debezium's messages show as null in a nullable column.
+/// Whether the timestamp is the zero date, which Debezium's messages show as null in a nullable column.
 pub(crate) fn is_zero(value: Timestamp) -> bool {
     value.seconds == 0
 }
 
-/// Writes the time in UTC in ISO 8601 format with the column's fractional digits. The zero date is the first second of
-/// 1970.
+/// Writes the time in UTC in ISO 8601 format with the column's fractional digits. The zero date becomes second 0.
 pub(crate) fn write_debezium(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
     if is_zero(value) {
         return out.extend_from_slice(b"1970-01-01T00:00:00Z");

@@ -1,4 +1,4 @@
-//! A value together with its column's properties, which is all that the writers of values need.
+//! A value together with the column properties that writers of values need.
 //!
 //! Only valid combinations exist, so writers match over them without a catch-all arm, and the compiler reports every
 //! writer that does not handle a new type.

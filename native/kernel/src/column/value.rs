@@ -2,8 +2,8 @@
 
 use super::{Date, DateTime, Decimal, Time, Timestamp};
 
-/// A value. Variants with a slice borrow the row image. The tag is as wide as a word, so that values are moved in
-/// whole words: reading wider than written stalls the processor.
+/// A value. Variants with a slice borrow the row image. The tag is as wide as a word, so that values are moved in whole
+/// words: a read wider than the preceding write stalls the processor.
 #[derive(Debug, Clone, PartialEq)]
 #[repr(u64)]
 pub enum Value<'a> {
@@ -23,15 +23,15 @@ pub enum Value<'a> {
     Bit(u64),
     /// YEAR: 0, or 1901 to 2155.
     Year(u16),
-    /// DATE, which may be missing from the calendar.
+    /// DATE, which may not exist in the calendar.
     Date(Date),
-    /// DATETIME, whose date may be missing from the calendar.
+    /// DATETIME, whose date may not exist in the calendar.
     DateTime(DateTime),
     /// TIMESTAMP, in UTC; 0 is the zero date.
     Timestamp(Timestamp),
     /// TIME, within 838:59:59 either way.
     Time(Time),
-    /// CHAR, VARCHAR or TEXT in the column's own charset.
+    /// CHAR, VARCHAR or TEXT in the column's charset.
     Text(&'a [u8]),
     /// BINARY without its trailing zero bytes, VARBINARY or BLOB.
     Bytes(&'a [u8]),
@@ -39,7 +39,7 @@ pub enum Value<'a> {
     Compressed(&'a [u8]),
     /// ENUM: the member, starting at 1, or 0 for the empty string that replaces an invalid value.
     Enumeration(u16),
-    /// SET: a bit for each member, the first member lowest.
+    /// SET: a bit for each member, starting with the lowest bit.
     Set(u64),
     /// A whole JSON document in MySQL's binary form.
     Json(&'a [u8]),

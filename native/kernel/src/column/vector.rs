@@ -10,7 +10,7 @@ use crate::error::{value_malformed, Error, Result};
 /// The servers' limit.
 const DIMENSIONS_MAX: u64 = 16_383;
 
-/// Returns the bytes of a length and the dimensions of a declared VECTOR.
+/// Returns the width of the length prefix in bytes, and the dimensions of a declared VECTOR.
 pub(super) fn declared(parsed: &Parsed<'_>, mariadb: bool) -> Result<(u8, Option<u16>)> {
     let dimensions = match parsed.numbers() {
         [] => None,
@@ -33,8 +33,8 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     }
 }
 
-/// Returns the error for bytes that are not floats. MySQL 9 keeps the bytes when ALTER TABLE turns a BLOB into a
-/// VECTOR, even if their number is not a multiple of four.
+/// Returns the error for bytes that are not a list of floats. MySQL 9 keeps the bytes when ALTER TABLE turns a BLOB
+/// into a VECTOR, even if their number is not a multiple of four.
 #[cold]
 pub(super) fn odd(bytes: &[u8]) -> Error {
     value_malformed(format!("a VECTOR of {} bytes, which is no number of 32-bit floats", bytes.len()))

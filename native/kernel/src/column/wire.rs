@@ -19,16 +19,16 @@ pub struct Wire {
     pub metadata: u16,
 }
 
-/// What the optional metadata of a table map, or a declared schema, adds to a [`Wire`].
+/// Information that a [`Wire`] lacks, from a table map's optional metadata or a declared schema.
 #[derive(Debug, Clone, Default)]
 pub struct Hints {
     /// The integer is unsigned.
     pub unsigned: bool,
-    /// The character set of a text column; the binary one for bytes.
+    /// The character set of a text column; `binary` for a column of bytes.
     pub charset: Option<Charset>,
     /// The members of an ENUM or SET in their order; empty for a column that is only skipped.
     pub values: Option<Arc<[Arc<str>]>>,
-    /// A type that is stored in a plain type and cannot be distinguished from it.
+    /// The actual type of a column whose logged type is a plain one.
     pub special: Option<Special>,
     /// Whether the log is from MariaDB.
     pub mariadb: bool,
@@ -255,7 +255,7 @@ impl Kind {
     /// Returns the kind of a column that the log describes completely.
     ///
     /// Raises `EventUnknown` for a type that rows cannot have, `SchemaUnknown` if the log lacks information: the
-    /// charset of a string, the members of an ENUM or SET, the fraction of MariaDB's old temporal types.
+    /// charset of a string, the members of an ENUM or SET, the fractional digits of MariaDB's old temporal types.
     pub fn from_wire(wire: Wire, hints: &Hints) -> Result<Kind> {
         let values = || hints.values.clone().ok_or_else(|| schema_unknown("the members of an ENUM or SET"));
         let charset = || hints.charset.ok_or_else(|| schema_unknown("the character set of a string column"));
@@ -375,7 +375,7 @@ fn fit_temporal(declared: Family, digits: u8, logged: Shape) -> Option<Kind> {
     }
 }
 
-/// MariaDB's vectors are logged as plain strings, MySQL's have their own type.
+/// MariaDB logs vectors as plain strings, whereas MySQL has a separate type for them.
 fn fits_vector(declared: u8, dimensions: Option<u16>, logged: Shape) -> bool {
     match logged {
         Shape::Vector { prefix } => prefix == declared,

@@ -1,9 +1,9 @@
-//! Encodes changes in Arrow form as messages of a dialect, one for each change. The messages equal those of the raw
-//! images, except for what only the events of the log contain.
+//! Encodes changes in Arrow form as messages of a dialect, one for each change.
 //!
-//! These exceptions are the start of the statement, which is replaced by the time of the commit; the lengths and
-//! table ids of events; and the transaction's logical clock. `row` in Debezium's source counts the changes of the
-//! transaction instead of the event, so that it does not depend on how changes are split into batches.
+//! The messages equal those that raw images give, except for information that only the log's events contain: the start
+//! of the statement, which is replaced by the commit time; the lengths and table ids of events; and the transaction's
+//! logical clock. `row` in Debezium's source counts changes within the transaction instead of the event, so that the
+//! number does not depend on how changes are split into batches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
 use crate::gtid::Gtid;
 
-/// `PacketType.MESSAGES` of Canal, the frame in which its own queues carry entries.
+/// `PacketType.MESSAGES` of Canal, the frame of entries in Canal's own queues.
 const PACKET_MESSAGES: u64 = 7;
 
-/// The dialect of the messages and what they describe.
+/// The dialect of the messages, and the table and source that they describe.
 #[derive(Debug, Clone)]
 pub struct ArrowDialect<'a> {
     /// The name of the dialect.
@@ -59,8 +59,8 @@ pub struct ArrowDialect<'a> {
     pub debezium: &'a DebeziumOptions,
 }
 
-/// Encodes a batch in its order: `value`, `key` (null if there is none), `row` (the row of the batch at which the
-/// change ends: the row after the change, or the deleted row) and `kind` (0 insert, 1 update, 2 delete).
+/// Encodes the changes of a batch in order: `value`, `key` (null if there is none), `row` (the row of the batch at
+/// which the change ends: the row after the change, or the deleted row) and `kind` (0 insert, 1 update, 2 delete).
 ///
 /// Raises `OptionInvalid` for an unknown dialect or column, `SchemaInvalid` if the batch does not have the declared
 /// columns followed by the system columns, `LimitExceeded` for a message of 2 GiB.
@@ -148,7 +148,7 @@ impl Pair {
         }
     }
 
-    /// Returns the row with the most information about the change.
+    /// Returns the row that stands for the change: the row after it, or the deleted row.
     fn main(&self) -> usize {
         self.after.or(self.before).unwrap_or(0)
     }
@@ -234,7 +234,7 @@ impl<'a> System<'a> {
         })
     }
 
-    /// Returns the changes. The row after an update belongs to the row before it with the same number.
+    /// Returns the changes. The two rows of an update have the same number.
     pub(super) fn pairs(&self) -> Result<Vec<Pair>> {
         let mut pairs: Vec<Pair> = Vec::with_capacity(self.row.len());
         let mut open: Option<usize> = None;
@@ -306,7 +306,7 @@ enum Frame {
     Packet,
     /// Text that ends with a newline.
     Line,
-    /// The text alone, without its newline.
+    /// The text without its newline.
     Text,
     /// The bytes alone.
     Bytes,
@@ -364,8 +364,7 @@ impl EncodedMessages {
             let Some(change) = pair else { return Err(malformed("more messages than changes")) };
             let is_delete = kind == MessageKind::Delete as i8;
             // A column that is missing in the image after an update is unchanged, so take it from the image before. A
-            // column that is missing in the image before may have changed, so the image after is no substitute for
-            // it.
+            // column that is missing in the image before may have changed, so do not take it from the image after.
             let (own, fallback) = match is_delete {
                 true => (change.before, None),
                 false => (change.after, change.before),

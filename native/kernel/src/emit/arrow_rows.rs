@@ -1,4 +1,4 @@
-//! Presents Arrow rows as dialects expect rows: a value for each column, or none if the image did not have the
+//! Presents Arrow rows in the form that dialects expect: a value for each column, or none if the image did not have the
 //! column.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::emit::system;
 use crate::emit::unrepresentable::{array, UnrepresentableValues};
 use crate::error::Result;
 
-/// A change in a batch: the rows of its images, and its number in its transaction.
+/// A change in a batch: the rows that hold its images, and its number in its transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// The row before the change.
@@ -23,12 +23,12 @@ pub struct Pair {
     pub index: u32,
 }
 
-/// The table's own columns of a batch.
+/// The table's columns in a batch, without the system columns.
 pub struct ArrowRows<'a> {
     columns: Vec<CellColumn<'a>>,
     names: Vec<&'a str>,
     style: json::JsonStyle,
-    /// For each row the names of the columns that its image did not have, if there are such rows.
+    /// For each row, the names of the columns that its image lacked; None if every image was complete.
     absent: Option<&'a ListArray>,
     /// Values that their columns cannot represent, by row and column.
     noted: HashMap<(usize, usize), Noted>,
@@ -68,7 +68,7 @@ impl<'a> ArrowRows<'a> {
         Ok(())
     }
 
-    /// Returns a value of a row; None if its image did not have the column. Raises the same errors as `image`.
+    /// Returns a value of a row; None if its image did not have the column. Raises as `image` does.
     #[inline]
     pub fn cell(&self, row: usize, at: usize) -> Result<Option<Value<'_>>> {
         let (Some(column), Some(name)) = (self.columns.get(at), self.names.get(at)) else { return Ok(None) };

@@ -7,7 +7,7 @@ use arrow_array::{new_null_array, Array, ArrayRef, StringArray};
 use arrow_schema::DataType;
 use std::sync::Arc;
 
-/// Number of text columns and of null columns.
+/// Number of cache slots for text columns and for null columns.
 const TEXTS: usize = 5;
 const NULLS: usize = 2;
 
@@ -19,7 +19,7 @@ pub(super) struct Constants {
 }
 
 impl Constants {
-    /// Returns a column with `rows` times the same text.
+    /// Returns a column that repeats a text `rows` times.
     pub(super) fn text(&mut self, slot: usize, text: &str, rows: usize) -> ArrayRef {
         let make = || -> ArrayRef {
             let values = StringArray::from_iter_values(std::iter::repeat_n(text, padded_length(rows)));

@@ -1,8 +1,8 @@
 //! Encodes changes in Arrow form as parts of the messages of TiDB-Binlog's Drainer, one part for each change, so that
-//! a run of parts is the content of a transaction.
+//! consecutive parts form the content of a transaction.
 //!
-//! For Kafka a part is a `TableMutation` of `slave.binlog`, for files an `Event` of `pb_binlog`. An update has the new
-//! row first in Kafka, and the old row first in files.
+//! For Kafka, a part is a `TableMutation` of `slave.binlog`; for files, it is an `Event` of `pb_binlog`. In an update,
+//! the new row comes first in Kafka, the old row in files.
 
 use std::sync::Arc;
 
@@ -43,7 +43,8 @@ pub enum DrainerForm<'a> {
     },
 }
 
-/// Encodes a batch in its order: `value`, the part of each change, and `version`, the commit version of each change.
+/// Encodes the changes of a batch in order: `value`, the part of each change, and `version`, the commit version of each
+/// change.
 ///
 /// Raises `SchemaInvalid` if the batch does not have the declared columns followed by the system columns,
 /// `EventUnsupported` if an image lacks a column.
@@ -76,7 +77,7 @@ pub fn encode_drainer(
     RecordBatch::try_new(Arc::new(schema), columns).map_err(|error| malformed(format!("parts of changes: {error}")))
 }
 
-/// Returns the number of the kind of a change, the same in both forms.
+/// Returns the number that stands for a kind of change in both forms.
 fn kind_number(pair: &Pair) -> u64 {
     match (pair.before, pair.after) {
         (None, _) => 0,
@@ -226,7 +227,7 @@ fn datum(value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Writes an integer so that small ones of either sign are short.
+/// Writes an integer with zigzag encoding, so that small numbers of either sign are short.
 fn zigzag(number: i64, out: &mut Vec<u8>) {
     pb::varint(u64::from_ne_bytes(((number << 1) ^ (number >> 63)).to_ne_bytes()), out);
 }
@@ -241,7 +242,7 @@ fn unsigned_datum(number: u64, out: &mut Vec<u8>) {
     pb::varint(number, out);
 }
 
-/// Writes a double so that its bytes compare like the numbers.
+/// Writes a double such that comparing bytes orders the numbers.
 fn double_datum(number: f64, out: &mut Vec<u8>) {
     let bits = number.to_bits();
     let ordered = if bits & SIGN_BIT == 0 { bits | SIGN_BIT } else { !bits };

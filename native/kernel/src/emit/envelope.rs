@@ -1,7 +1,7 @@
 //! Changes of all tables in one format: the system columns, the table's definition, and the raw images.
 //!
-//! An image is self-contained: a bit for each column that it has, then the bytes of the row image as logged (null
-//! bits and values). The definition is JSON text that describes how to read it.
+//! An image is self-contained: a bitmap of its columns, then the bytes of the row image as logged (null bits and
+//! values). The definition is JSON text that describes how to read it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{skip_image, PartialHead};
 use crate::event::{Change, EventKind};
 
-/// The images of one side, concatenated.
+/// The concatenated images from before the changes, or from after them.
 #[derive(Default)]
 struct ImageColumn {
     offsets: Vec<i32>,
@@ -163,7 +163,7 @@ impl EnvelopeBatch {
         Ok(changes)
     }
 
-    /// Closes the batch and starts again; see `TableBatch::finish`.
+    /// Closes the batch and starts an empty batch, like `TableBatch::finish`.
     pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         let rows = if all { self.system.rows() } else { self.committed };
         self.committed = 0;

@@ -76,7 +76,7 @@ impl EventsBatch {
         self.text.append_option(row.text);
     }
 
-    /// Closes the batch and starts again.
+    /// Closes the batch and starts an empty batch.
     pub fn finish(&mut self, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         if std::mem::take(&mut self.rows) == 0 {
             return Ok(None);

@@ -20,7 +20,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// Replaces these fields in the envelope's metadata column, where they are empty.
+    /// Sets these fields in the envelope's metadata column, where they are empty.
     fn put_into(&self, metadata: &ArrayRef) -> Result<ArrayRef> {
         let Some(parts) = metadata.as_any().downcast_ref::<StructArray>() else {
             return Err(malformed("envelope rows whose metadata is no struct"));
@@ -40,7 +40,7 @@ impl Notes {
     }
 }
 
-/// Decodes the images of a definition into the columns of a batch.
+/// Decodes images that share a definition into the columns of a batch.
 pub struct ImageDecoder {
     sources: Vec<SourceColumn>,
     target_of: Vec<Option<usize>>,
@@ -48,8 +48,8 @@ pub struct ImageDecoder {
 }
 
 impl ImageDecoder {
-    /// `targets` fixes the columns: a column that is not among them, or has another Arrow type, raises
-    /// `SchemaChanged`. None takes the columns of the definition.
+    /// `targets` fixes the columns: a column that is not among them, or has another Arrow type, raises `SchemaChanged`.
+    /// None uses the definition's columns.
     pub fn new(sources: Vec<SourceColumn>, targets: Option<Vec<SourceColumn>>) -> Result<ImageDecoder> {
         let targets = targets.unwrap_or_else(|| sources.clone());
         let mut target_of = Vec::with_capacity(sources.len());

@@ -1,5 +1,5 @@
-//! Changes of all tables as messages of a dialect: a growing buffer of bytes, and what a server must know about each
-//! message without parsing it.
+//! Changes of all tables as messages of a dialect: a growing buffer of bytes, and the information with which a server
+//! handles each message without parsing it.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl From<Change> for MessageKind {
     }
 }
 
-/// A transaction, and how many messages it has so far: of all tables, and of the table that is written.
+/// A transaction, and the number of its messages so far: for all tables, and for the current table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
 pub struct TransactionCounts {
@@ -60,11 +60,12 @@ pub struct TransactionCounts {
 pub struct Messages {
     /// The buffer in which the current message is written.
     pub value: Vec<u8>,
-    /// A buffer for a part of a message that must be known before the text in front of it. Left empty after use.
+    /// A scratch buffer for a part of a message that must be computed before the text in front of it. Left empty after
+    /// use.
     pub scratch: Vec<u8>,
-    /// Another such buffer, for the rows of a message.
+    /// A second scratch buffer, for the rows of a message.
     pub data: Vec<u8>,
-    /// Counts messages by transaction, for dialects that number them; None to write none.
+    /// Counts messages by transaction, for dialects that number them; None if the dialect does not number them.
     pub counts: Option<TransactionCounts>,
     pub(super) ends: Vec<i64>,
     pub(super) table: Vec<i32>,
@@ -116,7 +117,7 @@ impl Messages {
         self.ends.is_empty()
     }
 
-    /// Returns for each message from `first` on its kind, its range in `value`, and its number of changes.
+    /// For each message from number `first` on, returns its kind, its range in `value`, and its number of changes.
     pub(super) fn from(&self, first: usize) -> impl Iterator<Item = (i8, std::ops::Range<usize>, i32)> + '_ {
         let offset = |end: i64| usize::try_from(end).unwrap_or(0);
         let start = first.checked_sub(1).and_then(|last| self.ends.get(last)).map_or(0, |end| offset(*end));
@@ -132,13 +133,13 @@ impl Messages {
         self.truncate(0);
     }
 
-    /// Number of changes in messages of the open transaction: rows, but not statements and heartbeats.
+    /// Number of changes in messages of the open transaction: rows count, statements and heartbeats do not.
     pub fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// Closes a message: what was written to `value` since the last one. `slot` is `SLOT_ALL` for a message that
-    /// every shard must see; `rows` is its number of changes.
+    /// Closes a message, whose bytes were written to `value` since the previous message. `slot` is `SLOT_ALL` for a
+    /// message that every shard must see; `rows` is its number of changes.
     #[inline]
     pub fn close(&mut self, kind: MessageKind, slot: i16, rows: u32) -> Result<()> {
         self.ends.push(self.value.len() as i64);
@@ -155,7 +156,8 @@ impl Messages {
         Ok(())
     }
 
-    /// Counts the next message of a transaction, and returns the counts with it; None if messages are not counted.
+    /// Counts the next message of a transaction. Returns the counts including this message; None if messages are not
+    /// counted.
     pub fn count(&mut self, commit_version: i64) -> Option<TransactionCounts> {
         let counts = self.counts.as_mut()?;
         if counts.commit_version != commit_version {
@@ -182,7 +184,7 @@ impl Messages {
         self.current.0 = i32::try_from(at).unwrap_or(0);
     }
 
-    /// Number of changes of the open transaction in messages of batches that were already returned.
+    /// Number of the open transaction's changes in batches that were already returned.
     pub fn changes_handed_out(&self) -> u32 {
         let open_changes: i32 = self.rows.iter().skip(self.committed).sum();
         self.changes.saturating_sub(open_changes.unsigned_abs())
@@ -227,7 +229,7 @@ impl Messages {
             .hint("SET GLOBAL binlog_row_event_max_size on the server to less, or read the table typed"))
     }
 
-    /// Takes the first `count` messages; the rest stays.
+    /// Takes the first `count` messages; the remaining messages stay.
     pub(super) fn take(&mut self, count: usize) -> Result<Option<RecordBatch>> {
         if count == 0 {
             return Ok(None);

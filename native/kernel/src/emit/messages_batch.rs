@@ -20,7 +20,7 @@ pub struct MessageTable {
     writer: NamedWriter,
 }
 
-/// What the messages of a transaction have in common.
+/// The properties that all messages of a transaction share.
 struct Texts {
     instance: Arc<str>,
     gtid: String,
@@ -106,7 +106,7 @@ impl MessagesBatch {
         self.out.value.len()
     }
 
-    /// Opens a transaction. Its begin is written together with its first message.
+    /// Opens a transaction. Its begin message is written together with the first message of its contents.
     pub fn open(&mut self, transaction: &TransactionView, event: EventView) {
         if let Some(executed) = &mut self.executed {
             executed.add(&transaction.gtid);
@@ -128,12 +128,12 @@ impl MessagesBatch {
         self.texts.xa_id = Some(String::from_utf8_lossy(id).into_owned());
     }
 
-    /// Notes the statement that commits a prepared transaction; None if it commits in one phase.
+    /// Notes the statement that commits a prepared transaction; None if the transaction commits in one phase.
     pub fn note_xa_commit(&mut self, statement: Option<Box<str>>) {
         self.texts.xa_commit = statement;
     }
 
-    /// Restarts the rows of the open transaction from the first row.
+    /// Restarts the open transaction at its first row.
     pub fn begin_again(&mut self) {
         self.out.changes = 0;
     }
@@ -148,7 +148,7 @@ impl MessagesBatch {
         self.rows_query = None;
     }
 
-    /// Computes the transaction's texts before its first message.
+    /// Computes the transaction's texts, such as its GTID, before its first message.
     fn name(&mut self, transaction: &TransactionView) {
         if !std::mem::replace(&mut self.named, true) {
             self.texts.gtid.clear();
@@ -160,7 +160,7 @@ impl MessagesBatch {
         self.out.current.1 = transaction.commit_version;
     }
 
-    /// Writes the begin of the transaction and the text of the statement before its first rows.
+    /// Writes the transaction's begin message, and before a statement's first rows the text of the statement.
     fn begin(&mut self, transaction: &TransactionView, row_first: u32) -> Result<()> {
         self.name(transaction);
         if !std::mem::replace(&mut self.begun, true) {
@@ -230,7 +230,7 @@ impl MessagesBatch {
         Ok(())
     }
 
-    /// Ends a complete transaction; writes its end if its begin was written.
+    /// Ends a complete transaction; writes its end message if its begin message was written.
     pub fn end(&mut self, transaction: &TransactionView, event: EventView, xid: Option<u64>, rows: u32) -> Result<()> {
         if std::mem::take(&mut self.begun) {
             let before = self.out.len();
@@ -260,7 +260,7 @@ impl MessagesBatch {
         Ok(())
     }
 
-    /// Closes the batch and starts again. Without `all`, the messages of the open transaction are dropped.
+    /// Closes the batch and starts an empty batch. Without `all`, the messages of the open transaction are dropped.
     pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         if !all {
             self.out.truncate(self.out.committed);
@@ -271,7 +271,7 @@ impl MessagesBatch {
         self.batch(count, position)
     }
 
-    /// Number of changes of the open transaction that were held back when the batch closed inside the transaction.
+    /// Number of the open transaction's changes that were held back when the batch closed inside the transaction.
     pub fn held_back(&self) -> u32 {
         self.out.rows.iter().sum::<i32>().unsigned_abs()
     }

@@ -1,4 +1,4 @@
-//! The emitters: each turns the stream into batches of one format.
+//! The emitters. Each converts the stream to batches of one format.
 
 pub mod arrow_messages;
 pub mod arrow_rows;
@@ -37,7 +37,8 @@ pub struct TransactionView {
     pub gtid: Gtid,
     /// The connection that ran it, if logged.
     pub thread_id: Option<i64>,
-    /// Its position in the logical clock: the last transaction that must precede it, and its own number.
+    /// Its position in the logical clock: the sequence number of the last transaction that must commit first, and its
+    /// own sequence number.
     pub clock: Option<(i64, i64)>,
 }
 

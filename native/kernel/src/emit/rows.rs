@@ -62,12 +62,12 @@ pub struct RowsView<'a> {
     pub event: EventView,
     /// Number of changes of the transaction before this event.
     pub row_first: u32,
-    /// How many changes of the transaction were emitted before a reconnect and must be skipped.
+    /// Number of the transaction's changes that were emitted before a reconnect and must be skipped.
     pub resume_rows: u32,
 }
 
 impl RowsView<'_> {
-    /// Returns an empty event, for changes from another source.
+    /// Returns an empty event, for changes that do not come from an event.
     pub(crate) fn of_no_event() -> RowsView<'static> {
         let head = RowsHead { table_id: 0, width: 0, present: &[], present_after: &[], images: &[] };
         let event = EventView::default();

@@ -1,7 +1,7 @@
 //! The system columns of every change.
 //!
-//! They rarely differ from row to row. While rows arrive, only a record for each run of rows (a rows event) is kept,
-//! and the columns are built when the batch closes.
+//! Their values rarely differ from row to row, so while rows arrive, only a record for each run of rows (a rows event)
+//! is kept. The columns are built when the batch closes.
 
 use std::sync::Arc;
 
@@ -34,14 +34,14 @@ pub struct TableRef {
     pub database: Arc<str>,
     /// The table.
     pub table: Arc<str>,
-    /// Increases with every change of the table's definition.
+    /// A number that increases with every change of the table's definition.
     pub schema_version: i32,
 }
 
 /// The images in a run of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Images {
-    /// A row for each change, named after the change.
+    /// A row for each change, whose operation is the kind of change.
     Each(Change),
     /// Two rows for each update, before and after.
     Pairs,
@@ -75,7 +75,8 @@ struct Run {
     offset: i64,
     row_first: i32,
     server_id: i64,
-    /// The columns that the first and the second image do not have: an index into the lists plus one, 0 for none.
+    /// References to the lists of columns that the first and the second image lack: the index of the list plus one, or
+    /// 0 if no column is absent.
     absent: [u32; 2],
 }
 
@@ -87,7 +88,7 @@ struct Commit {
     file: u32,
 }
 
-/// Collects the values of runs; see the description of the module.
+/// Collects the values of runs, as the module's description explains.
 pub struct SystemColumns {
     instance: Arc<str>,
     runs: Vec<Run>,
@@ -111,7 +112,7 @@ struct SystemSpares {
 }
 
 impl SystemSpares {
-    /// Enough for two batches of six columns of eight bytes, three of four, and two texts.
+    /// Enough for two batches, each with six columns of eight bytes, three columns of four bytes, and two text columns.
     fn new() -> SystemSpares {
         SystemSpares { longs: Spares::new(12), ints: Spares::new(8), bytes: Spares::new(4) }
     }
@@ -120,15 +121,15 @@ impl SystemSpares {
 /// The event of the next rows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EventView {
-    /// Offset of the event in its file; for events inside a payload, that of the payload.
+    /// Offset of the event in its file; for events inside a payload, the offset of the payload.
     pub offset: u64,
-    /// The offset after it; for events inside a payload, that after the payload.
+    /// Offset after the event; for events inside a payload, the offset after the payload.
     pub end_offset: u64,
     /// When the statement began, in seconds since 1970.
     pub timestamp: u32,
     /// The server that first made the change.
     pub server_id: u32,
-    /// Whether other rows events of the transaction have the same offset, that of the statement that commits them.
+    /// Whether other rows events of the transaction share its offset, which is that of the statement that commits them.
     pub shared: bool,
 }
 
@@ -214,12 +215,12 @@ impl SystemColumns {
         self.rows += 1;
     }
 
-    /// Notes the exact text of a value that the next row of the open run cannot represent.
+    /// Notes the exact text of a value in the open run's next row that its column cannot represent.
     pub fn note_unrepresentable(&mut self, column: &Arc<str>, text: String) {
         self.unrepresentable.push((self.rows, column.clone(), text));
     }
 
-    /// Returns the number by which runs refer to a list of absent columns; 0 for none.
+    /// Returns the number by which runs refer to a list of absent columns; 0 if no column is absent.
     pub fn absent_list(&mut self, columns: Vec<Arc<str>>) -> u32 {
         if columns.is_empty() {
             return 0;
@@ -239,7 +240,7 @@ impl SystemColumns {
         self.rows
     }
 
-    /// Builds the wanted columns for the first `rows` rows, and starts again without rows.
+    /// Builds the wanted columns for the first `rows` rows, and clears all rows.
     pub fn finish(&mut self, wanted: &[&str], rows: usize) -> Vec<(Field, ArrayRef)> {
         self.cut(rows);
         let mut columns = Vec::new();
@@ -360,7 +361,7 @@ impl SystemColumns {
         self.text_column(texts, nulls.filter(|nulls| nulls.null_count() > 0))
     }
 
-    /// Builds a column of texts that runs refer to by number, usually the same for the whole batch.
+    /// Builds a column of texts that runs refer to by number. The text is usually the same for the whole batch.
     fn named_column<'a>(
         &mut self,
         slot: usize,
@@ -486,7 +487,7 @@ pub fn unrepresentable_array(rows: usize, noted: &[Unrepresentable]) -> ArrayRef
     Arc::new(builder.finish())
 }
 
-/// Builds `_metadata.absent`: for each row the columns that its image does not have, null for none.
+/// Builds `_metadata.absent`: for each row, the columns that its image lacks; null if it lacks none.
 pub fn absent_array(rows: &[Vec<Arc<str>>]) -> ArrayRef {
     let mut builder = ListBuilder::new(StringBuilder::new()).with_field(element_field());
     for names in rows {
@@ -498,13 +499,13 @@ pub fn absent_array(rows: &[Vec<Arc<str>>]) -> ArrayRef {
     Arc::new(builder.finish())
 }
 
-/// Builds an array of texts that consist of `str` pieces, with each offset at the end of a piece.
+/// Builds a text array from concatenated `str`s and the offset at the end of each.
 #[allow(unsafe_code)]
 fn strings(offsets: Buffer, bytes: Buffer, nulls: Option<NullBuffer>) -> StringArray {
     let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
-    // SAFETY: the callers, all in this file, take both from `each_text`, which starts with empty vectors, appends
-    // only whole `str`s to `bytes`, and pushes an offset after each, so every value is valid UTF-8. Validating it
-    // again would cost a twentieth of the time of narrow rows.
+    // SAFETY: all callers are in this file and take both arguments from `each_text`, which starts with empty vectors,
+    // appends only whole `str`s to `bytes`, and pushes an offset after each, so every value is valid UTF-8. Validating
+    // it again would cost a twentieth of the time of narrow rows.
     unsafe { StringArray::new_unchecked(offsets, bytes, nulls) }
 }
 

@@ -67,7 +67,7 @@ impl TransactionsBatch {
         self.statement.append_option(tally.statement.as_deref());
     }
 
-    /// Closes the batch and starts again.
+    /// Closes the batch and starts an empty batch.
     pub fn finish(&mut self, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         if std::mem::take(&mut self.rows) == 0 {
             return Ok(None);

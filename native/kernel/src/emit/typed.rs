@@ -68,7 +68,7 @@ impl Plan {
                     )));
                 }
             } else if let Some(declared) = &declared {
-                // A caller that names the columns does not need others.
+                // A caller that names the columns does not need any others.
                 let is_undeclared = wanted.is_none() && !declared.iter().any(|column| column.name == source.name);
                 if is_undeclared {
                     return Err(changed(&format!("column `{}` was added", source.name)));
@@ -153,7 +153,7 @@ impl TableBatch {
         }
     }
 
-    /// Whether rows of this definition go into this batch.
+    /// Whether rows of this definition fit into this batch.
     pub fn takes(&self, table: &TableRef, plan: &Plan) -> bool {
         self.table == *table && self.plan == *plan
     }
@@ -294,7 +294,8 @@ impl TableBatch {
         self.system.add_row();
     }
 
-    /// Reads an update whose JSON columns may have partial updates, which are applied to the documents before.
+    /// Reads an update whose JSON columns may have partial updates, which are applied to the documents of the before
+    /// image.
     fn partial_update(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -368,12 +369,13 @@ impl TableBatch {
         Ok(documents)
     }
 
-    /// Closes the batch and starts again. `all` includes rows of the open transaction; otherwise they are dropped.
+    /// Closes the batch and starts an empty batch. With `all`, it includes rows of the open transaction; otherwise they
+    /// are dropped.
     pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         let rows = if all { self.system.rows() } else { self.committed };
         self.committed = 0;
         if self.system.rows() == 0 {
-            // Other tables may have received rows since, and need the memory.
+            // Other tables may need the memory by the time that this table receives rows again.
             self.builders.iter_mut().for_each(ColumnBuilder::rest);
             self.system.rest();
             self.begun = false;

@@ -25,7 +25,7 @@ pub fn decompress(bytes: &[u8]) -> Result<Vec<u8>> {
     if length > DECOMPRESSED_BYTES_MAX {
         return Err(Error::new(ErrorKind::LimitExceeded, format!("an event of {length} bytes after decompression")));
     }
-    // Do not allocate the announced length before the stream proves it.
+    // Do not allocate the announced length before the stream has produced that much data.
     let mut plain = Vec::with_capacity(length.min(bytes.len().saturating_mul(16)));
     flate2::read::ZlibDecoder::new(cursor.take_rest())
         .take(length as u64 + 1)

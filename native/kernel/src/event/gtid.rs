@@ -1,4 +1,4 @@
-//! The GTID event of MySQL (codes 33 and 34): id and commit time of the transaction that follows.
+//! The GTID event of MySQL (codes 33 and 34): the id and commit time of the transaction after the event.
 
 use crate::cursor::Cursor;
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub struct TransactionHead {
     /// The logical clock of parallel replication: the sequence number of the last transaction that must commit before
     /// this transaction, and its own sequence number (MySQL 5.7 and later).
     pub clock: Option<(i64, i64)>,
-    /// The XA transaction that is prepared here (MariaDB 10.5 and later).
+    /// The XA transaction that this transaction prepares (MariaDB 10.5 and later).
     pub xa_id: Option<XaId>,
 }
 

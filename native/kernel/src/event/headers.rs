@@ -1,7 +1,7 @@
 //! Locates events by following their headers.
 //!
-//! The bytes of an event may hold anything, even a copy of a whole transaction. Only a chain of headers that starts
-//! at a known event proves where another event starts.
+//! An event may contain arbitrary bytes, even a copy of a whole transaction. Only a chain of headers that starts at a
+//! known event proves where another event starts.
 
 use super::Header;
 use crate::cursor::Cursor;

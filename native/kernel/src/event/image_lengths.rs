@@ -9,21 +9,21 @@ use crate::error::{malformed, Result};
 use crate::event::rows::{count, skip_image, RowsHead};
 use crate::event::{Change, EventKind};
 
-/// The plan needs the NULL bits of an image in one integer.
+/// Maximum number of columns for a plan, because the NULL bits of an image must fit into an integer.
 const COLUMNS_MAX: usize = u64::BITS as usize;
 
-/// How to find the end of a table's row images.
+/// Finds the end of a table's row images.
 #[derive(Debug, Clone)]
 pub struct ImageLengths {
     kinds: Vec<Kind>,
     json_columns: usize,
     /// The bytes of each column of fixed length, 0 for the others.
     widths: Vec<usize>,
-    /// The plan for images with all columns. None if the table is too wide.
+    /// The plan for images with all columns; None if the table has too many columns for a plan.
     runs: Option<Vec<Run>>,
 }
 
-/// Columns of fixed length, and the column with a length prefix that follows them.
+/// A run of columns of fixed length, and the column with a length prefix after the run.
 #[derive(Debug, Clone, Copy, Default)]
 struct Run {
     /// The NULL bits of the fixed columns.
@@ -134,7 +134,7 @@ fn count_steps(images: &[u8], mut skip: impl FnMut(&mut Cursor<'_>) -> Result<()
 mod tests {
     use super::*;
 
-    /// Numbers of a linear congruential generator, from its high bits.
+    /// Returns the high bits of a linear congruential generator.
     struct Chance(u64);
 
     impl Chance {

@@ -46,7 +46,7 @@ pub const FLAG_IGNORABLE: u16 = 0x0080;
 pub struct Header {
     /// Seconds since 1970, when the statement began.
     pub timestamp: u32,
-    /// The type byte; `EventKind::from_code` names it.
+    /// The type byte, which `EventKind::from_code` decodes.
     pub code: u8,
     /// The server on which the change was first made.
     pub server_id: u32,
@@ -72,9 +72,10 @@ impl Header {
         })
     }
 
-    /// Returns the type of the event, or None if it is not known.
+    /// Returns the type of the event, or None if it is unknown.
     ///
-    /// A server that used the code of one of Penstock's own types would not flag the event as ignorable.
+    /// Penstock's own types count only if the event is flagged ignorable, since a server that used the same code would
+    /// not set the flag.
     #[inline(always)]
     pub fn kind(&self) -> Option<EventKind> {
         match EventKind::from_code(self.code) {
@@ -104,7 +105,7 @@ macro_rules! event_kinds {
             /// Every type, in code order.
             pub const ALL: &'static [EventKind] = &[$(EventKind::$kind),+];
 
-            /// Returns the type of a code, or None if the code is not supported.
+            /// Returns the type with a code, or None if the code is not supported.
             #[inline(always)]
             pub fn from_code(code: u8) -> Option<EventKind> {
                 match code { $($code => Some(EventKind::$kind),)+ _ => None }
@@ -206,7 +207,7 @@ event_kinds! {
     StartEncryption = 164, "Start_encryption";
     /// MariaDB: a statement, compressed.
     QueryCompressed = 165, "Query_compressed";
-    /// MariaDB: inserted rows, version 1, compressed.
+    /// MariaDB: inserted rows, in version 1 and compressed.
     WriteRowsCompressedV1 = 166, "Write_rows_compressed_v1";
     /// MariaDB: updated rows, version 1, compressed.
     UpdateRowsCompressedV1 = 167, "Update_rows_compressed_v1";
@@ -225,7 +226,7 @@ event_kinds! {
 pub enum Change {
     /// One image: the new row.
     Insert,
-    /// Two images: the old row and the new.
+    /// Two images: the old row and the new row.
     Update,
     /// One image: the old row.
     Delete,
@@ -277,7 +278,7 @@ impl EventKind {
         )
     }
 
-    /// Whether the event starts a transaction and names it.
+    /// Whether the event starts a transaction and holds its GTID.
     #[inline]
     pub fn is_gtid(self) -> bool {
         matches!(self, EventKind::Gtid | EventKind::AnonymousGtid | EventKind::TaggedGtid | EventKind::MariadbGtid)

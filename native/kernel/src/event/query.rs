@@ -5,12 +5,12 @@ use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 use crate::event::session::{Backslash, Session};
 
-/// The parts of a query event that are needed, as views of the body.
+/// The parts of a query event that the kernel uses, as views of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query<'a> {
     /// The server connection that ran the statement.
     pub thread_id: u32,
-    /// The error that the statement ended with, 0 for none.
+    /// The number of the error that the statement ended with; 0 for none.
     pub error_code: u16,
     /// The default database in UTF-8; may be empty.
     pub database: &'a [u8],
@@ -43,7 +43,7 @@ pub enum Verb {
     Change,
     /// An unknown statement: it may change any row and any definition.
     Unknown,
-    /// DDL, and other statements known to change no rows.
+    /// DDL, and other statements that are known not to change rows.
     Definition,
 }
 
@@ -198,7 +198,7 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     Verb::Unknown
 }
 
-/// Statements that may be logged as text and change no rows, except those that DDL removes.
+/// Statements that may be logged as text and change no rows other than those that DDL removes.
 const CHANGES_NO_ROWS: [&str; 39] = [
     "ALTER",
     "ANALYZE",
@@ -253,7 +253,7 @@ pub fn savepoint_name(text: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the statement after comments, parentheses and SET STATEMENT; None if a SET STATEMENT has no FOR.
+/// Returns the statement without leading comments, parentheses and SET STATEMENT; None if a SET STATEMENT has no FOR.
 pub fn after_prefix(text: &str, backslash: Backslash) -> Option<&str> {
     let rest = after_set_statement(after_comments(text.as_bytes()), || backslash)?;
     text.get(text.len() - rest.len()..)
@@ -306,8 +306,8 @@ fn after_for(text: &[u8], backslash: Backslash) -> Option<&[u8]> {
     }
 }
 
-/// Returns the text after a line comment. `inside` is the comment without its opening bytes: the newline that ends
-/// the comment may be the last of them.
+/// Returns the text after a line comment. `inside` is the comment without its opening bytes, the last of which may be
+/// the newline that ends the comment.
 fn after_line<'a>(comment: &'a [u8], inside: &'a [u8]) -> Option<&'a [u8]> {
     let passed = comment.len() - inside.len();
     let at = memchr::memchr(b'\n', comment.get(passed - 1..)?)?;

@@ -19,7 +19,8 @@ pub struct RowsHead<'a> {
     pub width: usize,
     /// One bit for each column: whether the first image holds the column.
     pub present: &'a [u8],
-    /// The same for the second image of an update; a copy of `present` for other events.
+    /// One bit for each column: whether the second image of an update holds the column. A copy of `present` for other
+    /// events.
     pub present_after: &'a [u8],
     /// The images, compressed if the event type says so.
     pub images: &'a [u8],

@@ -4,7 +4,7 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// MySQL lists the databases that a statement changes only if there are at most 16. This count stands for more.
+/// MySQL lists the databases that a statement changes only if there are at most 16. This count means more than that.
 const DATABASES_UNLISTED: u8 = 254;
 
 /// The SQL modes that change how DDL is parsed, with their bit in `Q_SQL_MODE_CODE`. The last two exist
@@ -43,8 +43,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Reads the status variables (`Query_event`, MariaDB's `Query_log_event`). The length of an unknown variable is
-    /// not known either, so reading stops there and the later variables keep their defaults.
+    /// Reads the status variables (`Query_event`, MariaDB's `Query_log_event`). The length of an unknown variable
+    /// cannot be determined, so reading stops at it, and later variables keep their defaults.
     pub fn read(variables: &[u8]) -> Session {
         let mut session = Session::default();
         let mut cursor = Cursor::new(variables);
@@ -103,7 +103,7 @@ impl Session {
                 cursor.prefixed(1)?;
             }
             12 => self.accessed = Some(read_accessed(cursor)?),
-            // Microseconds of the time; the same on MariaDB.
+            // Microseconds of the start time; MariaDB's variable for the same.
             13 | 128 => cursor.skip(3)?,
             16 | 19 | 20 => cursor.skip(1)?,
             // MariaDB 11.2 and later: pairs of collation ids, four bytes for each pair.

@@ -55,7 +55,7 @@ pub struct LogColumn {
     pub name: Option<Arc<str>>,
     /// Sign, character set and members, as far as they are logged.
     pub hints: Hints,
-    /// Whether the log has the sign of a number or the character set of a text.
+    /// Whether the log contains the column's sign (for a number) or character set (for a text).
     pub described: bool,
     /// Whether the column may be null.
     pub nullable: bool,
@@ -80,7 +80,7 @@ const GEOMETRIES: [&str; 8] = [
 /// A parsed table map.
 #[derive(Debug, Clone)]
 pub struct TableMap {
-    /// The id that rows events use for the table; it changes with every change of the definition.
+    /// The id that rows events use for the table. Every change of the definition changes the id.
     pub table_id: u64,
     /// The database name in UTF-8.
     pub database: Arc<str>,
@@ -147,7 +147,7 @@ impl TableMap {
         self.columns.iter().all(|column| column.name.is_some())
     }
 
-    /// Returns how to skip each column, for which neither names nor signs are needed.
+    /// Returns how to skip each column, which requires neither names nor signs.
     pub fn skip_kinds(&self) -> Result<Vec<Kind>> {
         self.columns.iter().map(|column| Kind::opaque(column.wire, column.hints.mariadb)).collect()
     }
@@ -331,7 +331,7 @@ fn is_text(wire: Wire) -> bool {
     string && !is_enumerated(wire)
 }
 
-/// MariaDB counts spatial columns among those with a character set (binary).
+/// MariaDB counts spatial columns among the columns with a character set (binary).
 fn is_text_of_mariadb(wire: Wire) -> bool {
     is_text(wire) || wire.code == code::GEOMETRY
 }

@@ -1,4 +1,4 @@
-//! The commit of a TiDB transaction, which follows the GTID event of the transaction that Penstock wrote for it.
+//! The commit of a TiDB transaction, which follows the GTID event in the transaction that Penstock writes for it.
 //!
 //! ```text
 //! commit timestamp u64 │ start timestamp u64 │ cluster id u64 │ schema version i64
@@ -9,8 +9,8 @@
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 
-/// The timestamps of a TiDB transaction, as TiDB's placement driver issues them: milliseconds since 1970 in the upper
-/// 46 bits, a counter in the lower 18.
+/// A TiDB transaction's timestamps, as issued by TiDB's placement driver: milliseconds since 1970 in the upper 46 bits,
+/// a counter in the lower 18.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TidbCommit {
     /// The commit time. It increases in commit order over the whole cluster.

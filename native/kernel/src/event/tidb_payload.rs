@@ -1,4 +1,4 @@
-//! A payload of TiDB's pump client, or a part of one that is too large for an event.
+//! A payload of TiDB's pump client, or a part of a payload that is too large for one event.
 //!
 //! ```text
 //! bytes of the whole payload u64 │ start of this part u64 │ the part

@@ -25,7 +25,7 @@ impl XaId {
         Ok(XaId { format, global: global.into(), branch: branch.into() })
     }
 
-    /// Parses the id from a logged statement such as `XA COMMIT X'67747269',X'62',1`.
+    /// Parses the id in a logged statement such as `XA COMMIT X'67747269',X'62',1`.
     pub fn of_statement(statement: &[u8]) -> Result<XaId> {
         XaId::parse(text_in(statement).unwrap_or_default())
     }

@@ -1,4 +1,4 @@
-//! Framing of events: magic, sizes, checksums and positions.
+//! Checks the framing of events: magic, sizes, checksums and positions.
 
 use crate::checksum::{crc32, crc32_of_two};
 use crate::cursor::Cursor;
@@ -47,7 +47,7 @@ pub(crate) fn declared_size(rest: &[u8]) -> Result<Option<usize>> {
     Ok(front_header(rest)?.map(|header| header.size as usize))
 }
 
-/// Returns the size of the event at the start of the bytes, once the whole event is there.
+/// Returns the size of the event at the start of the bytes, once the whole event has arrived.
 pub(crate) fn event_size(rest: &[u8]) -> Result<Option<usize>> {
     Ok(declared_size(rest)?.filter(|size| rest.len() >= *size))
 }
@@ -106,7 +106,7 @@ pub(crate) fn checked_body<'a>(
     bytes.and_then(|bytes| whole.get(..bytes)).ok_or_else(|| malformed(format!("an event of {} bytes", event.len())))
 }
 
-/// Whether the server generated the event for the stream: such events are not in a file and do not move the position.
+/// Whether the server generated the event for the stream: such events are not in any file and do not move the position.
 pub(crate) fn is_artificial(header: &Header, kind: Option<EventKind>) -> bool {
     match kind {
         Some(EventKind::Heartbeat | EventKind::HeartbeatV2) => true,

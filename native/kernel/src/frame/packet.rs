@@ -28,7 +28,7 @@ pub struct ServerError {
     pub message: String,
 }
 
-/// A piece of an event: what a packet, or a part of a long packet, contributes.
+/// A piece of an event: the bytes from a packet, or from a part of a long packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece<'a> {
     /// The bytes of the event, without framing.
@@ -48,7 +48,7 @@ pub struct Packets {
     sequence: Option<u8>,
     /// The previous packet was full, so the next packet continues its event.
     continued: bool,
-    /// How many bytes of the current packet are still to come, after its first piece was returned.
+    /// Number of bytes of the current packet that have not arrived after its first piece was returned.
     remaining_bytes: usize,
     ended: bool,
     acknowledge: bool,
@@ -58,8 +58,8 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Starts before the first packet of a dump. `semi_sync` expects the two bytes that the server adds for replicas
-    /// that asked for semi-synchronous replication.
+    /// Starts before the first packet of a dump. `semi_sync`: packets start with the two bytes that the server adds for
+    /// replicas that requested semi-synchronous replication.
     pub fn new(semi_sync: bool, piecewise_bytes_min: usize) -> Packets {
         Packets {
             semi_sync,
@@ -196,8 +196,8 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// Starts before the first packet of a dump. `semi_sync` expects the two bytes that the server adds for replicas
-    /// that asked for semi-synchronous replication.
+    /// Starts before the first packet of a dump. `semi_sync`: packets start with the two bytes that the server adds for
+    /// replicas that requested semi-synchronous replication.
     pub fn new(semi_sync: bool) -> Framer {
         Framer { packets: Packets::new(semi_sync, usize::MAX), events: Vec::new() }
     }
@@ -219,7 +219,7 @@ impl Framer {
         std::mem::take(&mut self.events)
     }
 
-    /// The buffered event bytes, to be read in place and then cleared.
+    /// The buffered event bytes. The caller reads them in place, then clears them.
     pub fn events(&self) -> &[u8] {
         &self.events
     }

@@ -1,7 +1,8 @@
 //! Removes the name of the server from a client's requests.
 //!
-//! Over a Unix socket, gRPC's clients send the path of the socket as the `:authority`. This is not valid (RFC 3986), so
-//! `h2` would refuse the request. Nothing needs the name, so the frames are rewritten without it.
+//! Over a Unix socket, gRPC's clients send the path of the socket as the `:authority`. A path is not a valid authority
+//! (RFC 3986), so `h2` would refuse the request. The server does not use the name, so the frames are rewritten without
+//! it.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -50,7 +51,7 @@ impl AuthorityFilter {
             };
             match &mut frame {
                 Frame::Headers(headers) => headers.pseudo_mut().authority = None,
-                // Deprecated, and ignored by `h2`, which cannot write it.
+                // The priority in a frame is deprecated. `h2` ignores it and cannot write it.
                 Frame::Priority(_) => continue,
                 _ => {}
             }

@@ -35,9 +35,9 @@ pub struct Call {
 pub struct Progress {
     /// Calls that have arrived.
     pub calls: Vec<Call>,
-    /// Calls that ended before they were answered, because the client or the connection ended.
+    /// Calls that ended before they were answered, because the client cancelled them or the connection closed.
     pub cancelled: Vec<u32>,
-    /// Calls whose messages so far were all passed on for sending.
+    /// Calls whose queued messages were all passed to the transport.
     pub sent: Vec<u32>,
 }
 
@@ -60,7 +60,7 @@ struct OpenCall {
     /// Present once the answer has begun.
     answer: Option<SendStream<Bytes>>,
     unsent: VecDeque<Bytes>,
-    /// The trailers, once the answer is complete.
+    /// The trailers, set once the answer is complete.
     end: Option<HeaderMap>,
 }
 
@@ -71,7 +71,7 @@ enum State {
     Closed,
 }
 
-/// A connection. After each call, its owner takes the progress and sends the output.
+/// A gRPC connection. After calling any method, the owner takes the progress and sends the output.
 #[derive(Debug)]
 pub struct Connection {
     memory: Memory,
@@ -86,10 +86,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins a connection whose client sends its preface first.
+    /// Begins a connection, on which the client sends its preface first.
     ///
-    /// It refuses more than `calls_max` calls at once. `any_authority` is for clients of a Unix socket, which do not
-    /// send a valid name of the server.
+    /// The connection refuses more than `calls_max` concurrent calls. `any_authority` is for clients of a Unix socket,
+    /// which do not send a valid name of the server.
     pub fn new(calls_max: u32, message_bytes_max: usize, any_authority: bool) -> Connection {
         let memory = Memory::default();
         let handshake = Builder::new()
@@ -123,14 +123,14 @@ impl Connection {
         self.collect_cancelled();
     }
 
-    /// Answers calls with the same message, successfully. Cancelled calls are skipped.
+    /// Ends calls successfully, all with the same message. Cancelled calls are skipped.
     pub fn answer(&mut self, streams: &[u32], message: &[u8]) {
         let (framed, headers, trailers) = (prefixed(message, false), status::headers(false), trailers(status::OK, ""));
         for stream in streams {
             let Some(mut call) = self.open.remove(stream) else { continue };
             let mut head = Response::new(());
             *head.headers_mut() = headers.clone();
-            // An error means that the client has closed the stream.
+            // An error only means that the client has closed the stream.
             let Ok(mut answer) = call.respond.send_response(head, false) else { continue };
             let _ = answer.send_data(framed.clone(), false).and_then(|()| answer.send_trailers(trailers.clone()));
         }
@@ -165,7 +165,8 @@ impl Connection {
         self.advance();
     }
 
-    /// Tells the client to send no more calls over this connection. It closes after the calls that the client has sent.
+    /// Tells the client to send no more calls over this connection. The connection closes once the calls already sent
+    /// have ended.
     pub fn end(&mut self) {
         if let State::Open(http) = &mut self.state {
             http.graceful_shutdown();
@@ -183,7 +184,7 @@ impl Connection {
         self.memory.take_output()
     }
 
-    /// The bytes of calls that have not arrived completely.
+    /// Number of bytes buffered for calls that have not arrived completely.
     pub fn unfinished_bytes(&self) -> usize {
         self.unfinished_bytes
     }
@@ -200,7 +201,7 @@ impl Connection {
 
     // --- Inside -----------------------------------------------------------------------------
 
-    /// Does everything that is possible with the received bytes and the current windows.
+    /// Reads and writes as much as the received bytes and the current windows allow.
     fn advance(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         if let State::Opening(handshake) = &mut self.state {
@@ -218,7 +219,7 @@ impl Connection {
             match accepted {
                 Poll::Ready(Some(Ok((request, respond)))) => self.begin(request.into_parts(), respond),
                 Poll::Ready(Some(Err(_)) | None) => self.state = State::Closed,
-                // Reading opens windows, and queued data has to be written: both require another round.
+                // Reading opens windows and queues data to write, so both require another round.
                 Poll::Pending if self.read_messages(&mut context) | self.write_messages() => {}
                 Poll::Pending => return,
             }
@@ -352,7 +353,7 @@ impl ArrivingCall {
                 Poll::Ready(None) => return Some(End::Invalid(status::INTERNAL, NOT_ONE_MESSAGE)),
                 Poll::Ready(Some(Ok(part))) => {
                     self.add(&part);
-                    // An error means that the stream is closed, which is handled further below.
+                    // An error means that the stream is closed, which is handled below.
                     let _ = self.body.flow_control().release_capacity(part.len());
                 }
             }

@@ -13,7 +13,7 @@ pub const OK: u32 = 0;
 pub const RESOURCE_EXHAUSTED: u32 = 8;
 /// The code for a method or an encoding that is not served.
 pub const UNIMPLEMENTED: u32 = 12;
-/// The code for a call that does not follow gRPC's rules.
+/// The code for a call that violates gRPC's protocol.
 pub const INTERNAL: u32 = 13;
 
 /// Returns the headers that begin an answer. With `gzip`, its messages may be compressed.

@@ -1,4 +1,4 @@
-//! Sets of both families, and cases in which a MariaDB log does not determine the position's location.
+//! Tests sets of both families, and MariaDB logs that do not determine where a position lies.
 
 use super::*;
 

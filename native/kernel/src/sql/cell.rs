@@ -82,7 +82,7 @@ impl<'a> Cells<'a> {
         Ok(Cells { name: field.name(), array, values, unrepresentable })
     }
 
-    /// Returns the value in a row.
+    /// Returns the value of a row.
     #[inline]
     pub(super) fn get(&self, row: usize) -> Cell<'a> {
         if self.array.is_null(row) {

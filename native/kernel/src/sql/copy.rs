@@ -86,7 +86,7 @@ fn write(cell: Cell<'_>, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Writes a date or timestamp. Returns false for year 0, which PostgreSQL does not have.
+/// Writes a date or timestamp. Returns false for the year 0, which PostgreSQL cannot represent.
 fn write_with_year(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
     let start = out.len();
     write(out);

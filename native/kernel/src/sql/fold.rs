@@ -1,8 +1,8 @@
-//! Folds texts so that texts equal under any collation fold to the same bytes.
+//! Folds texts so that texts that are equal under any collation become the same bytes.
 //!
-//! The collation is not known here, and collations differ: in some, `é` equals `e`, `w` equals `v`, `aa` equals `å`,
-//! all emoji are equal, or trailing blanks are ignored. The folding combines all of these rules. Different texts may
-//! therefore fold to the same bytes, which costs some parallelism when grouping but never breaks the order.
+//! The caller does not know the collation, and collations differ: in some, `é` equals `e`, `w` equals `v`, `aa` equals
+//! `å`, all emoji are equal, or trailing blanks are ignored. The folding combines all of these rules. Different texts
+//! may therefore fold to the same bytes, which costs some parallelism when grouping but never breaks the order.
 
 use unicode_normalization::UnicodeNormalization;
 
@@ -36,7 +36,7 @@ fn is_ambiguous(letter: char) -> bool {
     radical || letter == '⅍' || (letter >= '\u{10000}' && std::iter::once(letter).nfkd().ne([letter]))
 }
 
-/// Folds letters that some collation treats as equal, or as part of the letter before: Danish `aa` and `å`, German
+/// Folds letters that some collation treats as equal, or as part of the previous letter: Danish `aa` and `å`, German
 /// `ae` and `ä`, Swedish `w` and `v`.
 #[inline]
 fn fold_ascii(byte: u8, start: usize, out: &mut Vec<u8>) {

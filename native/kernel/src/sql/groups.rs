@@ -13,8 +13,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// Returns the group of each row: the connected components of rows that share a value of any key, numbered from 0 in
 /// the order of their first rows.
 ///
-/// A key with a null is shared with no other row. Texts are compared as the most permissive collation does, so groups
-/// may be larger than necessary but never smaller. Raises `OptionInvalid` if a column is missing from the batch.
+/// A key with a null never groups rows. Texts are compared as the most permissive collation does, so groups may be
+/// larger than necessary but never smaller. Raises `OptionInvalid` if a column is missing from the batch.
 pub fn key_groups(batch: &RecordBatch, keys: &[Vec<String>]) -> Result<Int32Array> {
     let rows = batch.num_rows();
     if i32::try_from(rows).is_err() {
@@ -66,7 +66,7 @@ fn write_key(cells: &[Cells<'_>], row: usize, out: &mut Vec<u8>) -> KeyValue {
             Cell::Unrepresentable(text) => out.extend_from_slice(text.as_bytes()),
             Cell::Int(value) => out.extend_from_slice(&value.to_le_bytes()),
             Cell::Decimal(value, _) => out.extend_from_slice(&value.to_le_bytes()),
-            // 0.0 and -0.0 are the same key.
+            // 0.0 and -0.0 must give the same key.
             Cell::Single(value) => out.extend_from_slice(&(value + 0.0).to_le_bytes()),
             Cell::Double(value) => out.extend_from_slice(&(value + 0.0).to_le_bytes()),
             Cell::Date(value) => out.extend_from_slice(&value.to_le_bytes()),
@@ -79,7 +79,7 @@ fn write_key(cells: &[Cells<'_>], row: usize, out: &mut Vec<u8>) -> KeyValue {
                 }
             }
         }
-        // Separate the parts of a key, so that different splits of the same bytes differ.
+        // Separate the parts of a key, so that keys with the same bytes but different parts differ.
         out.push(0xff);
     }
     KeyValue::Value
@@ -106,7 +106,7 @@ impl Forest {
         row
     }
 
-    /// Joins two sets. The lower root stays the root, so the root of a set is its first row.
+    /// Joins two sets. The lower of their roots becomes the root, so the root of a set is its first row.
     fn join(&mut self, left: usize, right: usize) {
         let (left, right) = (self.root(left), self.root(right));
         if let Some(parent) = self.parents.get_mut(left.max(right)) {

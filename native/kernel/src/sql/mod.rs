@@ -12,7 +12,7 @@ use cell::Cells;
 
 use crate::error::Result;
 
-/// A run of rows as text.
+/// Consecutive rows as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Number of rows.

@@ -15,16 +15,17 @@ pub(super) fn decimal(value: i128, scale: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes the shortest digits that parse to the same FLOAT, with an exponent: without one, MySQL reads a DECIMAL.
+/// Writes the shortest digits that parse to the same FLOAT, with an exponent, because MySQL reads a number without an
+/// exponent as a DECIMAL.
 pub(super) fn single(value: f32, out: &mut Vec<u8>) {
     if value.abs() >= f32::MAX {
-        // The shortest digits of the maximum exceed it, which a server in strict mode rejects.
+        // The shortest digits of the maximum FLOAT denote a larger number, which a server in strict mode rejects.
         return double(value.into(), out);
     }
     with_exponent(ryu::Buffer::new().format_finite(value), out);
 }
 
-/// Writes a DOUBLE like `single` does a FLOAT.
+/// Writes a DOUBLE as `single` writes a FLOAT.
 pub(super) fn double(value: f64, out: &mut Vec<u8>) {
     with_exponent(ryu::Buffer::new().format_finite(value), out);
 }

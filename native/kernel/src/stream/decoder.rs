@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::format_description::Format;
 use crate::gtid::GtidSet;
 
-/// What the decoder needs from the caller.
+/// The action that the decoder expects from the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// More bytes.
@@ -47,7 +47,7 @@ pub(super) enum Flow {
     Done,
 }
 
-/// What the decoder has processed so far.
+/// Totals over the events that the decoder has processed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes of complete events.
@@ -68,7 +68,7 @@ pub(super) enum Emitter {
     Messages(Box<MessagesBatch>),
 }
 
-/// Decodes a range of a log; see the description of the module.
+/// Decodes a range of a log, as the module's description explains.
 pub struct Decoder {
     pub(super) options: Options,
     pub(super) format: Option<Format>,
@@ -87,12 +87,14 @@ pub struct Decoder {
     pub(super) prepared: Prepared,
     /// The XA transaction whose events are being read.
     pub(super) replay: Option<Box<Replay>>,
-    /// The part of the first transaction in range that was emitted before a reconnect, until that transaction begins.
+    /// The part of the first transaction in range that was emitted before a reconnect, kept until that transaction
+    /// begins.
     pub(super) resume: Option<Resume>,
     pub(super) tally: Tally,
     pub(super) tables: Tables,
     pub(super) payload: Option<Box<Payload>>,
-    /// The zstd decoder of the last payload, for reuse: creating one costs more than decompressing a small payload.
+    /// The zstd decoder of the last payload, kept for reuse, because creating a decoder costs more than decompressing a
+    /// small payload.
     pub(super) spare_zstd: Option<zstd::stream::raw::Decoder<'static>>,
     pub(super) emitter: Emitter,
     pub(super) dirty: Vec<usize>,
@@ -175,7 +177,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// What the decoder needs from the caller.
+    /// Returns the action that the decoder expects from the caller.
     #[inline]
     pub fn state(&self) -> State {
         if !self.ready.is_empty() {
@@ -226,7 +228,7 @@ impl Decoder {
     }
 
     fn advance(&mut self, input: &[u8], consumed_bytes: &mut usize, waits: State) -> Result<()> {
-        // After the last bytes of a prepared transaction, its end is processed without further bytes.
+        // The end of a prepared transaction is processed without further bytes.
         while self.state() == waits || (self.state() == State::Input && self.replay.is_some()) {
             let rest = input.get(*consumed_bytes..).unwrap_or_default();
             let consumed = if self.replay.is_some() && self.state() == State::Input {
@@ -250,8 +252,7 @@ impl Decoder {
     /// transactions become available. An incomplete transaction is dropped if `drop_open`; otherwise it raises
     /// `FileTruncated`.
     ///
-    /// A payload may still have events, and those may need an answer about a table: call again until the state is
-    /// `Done`.
+    /// A payload may still have events that need an answer about a table, so call this again until the state is `Done`.
     pub fn finish(&mut self, left: usize, drop_open: bool) -> Result<()> {
         if (self.payload.is_some() || self.replay.is_some()) && self.failure.is_none() {
             self.feed(&[])?;
@@ -298,7 +299,7 @@ impl Decoder {
         self.flush(false)
     }
 
-    /// Takes over the prepared transactions that another decoder of the same log has recorded.
+    /// Copies the prepared transactions that another decoder of the same log recorded.
     pub fn adopt_prepared(&mut self, before: &mut Decoder) {
         std::mem::swap(&mut self.prepared, &mut before.prepared);
     }
@@ -313,12 +314,12 @@ impl Decoder {
         self.statements.pop_front()
     }
 
-    /// The table that the decoder needs an answer about.
+    /// The table whose definition the decoder asks for.
     pub fn table_request(&self) -> Option<&TableRequest> {
         self.tables.request.as_ref()
     }
 
-    /// Answers how to read the requested table.
+    /// Tells the decoder how to read the requested table.
     pub fn answer_table(&mut self, answer: Answer) {
         self.tables.answer = Some(answer);
     }
@@ -345,7 +346,7 @@ impl Decoder {
         self.offset
     }
 
-    /// Whether it is known that no transaction is open at `position`.
+    /// Whether `position` is known to be outside of any transaction.
     pub fn is_aligned(&self) -> bool {
         !self.orphan
     }
@@ -356,7 +357,7 @@ impl Decoder {
         Some(self.replayed_start().unwrap_or(open.view.start))
     }
 
-    /// All transactions seen, including those of earlier files if the log lists them.
+    /// GTIDs of all transactions read. They include the transactions of earlier files if the log lists them.
     pub fn gtid_set(&self) -> &GtidSet {
         &self.seen
     }
@@ -376,12 +377,12 @@ impl Decoder {
         self.stopped || self.next_file.is_some()
     }
 
-    /// Commit time of the last complete transaction in range in microseconds since 1970; 0 before the first.
+    /// Commit time of the last complete transaction in the range, in microseconds since 1970; 0 before the first.
     pub fn commit_us(&self) -> i64 {
         self.commit_us
     }
 
-    /// What the decoder has processed so far.
+    /// Totals over the events that the decoder has processed.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -408,7 +409,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Answers whether the last statement returned goes into the messages. Without an answer it does.
+    /// Tells the decoder whether the last returned statement becomes a message. Without an answer, it does.
     pub fn answer_statement(&mut self, wanted: bool) {
         self.statement_wanted = self.statement_wanted.map(|_| wanted);
     }

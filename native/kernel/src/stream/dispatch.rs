@@ -1,4 +1,4 @@
-//! The effect of each event on the stream.
+//! Applies each event to the state of the stream.
 
 use super::decoder::{Decoder, Emitter, Flow};
 use super::statement::Statement;
@@ -16,7 +16,7 @@ use crate::event::session::Session;
 use crate::event::{incident, mariadb_gtid, previous_gtids, tagged_gtid, EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::Span;
 
-/// Returns the fields of an event that emitters use.
+/// Returns the event's fields that emitters use.
 pub(super) fn event_view(header: &Header, span: Span) -> EventView {
     EventView {
         offset: span.start,
@@ -177,7 +177,7 @@ impl Decoder {
                 Ok(Flow::Next)
             }
             (_, Some(Verb::Definition)) => {
-                // A statement that spans the start of the range is not in the schema history for that start, so
+                // The schema history for the start of the range does not contain a statement that spans the start, so
                 // return it.
                 let query = QueryBody::read(body)?;
                 if let Some(statement) = self.build_statement(header, &query, query.text, false, span) {
@@ -285,7 +285,7 @@ impl Decoder {
     /// Writes the message of a statement, if messages are emitted.
     fn write_statement_message(&mut self, statement: &Statement, kind: StatementKind) -> Result<()> {
         let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) else { return Ok(()) };
-        // A statement that precedes rows emitted before a reconnect was emitted together with them.
+        // If rows after the statement were emitted before a reconnect, the statement was emitted with them.
         if open.skipped || open.rows < open.resume_rows {
             return Ok(());
         }
@@ -349,7 +349,7 @@ impl Decoder {
         }
     }
 
-    /// Returns the GTID of the open transaction; may be empty.
+    /// Returns the GTID of the open transaction; empty if it has none.
     fn open_gtid(&self) -> String {
         let mut gtid = String::new();
         if let Some(open) = &self.open {

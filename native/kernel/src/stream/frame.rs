@@ -99,7 +99,7 @@ impl Decoder {
     }
 
     /// Whether the event directly after a file's format description marks the following events as copied from another
-    /// file. Segments of a log begin like that: their events keep the positions of the source file.
+    /// file. The segments of a log begin like this, because their events keep the positions of the source file.
     fn begins_copied_events(&self, header: &Header, kind: Option<EventKind>) -> bool {
         let artificial_rotate = kind == Some(EventKind::Rotate) && header.flags & FLAG_ARTIFICIAL != 0;
         artificial_rotate && !self.relay && !self.options.live && self.offset == self.format_end
@@ -115,13 +115,13 @@ impl Decoder {
         self.boundary.1 = offset;
     }
 
-    /// Fails if the next range of the file begins inside this event.
+    /// Fails if the file's next range begins inside this event.
     #[inline]
     pub(super) fn prove_joint(&self, span: Span) -> Result<()> {
         let Some(joint) = self.options.joint.filter(|joint| span.start < *joint && *joint < span.end) else {
             return Ok(());
         };
-        // The events of a prepared transaction are elsewhere, often in another file.
+        // The events of a prepared transaction are outside the range, often in another file.
         if self.is_replaying() {
             return Ok(());
         }

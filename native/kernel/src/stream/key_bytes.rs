@@ -1,13 +1,13 @@
-//! The bytes that are in every row image with a value of a key column.
+//! Derives bytes that occur in every row image with a given key value.
 
 use crate::charset::Charset;
 use crate::column::Kind;
 
-/// The text is not a value of the column.
+/// The error for a text that is not a value of the column.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoValue;
 
-/// Returns bytes that are in each image whose column has the value; None if no such bytes exist.
+/// Returns bytes that occur in every image whose column has the value; None if no such bytes exist.
 pub(super) fn key_bytes(kind: &Kind, text: &str, mariadb: bool) -> Result<Option<Vec<u8>>, NoValue> {
     match kind {
         Kind::Integer { bytes, unsigned } => integer_bytes(text, *bytes, *unsigned).map(Some),

@@ -15,8 +15,8 @@ pub(super) struct Keys<'a> {
     pub wanted: Option<&'a [String]>,
 }
 
-/// Builds the table for dialects. A declared type text replaces the log's own if the column has the same name and its
-/// type fits.
+/// Builds the table for dialects. A declared type replaces the type in the log if the column has the same name and the
+/// types fit.
 pub(super) fn table_view(
     table: &TableRef,
     map: &TableMap,

@@ -1,10 +1,10 @@
 //! Decodes the events of a byte range into batches.
 //!
-//! The decoder is a state machine that never calls back: `feed` consumes complete events from the start of a buffer
-//! and stops early when the decoder needs the caller, as [`Decoder::state`] says. A transaction belongs to the range
-//! of its first event, so a file can be split at any byte into ranges that are read in parallel and then joined. The
-//! first byte fed must be the start of an event: bytes inside an event are never mistaken for an event
-//! (`event::headers`).
+//! The decoder is a state machine that never calls back: `feed` consumes complete events from the start of a buffer and
+//! stops early when the decoder needs something from the caller, as [`Decoder::state`] reports. A transaction belongs
+//! to the range of its first event, so a file can be split at any byte into ranges that are read in parallel and then
+//! joined. The first byte fed must be the start of an event: the decoder never searches for event headers inside an
+//! event's bytes (`event::headers`).
 
 mod decoder;
 mod dispatch;

@@ -1,6 +1,6 @@
-//! Moves the events of a log to an offset of another log, which joins the transactions of several servers.
+//! Moves the events of a log to an offset of a joined log, which contains the transactions of several servers.
 //!
-//! Only positions and checksums change. Events that would be ambiguous in a joined log are refused: see
+//! Only positions and checksums change. Events that would be ambiguous in a joined log are refused by
 //! `EventMover::refuse`.
 
 use std::collections::HashSet;
@@ -27,7 +27,7 @@ const CREATED_OFFSET: usize = EVENT_HEADER_BYTES + 2 + 50;
 pub struct EventMover {
     format: Format,
     head: Vec<u8>,
-    /// Table maps, without their table id, that name every column.
+    /// Table maps (without their table id) that are known to name every column.
     described: HashSet<Box<[u8]>>,
 }
 
@@ -68,7 +68,7 @@ impl EventMover {
         Ok(EventMover { format, head, described: HashSet::new() })
     }
 
-    /// The first bytes of a file with these events: the magic and the format description.
+    /// The first bytes of the new file: the magic and the format description.
     pub fn head(&self) -> &[u8] {
         &self.head
     }
@@ -78,8 +78,8 @@ impl EventMover {
         self.format.mariadb
     }
 
-    /// Appends the complete events at the start of `input` to `out`, the first one for `offset` of a file. Returns how
-    /// many bytes that were.
+    /// Appends the complete events at the start of `input` to `out`, moved to `offset` of the joined log's file.
+    /// Returns how many bytes that were.
     pub fn move_events(&mut self, input: &[u8], offset: u64, out: &mut Vec<u8>) -> Result<usize> {
         let mut consumed = 0;
         while let Some(size) = event_size(input.get(consumed..).unwrap_or_default())? {
@@ -100,7 +100,7 @@ impl EventMover {
     /// Fails for events that a joined log cannot hold.
     ///
     /// Two servers may prepare XA transactions with the same id, and readers look up the rows of a commit by its id.
-    /// Two servers may have different tables with the same name, so a table map must name its columns itself.
+    /// Two servers may have different tables with the same name, so a table map must name its columns.
     fn refuse(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8]) -> Result<()> {
         use EventKind::*;
         let Some(kind) = kind else {

@@ -12,13 +12,13 @@ pub(super) struct Open {
     pub begun: bool,
     /// Whether the transaction is outside the range, so that its rows are skipped.
     pub skipped: bool,
-    /// How many changes to drop because they were emitted before a reconnect. Counts events if events are emitted.
+    /// Number of changes to drop because they were emitted before a reconnect; of events, if events are emitted.
     pub resume_rows: u32,
-    /// Number of events so far, if events are emitted.
+    /// Number of events read so far, if events are emitted.
     pub events: u32,
-    /// Number of changes so far, including tables that are not read.
+    /// Number of changes read so far, including those of tables that are not selected.
     pub rows: u32,
-    /// Number of changes so far that went into batches.
+    /// Number of changes added to batches so far.
     pub selected: u32,
     /// Number of changes that were returned in a batch.
     pub handed_out: u32,

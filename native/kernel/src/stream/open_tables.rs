@@ -10,21 +10,21 @@ use crate::event::image_lengths::ImageLengths;
 use crate::event::table_map::TableMap;
 use crate::limits::TABLES_OPEN_MAX;
 
-/// Above this count table ids are dropped. The server announces a table again before its next rows.
+/// Above this number of table ids, all are dropped. The server announces a table again before its next rows.
 const TABLES_KEPT_MAX: usize = 4096;
 const _: () = assert!(TABLES_KEPT_MAX < TABLES_OPEN_MAX);
 
 /// Number of table ids that are compared one by one before a hash lookup.
 const TABLES_RECENT_MAX: usize = 8;
 
-/// Asks how to read a table that has not occurred before.
+/// A question to the caller: how to read a table that is new to the decoder.
 #[derive(Debug, Clone)]
 pub struct TableRequest {
     /// The database.
     pub database: Arc<str>,
     /// The table.
     pub table: Arc<str>,
-    /// The number of columns in its rows.
+    /// The number of columns in the table's rows.
     pub column_count: usize,
     /// The columns, if the log alone describes all of them.
     pub columns: Option<Vec<DeclaredColumn>>,
@@ -52,15 +52,15 @@ pub enum Answer {
         /// Whether the log names the columns. Then `columns` only supplies types that are logged as plain strings
         /// (MariaDB's UUID, INET4, INET6 and VECTOR), for columns of the same name.
         from_log: bool,
-        /// Increases with every change of the definition.
+        /// A number that increases with every change of the definition.
         schema_version: i32,
         /// The columns to decode, including system columns; None means all.
         wanted: Option<Vec<String>>,
         /// The columns of the batch, if they are fixed in advance.
         declared: Option<Vec<DeclaredColumn>>,
-        /// Names of the primary key's columns if they are not logged; for messages.
+        /// Names of the primary key's columns, for messages, if the log does not have them.
         primary_key: Vec<String>,
-        /// Names of the columns that determine the shard of a row; None means the primary key. For messages.
+        /// Names of the columns that determine a row's shard, for messages; None means the primary key.
         shard_columns: Option<Vec<String>>,
     },
 }
@@ -83,7 +83,7 @@ pub(super) struct OpenTable {
     pub(super) usage: Usage,
 }
 
-/// The tables of a decoder; see the description of the module.
+/// The tables of a decoder, as the module's description explains.
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) open: HashMap<u64, Arc<OpenTable>>,
@@ -146,7 +146,7 @@ impl Tables {
         self.open.insert(id, table);
     }
 
-    /// Limits memory in long streams, where the server opens tables again and again.
+    /// Limits memory in long streams, in which the server reopens tables many times.
     pub fn trim(&mut self) {
         if self.open.len() > TABLES_KEPT_MAX {
             self.open.clear();

@@ -27,7 +27,7 @@ pub enum Emit {
 pub struct Options {
     /// The name of the captured cluster, for `_metadata.instance`.
     pub instance: Arc<str>,
-    /// The epoch, which goes into the commit version.
+    /// The epoch, which becomes a part of the commit version.
     pub epoch: u32,
     /// The file of the first byte.
     pub file: Arc<str>,
@@ -44,15 +44,15 @@ pub struct Options {
     pub start: Option<(u32, u64)>,
     /// End the range before the first transaction that starts at or after this file number and offset.
     pub stop: Option<(u32, u64)>,
-    /// Where the next range of the file begins: an event must start there.
+    /// Where the next range of the file begins, which must be the start of an event.
     pub joint: Option<u64>,
     /// Skip all transactions, incidents and unknown events, and only record prepared transactions.
     pub passing: bool,
     /// Transactions that precede the first byte in the log. `gtid_after` and `gtid_until` need them.
     pub gtid_before: GtidSet,
-    /// Skip the transactions that this set contains at their place in the log.
+    /// Skip the transactions that this set contains, given their place in the log.
     pub gtid_after: Option<GtidSet>,
-    /// Skip the transactions in this set, wherever they are: an earlier part of the log has them.
+    /// Skip the transactions in this set wherever they occur, because an earlier part of the log contains them.
     pub gtid_repeated: Option<GtidSet>,
     /// Skip transactions outside this set, and end the range when the whole set was seen.
     pub gtid_until: Option<GtidSet>,
@@ -78,16 +78,16 @@ pub struct Options {
     pub prepared_bytes_max: usize,
     /// Whether to verify checksums, if the log has them.
     pub verify_checksum: bool,
-    /// The part of the first transaction in range that was emitted before a reconnect, to be dropped.
+    /// The part of the range's first transaction to drop, because it was emitted before a reconnect.
     pub resume: Option<Resume>,
 }
 
 /// The part of a transaction that was emitted before the connection was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
-    /// File number and offset of the transaction; None means the first transaction in range, without a check.
+    /// File number and offset of the transaction; None means the first transaction in the range, whichever it is.
     pub start: Option<(u32, u64)>,
-    /// Number of changes since the start of the transaction, including tables that are not read.
+    /// Number of changes since the start of the transaction, including those of tables that are not selected.
     pub rows: u32,
 }
 

@@ -1,6 +1,6 @@
 //! Compressed transactions, decoded while they are decompressed.
 //!
-//! A payload event may be a gigabyte long and decompress to a multiple of that, so neither is ever held as a whole:
+//! A payload event may be a gigabyte long and decompress to a multiple of that, so memory never holds a whole payload:
 //! bytes are decompressed and dropped as they arrive. The last event, which commits, is processed only after the
 //! checksum of the whole payload event was verified.
 
@@ -12,12 +12,12 @@ use crate::frame::events::{mismatch, Span};
 use crate::frame::unpack::{decompression_error, unpack, CHUNK_BYTES};
 use crate::limits::CHECKSUM_BYTES;
 
-/// Where the compressed bytes come from.
+/// The source of the compressed bytes.
 pub(super) enum Packed {
     /// All bytes were available, and the checksum was correct.
     Whole { bytes: Vec<u8>, at: usize },
-    /// The bytes arrive with the input. `payload` and `trailing` count the bytes still to come, of the payload and
-    /// after it.
+    /// The bytes arrive with the input. `payload` and `trailing` count the bytes that have not arrived: in the payload,
+    /// and after it.
     Streaming { payload: u64, trailing: u64, checksum: Option<crc32fast::Hasher> },
 }
 

@@ -17,13 +17,13 @@ use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
 /// Payload events of at least this length are streamed; shorter events are buffered until complete.
 const PIECEWISE_BYTES_MIN: usize = 256 << 10;
 
-/// Limit for the event that begins an XA transaction: its text and its variables have limited lengths.
+/// Maximum size of the event that begins an XA transaction, since its text and its variables have limited lengths.
 const FIRST_EVENT_BYTES_MAX: usize = 64 << 10;
 
 /// There are at most four fields before the payload, of at most 19 bytes each.
 const FIELDS_BYTES_MAX: usize = 128;
 
-/// Returns the id of the XA transaction in a payload, if its first event begins one.
+/// Returns the id of the XA transaction in a payload, if the payload's first event begins an XA transaction.
 pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
     let head = TransactionPayload::read(body)?;
     let mut zstd = match head.compression {
@@ -44,7 +44,7 @@ pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
 }
 
 /// Calls `visit` with the header and the body of each event in a payload. Raises `EventMalformed` if the payload ends
-/// inside an event, and the errors of `visit`.
+/// inside an event, and returns any error of `visit`.
 pub(super) fn visit_payload(body: &[u8], mut visit: impl FnMut(&Header, &[u8]) -> Result<()>) -> Result<()> {
     let head = TransactionPayload::read(body)?;
     let mut zstd = match head.compression {
@@ -75,7 +75,7 @@ pub(super) fn visit_payload(body: &[u8], mut visit: impl FnMut(&Header, &[u8]) -
 impl Decoder {
     pub(super) fn open_payload(&mut self, body: &[u8], span: Span) -> Result<Flow> {
         if self.open.as_ref().is_none_or(|open| open.skipped) {
-            // The rows are not needed, and the payload includes the commit of its transaction.
+            // Skip the payload: its rows are not needed, and it includes the commit of its transaction.
             if self.open.is_some() {
                 self.note_skipped_payload(body, span);
                 self.end(span)?;

@@ -12,10 +12,10 @@ use crate::event::Header;
 use crate::frame::events::Span;
 use crate::limits::{EVENT_HEADER_BYTES, PREPARED_TRANSACTIONS_MAX};
 
-/// Size of the span stored before each held event: the offsets of its first byte and of the byte after it.
+/// Size of the span that is stored before each held event: the offsets of its first byte and of the byte after it.
 pub(super) const SPAN_BYTES: usize = 16;
 
-/// Where the events of a prepared transaction are.
+/// The location of a prepared transaction's events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedLocation {
     /// The file.
@@ -38,14 +38,14 @@ pub(super) struct Transaction {
     pub events: Option<Arc<[u8]>>,
 }
 
-/// Prepared transactions by id. Transactions that are missing here are searched in the log.
+/// Prepared transactions by id. Missing transactions are searched for in the log.
 #[derive(Debug)]
 pub(super) struct Prepared {
     transactions: HashMap<XaId, Transaction>,
     bytes: usize,
     bytes_max: usize,
-    /// Ids whose outcome was read before any prepare. Transactions prepared earlier under these ids can no longer
-    /// commit.
+    /// Ids whose outcome was read without a preceding prepare. Transactions prepared earlier under these ids can no
+    /// longer commit.
     ended: HashSet<XaId>,
 }
 
@@ -62,7 +62,8 @@ impl Prepared {
         self.transactions.iter().map(|(id, transaction)| (id.to_string(), &transaction.location))
     }
 
-    /// Adds a transaction. Replaces an earlier transaction of the same id, which a crashed server may have lost.
+    /// Adds a transaction. Replaces an earlier transaction with the same id, whose outcome a crashed server may not
+    /// have logged.
     pub fn insert(&mut self, id: XaId, transaction: Transaction) {
         self.remove(&id);
         if self.transactions.len() >= PREPARED_TRANSACTIONS_MAX {
@@ -75,7 +76,7 @@ impl Prepared {
         }
     }
 
-    /// Removes the transaction of this id. Returns whether there was one.
+    /// Removes the transaction with this id. Returns whether it was recorded.
     pub fn remove(&mut self, id: &XaId) -> bool {
         let Some(transaction) = self.transactions.remove(id) else { return false };
         self.bytes -= transaction.events.map_or(0, |events| events.len());
@@ -95,7 +96,7 @@ impl Prepared {
         self.ended.len() >= PREPARED_TRANSACTIONS_MAX || self.ended.contains(id)
     }
 
-    /// Frees half of the limit, so that the search for the oldest transactions is rare.
+    /// Drops the events of the oldest transactions until half of the limit is free, so that this search is rare.
     fn drop_oldest_events(&mut self) {
         let mut kept: Vec<&mut Transaction> =
             self.transactions.values_mut().filter(|transaction| transaction.events.is_some()).collect();
@@ -119,7 +120,8 @@ pub(super) struct HeldEvents {
 }
 
 impl HeldEvents {
-    /// Holds events of up to `bytes_max` bytes in all. Events of a larger transaction are read again when it commits.
+    /// Holds events with a total size of up to `bytes_max`. Events of a larger transaction are read again when it
+    /// commits.
     pub fn new(id: XaId, bytes_max: usize) -> HeldEvents {
         HeldEvents { id, events: Vec::new(), bytes_max, overflowed: false }
     }

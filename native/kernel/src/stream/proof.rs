@@ -20,7 +20,7 @@ impl TableRequest {
     /// That is the number of columns, their types, lengths and nullability; and, as far as the server logs them, signs,
     /// character sets, names, members, the primary key and visibility. The key is not checked if the definition has
     /// none, because a schema given by the caller may omit it. The visibility of a column is not checked if `visible`
-    /// is unknown. Visibility does not affect values, but it shows that the definition is a different one.
+    /// is unknown. Visibility does not affect values, but a mismatch shows that the definition is wrong.
     ///
     /// Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be parsed.
     pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String], visible: &[Option<bool>]) -> Result<()> {
@@ -69,7 +69,7 @@ impl TableRequest {
     }
 }
 
-/// Checks what only FULL metadata logs about a column: members, and the kind of geometry.
+/// Checks the properties of a column that only FULL metadata logs: members, and the kind of geometry.
 fn prove_complete(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) -> Result<()> {
     let kind = declared.kind(mariadb)?;
     let differs = match (&kind, &logged.hints.values, logged.geometry) {
@@ -88,7 +88,7 @@ fn prove_complete(declared: &DeclaredColumn, logged: &LogColumn, mariadb: bool) 
     Ok(())
 }
 
-/// Returns the columns of rows: from the log, or as declared after checking them against the table map.
+/// Returns the columns of rows: those of the log, or the declared columns after checking them against the table map.
 pub(super) fn source_columns(
     map: &TableMap,
     declared: Option<&[DeclaredColumn]>,
@@ -118,7 +118,8 @@ pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariad
     let kind = declared.kind(mariadb)?;
     let fitting = kind.fit(logged.wire)?;
     prove_length(declared, &kind, &fitting)?;
-    // The reverse proves nothing: a schema given by the caller may omit NOT NULL, and TIMESTAMP implies it.
+    // The reverse is not a contradiction: a schema given by the caller may omit NOT NULL, and TIMESTAMP implies NOT
+    // NULL.
     if logged.nullable && !declared.nullable {
         return Err(mismatch(format!(
             "declared as {} NOT NULL, but the log tells that it may be null",
@@ -128,8 +129,8 @@ pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariad
     prove_described(fitting, logged)
 }
 
-/// Fails if the logged length differs from the declared length, because columns were swapped or the character set
-/// differs.
+/// Fails if the logged length differs from the declared length, which means that columns were swapped or that the
+/// character set differs.
 fn prove_length(declared: &DeclaredColumn, kind: &Kind, fitting: &Kind) -> Result<()> {
     let (Some((declared_form, charset)), Some((logged_form, _))) = (form_of(kind), form_of(fitting)) else {
         return Ok(());

@@ -12,11 +12,12 @@ use crate::frame::events::Span;
 /// How an XA transaction ends.
 #[derive(Debug, Clone)]
 pub(super) enum Ending {
-    /// It commits in its own event group (ONE PHASE, or a log without prepared transactions).
+    /// The transaction commits in its own event group (ONE PHASE, or a log without prepared transactions).
     CommitAtOnce,
-    /// It was prepared earlier, and this statement commits it.
+    /// The transaction was prepared earlier, and this statement commits it.
     CommitPrepared(Box<str>),
-    /// It is rolled back in its own event group, which is logged only because it changed non-transactional tables.
+    /// The transaction is rolled back in its own event group, which is logged only because it changed non-transactional
+    /// tables.
     RollBack,
 }
 
@@ -68,9 +69,10 @@ pub(super) struct Replay {
 pub struct PreparedRequest {
     /// The id in the syntax of XA statements.
     pub id: String,
-    /// File and offset of the event group that commits the transaction, which was prepared before it.
+    /// File and offset of the event group that commits the transaction; the transaction was prepared before that
+    /// position.
     pub commit: (Arc<str>, u64),
-    /// Where the events are, if that is known.
+    /// The location of the events, if it is known.
     pub location: Option<PreparedLocation>,
 }
 

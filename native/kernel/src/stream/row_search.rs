@@ -1,6 +1,6 @@
-//! Locates the transactions that may have changes of one row, without decoding values.
+//! Locates the transactions that may change a given row, without decoding values.
 //!
-//! Every event is verified. Rows events of the table are searched for the bytes of the key. Everything that the bytes
+//! Every event is verified. Rows events of the table are searched for the bytes of the key. Every event that the bytes
 //! cannot rule out is a candidate: statements, XA transactions, keys of other types, and everything after an event that
 //! cannot be read. For an event that is too long to be buffered, only the table is checked. The decoder then reads the
 //! candidates, and reports their errors.
@@ -25,7 +25,8 @@ use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES, SEARCHED_EVENT_BYTES_MAX};
 /// The start of an event with its header and the id of its table.
 const EVENT_START_BYTES: usize = EVENT_HEADER_BYTES + 6;
 
-/// Above this count, the ids of the table are dropped. The server announces the table again before its next rows.
+/// Above this number of ids, the ids of the table are dropped. The server announces the table again before its next
+/// rows.
 const TABLE_IDS_MAX: usize = 64;
 
 /// A row: its table, and the text of each value of its key.
@@ -35,18 +36,18 @@ pub struct SearchedRow {
     pub database: String,
     /// The table.
     pub table: String,
-    /// The columns of the values; empty for those of the primary key.
+    /// The columns of the values; empty for the primary key.
     pub columns: Vec<String>,
     /// The values; empty if every change of the table is a candidate.
     pub values: Vec<String>,
-    /// The columns of the table and the names of its primary key, for a log that does not name columns.
+    /// The columns of the table and the names of its key columns, for a log that does not name columns.
     pub declared: Option<(Vec<DeclaredColumn>, Vec<String>)>,
 }
 
 /// The bytes to search for in the images of a table; None if every change is a candidate.
 type Needles = Option<Vec<Finder<'static>>>;
 
-/// A search through a range of a log that starts at a transaction boundary; see the description of the module.
+/// A search through a range of a log that starts at a transaction boundary, as the module's description explains.
 pub struct RowSearch {
     row: SearchedRow,
     format: Format,
@@ -54,7 +55,7 @@ pub struct RowSearch {
     gap_bytes: u64,
     offset: u64,
     partial_event: Vec<u8>,
-    /// The remaining bytes to skip of an event that is too long.
+    /// Number of bytes left to skip of an event that is too long.
     left_bytes: usize,
     transaction_start: u64,
     /// The start of the ignorable events that directly precede this offset. They describe the next transaction.
@@ -94,7 +95,7 @@ impl RowSearch {
         })
     }
 
-    /// Processes the next bytes, cut anywhere.
+    /// Processes the next bytes, which may be split anywhere.
     pub fn feed(&mut self, bytes: &[u8]) {
         if !self.is_unreadable && self.feed_events(bytes).is_err() {
             self.is_unreadable = true;
@@ -217,7 +218,7 @@ impl RowSearch {
             Xid | RowsQuery | AnnotateRows | IntVar | Rand | UserVar | TidbPayload | TidbCommit => {}
             Rotate | Stop | PreviousGtids | MariadbGtidList | BinlogCheckpoint => {}
             TransactionContext | ViewChange | Heartbeat | HeartbeatV2 => {}
-            // These include MariaDB's QueryCompressed, whose text is not read.
+            // The remaining types include MariaDB's QueryCompressed, whose text is not read.
             _ => self.note_statement(),
         }
         Ok(())
@@ -297,7 +298,7 @@ impl RowSearch {
         let mut needles = Vec::new();
         for (name, text) in key.iter().zip(&self.row.values) {
             let column = sources.iter().find(|column| *column.name == **name)?;
-            // A text that is not a value of the column is left to the reader, which refuses it.
+            // If a text is not a value of the column, search nothing and let the reader refuse it.
             if let Some(bytes) = key_bytes(&column.kind, text, self.format.mariadb).ok()? {
                 needles.push(Finder::new(&bytes).into_owned());
             }

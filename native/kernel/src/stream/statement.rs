@@ -1,4 +1,4 @@
-//! Statements that the caller needs for the schema history or shows to the user.
+//! Statements, which the caller adds to the schema history or shows to the user.
 
 use std::sync::Arc;
 
@@ -27,12 +27,13 @@ pub struct Statement {
     pub transaction_end: Option<u64>,
     /// Start time of the statement, in microseconds since 1970.
     pub timestamp_us: i64,
-    /// Commit time of its transaction, in microseconds since 1970; the start of the statement if the log has none.
+    /// Commit time of its transaction, in microseconds since 1970; the statement's start time if the log has no commit
+    /// time.
     pub commit_us: i64,
     /// The server that ran it.
     pub server_id: u32,
-    /// The GTID of its transaction; may be empty.
+    /// The GTID of its transaction; empty if it has none.
     pub gtid: String,
-    /// The commit timestamp of a statement in a TiDB cluster.
+    /// The commit timestamp, for a statement of a TiDB cluster.
     pub commit_ts: Option<i64>,
 }

@@ -22,7 +22,7 @@ use crate::frame::events::Span;
 use crate::limits::TABLES_OPEN_MAX;
 
 impl Decoder {
-    // Two of three events end up here or in `rows`. Without inlining, decoding small rows costs a tenth more.
+    // Two of three events reach this function or `rows`. Without inlining, decoding small rows costs a tenth more.
     #[inline(always)]
     pub(super) fn table_map(&mut self, header: &Header, body: &[u8], span: Span) -> Result<Flow> {
         let Some(format) = &self.format else { return Err(malformed("a table map before the format description")) };
@@ -33,7 +33,7 @@ impl Decoder {
         } else {
             let definition = body.get(id_bytes..).unwrap_or_default();
             let table = match self.tables.known.get(definition) {
-                // The same definition with a new id: the server closed and reopened the table.
+                // The definition is the same but the id is new, because the server closed and reopened the table.
                 Some(table) => table.clone(),
                 None => {
                     let map = TableMap::read(body, format)?;
@@ -63,7 +63,7 @@ impl Decoder {
         if let (Emitter::Messages(batch), Some(Usage::Skip)) =
             (&mut self.emitter, self.tables.get(id).map(|t| &t.usage))
         {
-            // The statement changes a table that is not selected, and its text may reveal those rows.
+            // The statement changes a table that is not selected, so its text may reveal rows of that table.
             batch.forget_rows_query();
         }
         Ok(Flow::Next)
@@ -241,7 +241,7 @@ fn lengths_to_skip(map: &TableMap, usage: &Usage) -> Result<Option<ImageLengths>
     }
 }
 
-/// Returns the definition that envelope rows carry, as JSON.
+/// Returns the definition for envelope rows, as JSON.
 fn definition_text(table: &TableRef, map: &TableMap, columns: &[SourceColumn], mariadb: bool) -> String {
     let mut out = String::new();
     out.push_str("{\"database\":");

@@ -15,8 +15,8 @@ use crate::gtid::GtidSet;
 use crate::limits::SAVEPOINTS_MAX;
 
 impl Decoder {
-    /// Notes how many changes precede a savepoint. Savepoints above the limit are not noted: a ROLLBACK TO one of
-    /// them counts as undoing all changes.
+    /// Records how many changes precede a savepoint. Savepoints above the limit are not recorded, and a ROLLBACK TO
+    /// such a savepoint counts as undoing all changes.
     pub(super) fn note_savepoint(&mut self, text: &[u8]) {
         let Some(open) = &mut self.open else { return };
         let name = savepoint_name(text).to_ascii_lowercase();
@@ -83,8 +83,7 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Returns how many changes to drop from the transaction at `span`, if it is the one that was partly emitted
-    /// before.
+    /// Returns how many changes to drop from the transaction at `span`, if that transaction was partly emitted before.
     fn take_resume_rows(&mut self, span: Span) -> u32 {
         let position = (self.file_number, span.start);
         self.resume
@@ -93,8 +92,8 @@ impl Decoder {
             .map_or(0, |resume| resume.rows)
     }
 
-    /// Fails if a transaction or file begins after the one that was partly emitted, which means that the latter is
-    /// gone: the server crashed inside it and removed it from the log, so its rows never committed.
+    /// Fails if a transaction or file begins after the partly emitted transaction. In that case the server crashed
+    /// inside that transaction and removed it from the log, so its rows never committed.
     pub(super) fn prove_resume(&self, span: Span) -> Result<()> {
         let Some(Resume { start: Some(start), rows }) = self.resume else { return Ok(()) };
         if (self.file_number, span.start) <= start || matches!(self.emitter, Emitter::Events(_)) {
@@ -106,11 +105,12 @@ impl Decoder {
             .hint("the server lost it in a crash; compare the tables it changed with the source"))
     }
 
-    /// The transaction after `position` that was partly emitted, by this decoder or before it.
+    /// The partly emitted transaction after `position`, whether this decoder or an earlier one emitted it.
     pub fn handed_out(&self) -> Option<Resume> {
         match &self.open {
             Some(open) if !open.skipped => {
-                // Events are emitted as they are read, at the latest when the input ends.
+                // Events count as emitted once they are read, because they are returned at the latest when the input
+                // ends.
                 let events = matches!(self.emitter, Emitter::Events(_));
                 let rows = if events { open.events.max(open.resume_rows) } else { open.handed_out };
                 (rows > 0).then_some(Resume { start: Some((self.range_file_number(), open.view.start)), rows })
@@ -168,7 +168,7 @@ impl Decoder {
         commit_version(self.options.epoch, self.file_number, start)
     }
 
-    /// Closes the transaction: its rows are complete.
+    /// Closes the transaction, whose rows are complete.
     pub(super) fn end(&mut self, span: Span) -> Result<()> {
         let Some(open) = self.open.take() else {
             self.orphan = false;
@@ -234,7 +234,8 @@ impl Decoder {
         self.end(span)
     }
 
-    /// Drops the open transaction: a server that crashed inside it continues with a new file, and it never committed.
+    /// Drops the open transaction. The server crashed inside it and continues with a new file, so the transaction never
+    /// committed.
     pub(super) fn abandon_open(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if open.handed_out > 0 && !matches!(self.emitter, Emitter::Events(_)) {
@@ -245,8 +246,7 @@ impl Decoder {
     }
 }
 
-/// Up to this epoch, the epoch itself is encoded, in eight bits above the 23 bits of the file number. Later epochs
-/// encode a base.
+/// Epochs up to this number are encoded in eight bits above the 23 bits of the file number. Later epochs encode a base.
 const EPOCHS_ENCODED_MAX: u32 = 256;
 
 /// Returns the commit version of a transaction: 31 bits for the base of its epoch plus the file number, and 32 bits

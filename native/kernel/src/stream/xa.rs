@@ -30,7 +30,7 @@ fn is_log_event(kind: EventKind) -> bool {
 }
 
 impl Decoder {
-    /// Holds the events of the open transaction, an XA transaction, until its outcome is known.
+    /// Holds the events of the open XA transaction until its outcome is known.
     pub(super) fn hold_events(&mut self, id: XaId) {
         if let Some(open) = self.open.as_mut().filter(|open| open.held_events.is_none()) {
             let bytes_max = if open.skipped { 0 } else { self.options.prepared_bytes_max / 2 };
@@ -50,8 +50,8 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Ends an XA transaction whose events were not held, because events are only listed. Otherwise its begin is
-    /// missing.
+    /// Ends an XA transaction whose events were not held because events are only listed. In any other mode, unheld
+    /// events mean that the transaction's begin is missing, which is an error.
     pub(super) fn end_prepared(&mut self, span: Span) -> Result<Flow> {
         if self.decodes_rows() && self.open.is_some() {
             return Err(malformed("an XA transaction is prepared that was not begun"));
@@ -132,7 +132,7 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Ends the open transaction without emitting any of its rows here.
+    /// Ends the open transaction without emitting its rows.
     pub(super) fn end_without_rows(&mut self, span: Span) {
         if let Some(open) = self.open.take() {
             self.seen.add(&open.view.gtid);
@@ -169,7 +169,7 @@ impl Decoder {
         }
     }
 
-    /// Processes XA COMMIT: decodes the rows of the prepared transaction as rows of the open one.
+    /// Processes XA COMMIT: decodes the rows of the prepared transaction as rows of the open transaction.
     pub(super) fn commit_prepared(&mut self, text: &[u8], span: Span) -> Result<Flow> {
         let id = XaId::of_statement(text)?;
         let skipped = self.open.as_ref().is_some_and(|open| open.skipped);
@@ -281,9 +281,9 @@ impl Decoder {
         Some(PreparedRequest { id: replay.id.to_string(), commit, location })
     }
 
-    /// Locates the bytes of the prepared transaction for `feed_prepared`. `head` is the magic and format description
-    /// of the file, which a live server sends itself. A second call restarts the bytes, and rows decoded so far are
-    /// dropped from them.
+    /// Locates the bytes of the prepared transaction for `feed_prepared`. `head` is the magic and format description of
+    /// the file, which a live server sends itself. A second call starts again at the first byte, and rows that were
+    /// already decoded are dropped.
     pub fn answer_prepared(&mut self, file: &str, start: u64, end: u64, head: Option<&[u8]>) -> Result<()> {
         if !self.replay.as_ref().is_some_and(|replay| replay.needs_bytes()) {
             return Err(Error::new(ErrorKind::OptionInvalid, "no prepared transaction is asked for"));
@@ -307,7 +307,7 @@ impl Decoder {
         }
     }
 
-    /// Whether `feed_prepared` needs bytes, or an answer about them.
+    /// Whether the decoder waits for `feed_prepared`, or for an answer about the bytes fed to it.
     pub fn reads_prepared(&self) -> bool {
         let replay = self.replay.as_ref();
         replay.is_some_and(|replay| matches!(replay.origin, Origin::Read { .. }) && !replay.ended)
@@ -319,7 +319,7 @@ impl Decoder {
         Ok(self.prepared.get(&id).map(|transaction| &transaction.location))
     }
 
-    /// Whether the outcome was read of a transaction of this id that was prepared earlier.
+    /// Whether the outcome of an earlier prepared transaction with this id was read.
     pub fn has_outcome(&self, id: &str) -> Result<bool> {
         Ok(self.prepared.has_outcome(&XaId::of_text(id)?))
     }

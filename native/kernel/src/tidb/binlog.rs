@@ -1,4 +1,4 @@
-//! The message `Binlog`: what TiDB's pump client sends at each step of a transaction.
+//! The message `Binlog`, which TiDB's pump client sends at each step of a transaction.
 //!
 //! A transaction is a Prewrite, which has the rows or the statement, and a Commit or a Rollback, which refers to it by
 //! the start timestamp. A Pump sends the Commit with the Prewrite's content to Drainers.
@@ -16,7 +16,7 @@ pub enum BinlogKind {
     Prewrite = 0,
     /// The transaction committed.
     Commit = 1,
-    /// The transaction was rolled back. Equal timestamps mean that nothing was written up to this timestamp.
+    /// The transaction was rolled back. Equal timestamps mean that no transaction wrote changes up to this timestamp.
     Rollback = 2,
     /// Unused by TiDB since 2.0.
     PreDdl = 3,
@@ -46,7 +46,7 @@ pub struct Binlog<'a> {
     pub start_ts: i64,
     /// The timestamp at which it committed; 0 for a Prewrite.
     pub commit_ts: i64,
-    /// The transaction's primary key in TiKV, by which its outcome can be looked up.
+    /// The transaction's primary key in TiKV, under which its outcome can be looked up.
     pub prewrite_key: &'a [u8],
     /// The rows: a `PrewriteValue`.
     pub prewrite_value: &'a [u8],
@@ -91,7 +91,7 @@ impl<'a> Binlog<'a> {
         Ok(binlog)
     }
 
-    /// Appends the payload as TiDB's client writes it: numbers always, bytes only if they are not empty.
+    /// Appends the payload as TiDB's client writes it: number fields always, byte fields only if they are not empty.
     pub fn write(&self, out: &mut Vec<u8>) {
         number(1, self.kind as u64, out);
         number(2, unsigned(self.start_ts), out);
@@ -138,8 +138,8 @@ pub fn write_request(request: &[u8]) -> Result<(u64, Range<usize>)> {
     Ok((cluster_id, payload))
 }
 
-/// Returns the Commit with the content of its Prewrite, as a Pump sends it. Raises `EventMalformed` if the payloads
-/// are not a Prewrite and a Commit of one transaction.
+/// Returns the Commit with the content of its Prewrite, as a Pump sends it. Raises `EventMalformed` if the payloads are
+/// not a Prewrite and a Commit of the same transaction.
 pub fn matched(prewrite: &[u8], commit: &[u8]) -> Result<Vec<u8>> {
     let (before, after) = (Binlog::read(prewrite)?, Binlog::read(commit)?);
     if before.kind != BinlogKind::Prewrite || after.kind != BinlogKind::Commit {

@@ -7,7 +7,7 @@ use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
 
-/// Iterates over one field of a message by positions, so that it does not borrow the message.
+/// Iterates over a field of a message. It stores positions, so that it does not borrow the message.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FieldCursor {
     at: usize,
@@ -70,11 +70,11 @@ pub fn table_id(message: &[u8]) -> Result<i64> {
     FieldCursor::default().next(message, mutation::TABLE_ID)?.map_or(Ok(0), Field::signed)
 }
 
-/// Iterates over the rows of one `TableMutation` in the order of their changes.
+/// Iterates over the rows of a `TableMutation` in the order of their changes.
 #[derive(Debug, Clone, Default)]
 pub struct RowCursor {
     sequence: FieldCursor,
-    /// The remaining part of a packed sequence: start and end in the message.
+    /// Start and end of a packed sequence's remaining part in the message.
     packed: (usize, usize),
     inserted: FieldCursor,
     updated: FieldCursor,
@@ -104,7 +104,7 @@ impl RowCursor {
         }
     }
 
-    /// The numbers of a sequence are in one field each, or packed.
+    /// Each number of a sequence is in a separate field, or all are packed.
     fn next_number(&mut self, message: &[u8]) -> Result<Option<u64>> {
         loop {
             let (start, end) = self.packed;
@@ -122,7 +122,7 @@ impl RowCursor {
         }
     }
 
-    /// Fails if there are rows left that the sequence does not name.
+    /// Fails if rows remain at the end of the sequence.
     fn prove_end(&mut self, message: &[u8]) -> Result<()> {
         let left = self.inserted.next(message, mutation::INSERTED_ROWS)?.is_some()
             || self.updated.next(message, mutation::UPDATED_ROWS)?.is_some()

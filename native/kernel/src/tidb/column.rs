@@ -1,4 +1,4 @@
-//! Columns of TiDB: their MySQL types, and their values in rows that lack them.
+//! TiDB's columns: their MySQL types, and their values in rows that lack them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::event::table_map::code;
 use crate::write::table::{WrittenColumn, COLLATION_BINARY};
 use crate::write::text::pack_text;
 
-/// Types that TiDB uses and that do not occur in table maps.
+/// TiDB's types that do not occur in table maps.
 mod tidb_code {
     pub const TIMESTAMP: u8 = 7;
     pub const DURATION: u8 = 11;
@@ -29,7 +29,7 @@ const UNSIGNED_FLAG: u64 = 32;
 /// utf8mb4_bin, the default of TiDB.
 const COLLATION_UTF8MB4_BIN: u16 = 46;
 
-/// From this version of a column's definition on, its TIMESTAMP default is in UTC.
+/// In column definitions of this version or later, a TIMESTAMP default is in UTC.
 const UTC_DEFAULTS_VERSION: i64 = 1;
 
 /// A column in the form of TiDB's rows.
@@ -50,11 +50,11 @@ pub enum Missing {
     Default(Vec<u8>),
     /// No row lacks the column.
     Never,
-    /// Why the default cannot be read. Rows without the column cannot be read either.
+    /// The error in reading the default. Rows without the column cannot be read either.
     Unreadable(Error),
 }
 
-/// Reads a column, and the form in which it is written.
+/// Reads a column, and determines the form in which it is written.
 ///
 /// Raises `EventUnsupported` for a type that MySQL lacks, `SchemaInvalid` for an incomplete definition.
 pub fn read(json: &Json) -> Result<(TidbColumn, WrittenColumn)> {
@@ -75,9 +75,9 @@ pub fn read(json: &Json) -> Result<(TidbColumn, WrittenColumn)> {
 struct FieldType<'a> {
     code: u8,
     flags: u64,
-    /// Characters or digits; None if the type has no length.
+    /// Number of characters or digits; None if the type has no length.
     length: Option<usize>,
-    /// Digits of the fraction; None if the type has none.
+    /// Number of fractional digits; None if the type has no fraction.
     decimals: Option<u8>,
     charset: &'a str,
     collation: &'a str,
@@ -162,8 +162,8 @@ impl FieldType<'_> {
         self.charset == "binary"
     }
 
-    /// TiDB stores text of every character set as UTF-8, so columns are declared as UTF-8. A VARCHAR of another
-    /// character set that would then be too long for a table map is declared as a MEDIUMTEXT.
+    /// TiDB stores text of every character set as UTF-8, so columns are declared as UTF-8. A VARCHAR that is too long
+    /// for a table map in UTF-8 is declared as a MEDIUMTEXT.
     fn string(&self, form: fn(u16) -> Form) -> Kind {
         let bytes_each = if self.is_binary() { 1 } else { 4 };
         let bytes = self.length.unwrap_or(1).saturating_mul(bytes_each);
@@ -173,7 +173,7 @@ impl FieldType<'_> {
         }
     }
 
-    /// Text of a character set with shorter characters may need a longer type in UTF-8.
+    /// Text from a character set with shorter characters may need a longer type in UTF-8.
     fn large(&self, prefix: u8) -> Kind {
         let grows = !matches!(self.charset, "binary" | "utf8" | "utf8mb3" | "utf8mb4" | "ascii");
         self.text(if grows { (prefix + 1).min(4) } else { prefix }, Form::Large)
@@ -186,7 +186,7 @@ impl FieldType<'_> {
         }
     }
 
-    /// Returns MySQL's number of the utf8mb4 collation that compares in the same way as the column's.
+    /// Returns MySQL's number of the utf8mb4 collation that compares in the same way as the column's collation.
     fn collation(&self) -> u16 {
         if self.is_binary() {
             return COLLATION_BINARY;
@@ -260,7 +260,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// A column of a type, given by the fields of TiDB's `FieldType`, with other fields of the column.
+    /// Returns the JSON of a column, from the fields of TiDB's `FieldType` and further fields of the column.
     fn column(kind: &str, others: &str) -> Result<(TidbColumn, WrittenColumn)> {
         let json = format!(r#"{{"id": 3, "name": {{"O": "C", "L": "c"}}, "version": 2, "type": {{{kind}}} {others}}}"#);
         read(&serde_json::from_str(&json).unwrap())

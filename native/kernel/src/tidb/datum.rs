@@ -29,7 +29,7 @@ pub enum Datum<'a> {
     Json(&'a [u8]),
 }
 
-/// Kind bytes. The others occur in keys, never in rows.
+/// Kind bytes of the datums in rows. Other kinds occur only in keys.
 mod kind {
     pub const NULL: u8 = 0;
     pub const COMPACT_BYTES: u8 = 2;
@@ -98,7 +98,7 @@ fn unknown_kind(kind: u8) -> Error {
     malformed(format!("a TiDB row has a datum of kind {kind}"))
 }
 
-/// Undoes the folding of the sign into the lowest bit.
+/// Undoes zigzag encoding, which stores the sign in the lowest bit.
 #[inline(always)]
 fn zigzag(value: u64) -> i64 {
     i64::from_ne_bytes((value >> 1 ^ (value & 1).wrapping_neg()).to_ne_bytes())

@@ -1,7 +1,7 @@
-//! TiDB's binary documents as MySQL's.
+//! Converts TiDB's binary documents to MySQL's.
 //!
-//! Source: the comment at the top of TiDB's `types/json_binary.go`. Containers have MySQL's large form, but members are
-//! sorted by the bytes of their keys, and there are separate types for dates and times.
+//! Source: the comment at the top of TiDB's `types/json_binary.go`. TiDB's containers have MySQL's large form, but
+//! members are sorted by the bytes of their keys, and there are separate types for dates and times.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 use crate::limits::JSON_DEPTH_MAX;
 use crate::write::json::{code, sized, write_document, Element};
 
-/// MySQL's type numbers of the values that a document stores as opaque.
+/// MySQL's type numbers for values that a document stores as opaque.
 mod opaque {
     pub const TIMESTAMP: u8 = 7;
     pub const DATE: u8 = 10;
@@ -35,8 +35,8 @@ fn wrong(what: &str) -> Error {
     value_malformed(format!("a document of TiDB with {what}"))
 }
 
-/// Reads a document. Crafted offsets can point many entries at the same bytes, so at most as many bytes are read as
-/// the document has.
+/// Reads a document. Crafted offsets can point many entries at the same bytes, so the number of bytes read is limited
+/// to the document's length.
 struct Reader {
     left: usize,
 }
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn entries_that_share_bytes_are_refused() {
-        // An array of 200 entries that all point at one array of 200 nulls, which would grow a hundredfold.
+        // An array of 200 entries that all point at the same array of 200 nulls. Written out, the document would grow a
+        // hundredfold.
         let inner = [&200u32.to_le_bytes()[..], &1008u32.to_le_bytes(), &[4, 0, 0, 0, 0].repeat(200)].concat();
         let entries = [&[3u8][..], &1008u32.to_le_bytes()].concat().repeat(200);
         let size = (8 + entries.len() + inner.len()) as u32;

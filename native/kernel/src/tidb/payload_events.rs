@@ -1,4 +1,4 @@
-//! Payloads inside events: the form in which a Pump's log stores them unchanged.
+//! Stores payloads unchanged in events, as a Pump's log does.
 
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
@@ -8,12 +8,12 @@ use crate::frame::events::{checksum_holds, event_size, mismatch};
 use crate::limits::{CHECKSUM_BYTES, EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 use crate::write::events::EventWriter;
 
-/// The maximum part of a payload in one event. TiDB's client sends payloads of up to 2 GiB.
+/// Maximum size of the part of a payload in one event. TiDB's client sends payloads of up to 2 GiB.
 pub const PART_BYTES_MAX: usize = 512 << 20;
 
 const _: () = assert!(PART_BYTES_MAX + 1024 < EVENT_BYTES_MAX, "a part and its event's header fit an event");
 
-/// Returns the events of some payloads, the first of which starts at `offset` of a file.
+/// Returns the events that hold the payloads. The first event starts at `offset` of a file.
 pub fn events(payloads: &[&[u8]], offset: u64, server_id: u32, time_s: u32) -> Result<Vec<u8>> {
     events_of_parts(payloads, offset, server_id, time_s, PART_BYTES_MAX)
 }
@@ -39,7 +39,7 @@ fn events_of_parts(
     Ok(events.into_bytes())
 }
 
-/// Returns the payloads of some events, which start with a header. Events of other types are skipped.
+/// Returns the payloads in `events`, which start with a header. Events of other types are skipped.
 ///
 /// Raises `ChecksumMismatch`, and `EventMalformed` for bytes that end inside an event or a payload, or parts that do
 /// not belong together.

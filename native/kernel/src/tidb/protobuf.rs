@@ -12,7 +12,7 @@ pub enum Field<'a> {
     Number(u64),
     /// Bytes, text, a message, or packed numbers.
     Bytes(&'a [u8]),
-    /// Four or eight bytes. No message that is read here has such a field.
+    /// Four or eight bytes. None of the messages that the kernel reads has such a field.
     Fixed,
 }
 
@@ -44,7 +44,7 @@ fn wrong_type() -> crate::error::Error {
     malformed("a field of a TiDB payload has another type than its message defines")
 }
 
-/// Reads a number in groups of seven bits, of at most ten bytes.
+/// Reads a number of at most ten bytes, in groups of seven bits.
 #[inline]
 pub fn varint(cursor: &mut Cursor<'_>) -> Result<u64> {
     let first = cursor.u8()?;

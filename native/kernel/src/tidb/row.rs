@@ -1,8 +1,8 @@
 //! Rows of a payload as row images.
 //!
 //! An inserted row is its handle and pairs of a column's number and its value, in which the columns of the handle may
-//! be missing. An updated row is the pairs of the old row, then those of the new. A deleted row is its pairs. For a
-//! table without a primary key, there is one more pair, with the number -1, for the row id.
+//! be missing. An updated row consists of the old row's pairs, then the new row's pairs. A deleted row consists of its
+//! pairs. For a table without a primary key, a further pair with the number -1 contains the row id.
 
 use super::column::Missing;
 use super::datum::Datum;
@@ -15,12 +15,12 @@ use crate::write::transaction::image;
 /// The values of a row by column; None for a column that the row lacks.
 type Cells<'a> = Vec<Option<Datum<'a>>>;
 
-/// The meaning of a column that a row lacks.
+/// How to interpret a column that a row lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lacks {
     /// An inserted row: TiDB omits NULLs and defaults.
     Default,
-    /// An updated or deleted row, which has every column up to this number: only later ones have their defaults.
+    /// An updated or deleted row. It has every column up to this number; later columns have their defaults.
     DefaultAfter(i64),
 }
 
@@ -45,7 +45,7 @@ pub fn write_inserted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Resul
     let mut pairs = Pairs { cursor, next: 0 };
     while let Some((column, datum)) = pairs.next(table)? {
         if let Some(column) = column {
-            // The row has the whole value if the handle has only a prefix or a collation's sort key.
+            // If the handle has only a prefix or a collation's sort key, the row has the whole value.
             set(&mut cells, column, datum);
         }
     }
@@ -111,7 +111,7 @@ fn column_id(datum: Datum<'_>) -> Result<i64> {
 /// Reads pairs of a column's number and its value.
 struct Pairs<'a> {
     cursor: Cursor<'a>,
-    /// The index of the column that is expected next.
+    /// The index of the next column in table order.
     next: usize,
 }
 
@@ -157,7 +157,7 @@ fn write_cells(table: &TidbTable, cells: &[Option<Datum<'_>>], lacks: Lacks, out
     })
 }
 
-/// Appends the value of a column that the row lacks. Returns whether it is NULL.
+/// Appends the value of a column that the row lacks. Returns whether the value is NULL.
 fn write_missing(table: &TidbTable, index: usize, lacks: Lacks, out: &mut Vec<u8>) -> Result<bool> {
     let Some(column) = table.columns.get(index) else { return Ok(true) };
     if matches!(lacks, Lacks::DefaultAfter(complete_to) if column.id <= complete_to) {
@@ -209,7 +209,7 @@ mod tests {
         TidbTable::read("shop", &serde_json::from_str(json).unwrap()).unwrap()
     }
 
-    /// The values of the images that result from a row.
+    /// Returns the values in the images that result from a row.
     fn shown(write: fn(&TidbTable, &[u8], &mut Vec<u8>) -> Result<()>, row: &[u8]) -> Result<Vec<String>> {
         shown_with(&table(), write, row)
     }
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(shown(write_inserted, b"\x08\x02\x00").unwrap(), ["1", "d", "NULL"], "no pair at all");
         assert_eq!(shown(write_inserted, b"\x08\x02").unwrap(), ["1", "d", "NULL"]);
         assert_eq!(shown(write_inserted, b"\x08\x02\x08\x08\x08\x0e").unwrap(), ["1", "d", "7"]);
-        // An unsigned handle of 2^63 + 1, which is a negative number.
+        // An unsigned handle of 2^63 + 1, which TiDB stores as a negative number.
         let largest = b"\x08\xfd\xff\xff\xff\xff\xff\xff\xff\xff\x01\x08\x04\x02\x02x";
         assert_eq!(shown(write_inserted, largest).unwrap(), ["9223372036854775809", "x", "NULL"]);
     }

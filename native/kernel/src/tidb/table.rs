@@ -11,19 +11,19 @@ use crate::write::table::{KeyPart, WrittenColumn, WrittenTable};
 
 /// The schema state of a column or an index that is visible to readers.
 const PUBLIC: i64 = 5;
-/// The number of the hidden row id.
+/// The column number of the hidden row id.
 const ROW_ID: i64 = -1;
 /// Flag of a column of the primary key.
 const PRIMARY_KEY_FLAG: u64 = 2;
 
-/// What the first datums of an inserted row identify it by.
+/// The kind of handle, by which the first datums of an inserted row identify it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handle {
     /// A hidden row id, which is not a column.
     RowId,
-    /// The integer primary key: the index of its column.
+    /// The integer primary key, by the index of its column.
     Integer(usize),
-    /// The columns of a clustered primary key, in its order: their indexes.
+    /// A clustered primary key, by the indexes of its columns, in the order of the key.
     Clustered(Vec<Option<usize>>),
 }
 
@@ -34,25 +34,25 @@ pub struct TidbTable {
     pub id: i64,
     /// Numbers of the partitions; empty if there are none.
     pub partitions: Vec<i64>,
-    /// The table in its written form.
+    /// The table as written in table maps.
     pub written: WrittenTable,
-    /// Its columns in TiDB's form, in the same order.
+    /// The columns in TiDB's form, in the same order.
     pub columns: Vec<TidbColumn>,
     /// How an inserted row begins.
     pub handle: Handle,
     /// The largest number that a column of the table ever had.
     pub last_number: i64,
-    /// Numbers of values that rows may have although they are not written: columns that are not public, virtual
-    /// columns, and columns of earlier definitions that were dropped.
+    /// Numbers of columns that are not written but may have values in rows: columns that are not public, virtual
+    /// columns, and dropped columns of earlier definitions.
     pub unwritten: Vec<i64>,
 }
 
 impl TidbTable {
     /// Reads a definition. `database` is the name of the table's database.
     ///
-    /// Columns that are not public, and virtual ones, which TiDB does not send, are not columns of the written table. A
-    /// view or a sequence, which has no rows, has no columns.
-    /// Raises `SchemaInvalid` for an incomplete definition, `EventUnsupported` for a column type that MySQL lacks.
+    /// The written table lacks columns that are not public, and virtual columns, which TiDB does not send. A view or a
+    /// sequence, which has no rows, has no columns. Raises `SchemaInvalid` for an incomplete definition,
+    /// `EventUnsupported` for a column type that MySQL lacks.
     pub fn read(database: &str, json: &Json) -> Result<TidbTable> {
         let (id, partitions) = numbers(json)?;
         let table = name(json.get("name").unwrap_or(&Json::Null))?.to_owned();
@@ -72,8 +72,8 @@ impl TidbTable {
         let keys = KeyReader { json, stored: &stored };
         let handle = keys.handle()?;
         let written = WrittenTable {
-            // Readers recognize a changed definition by its content. Only six bytes are written, and no table of a
-            // user has a number that needs more.
+            // Readers recognize a changed definition by its content. Only six bytes are written, which suffice for the
+            // number of any user's table.
             id: u64::from_ne_bytes(id.to_ne_bytes()) & 0xffff_ffff_ffff,
             database: database.to_owned(),
             primary_key: keys.primary_key(&handle)?,
@@ -117,7 +117,7 @@ fn is_stored(column: &Json) -> bool {
     column.get("state").and_then(Json::as_i64) == Some(PUBLIC) && !is_virtual
 }
 
-/// Reads which columns identify a row.
+/// Determines which columns identify a row.
 struct KeyReader<'a> {
     json: &'a Json,
     stored: &'a [&'a Json],
@@ -148,7 +148,7 @@ impl KeyReader<'_> {
         items(self.json, "index_info").iter().filter(public).find(|index| flag(index, "is_primary"))
     }
 
-    /// Returns the written column of an index's part; None if the column is not written.
+    /// Returns the written column that a part of an index refers to; None if the column is not written.
     fn column_of(&self, part: &Json) -> Result<Option<usize>> {
         let wanted = name(part.get("name").unwrap_or(&Json::Null))?;
         let has_name =

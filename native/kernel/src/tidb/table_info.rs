@@ -1,4 +1,4 @@
-//! The JSON of a table's definition, TiDB's `TableInfo`.
+//! Reads the JSON of a table definition, TiDB's `TableInfo`.
 
 use serde_json::Value as Json;
 
@@ -16,7 +16,7 @@ pub(super) fn name(value: &Json) -> Result<&str> {
     value.get("O").and_then(Json::as_str).ok_or_else(|| invalid("has no name"))
 }
 
-/// Returns the elements of a field, none if it is null.
+/// Returns the elements of a list field; an empty list if the field is null.
 pub(super) fn items<'a>(value: &'a Json, field: &str) -> &'a [Json] {
     value.get(field).and_then(Json::as_array).map_or(&[], Vec::as_slice)
 }

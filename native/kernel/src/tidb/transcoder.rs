@@ -1,6 +1,6 @@
 //! Transcodes the transactions of a TiDB cluster to those of a MySQL binlog.
 //!
-//! The result depends only on the payloads, the definitions and the position in the file, so a transaction that is
+//! The output depends only on the payloads, the definitions and the position in the file, so a transaction that is
 //! transcoded again after a crash has the same bytes.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,8 @@ use crate::event::tidb_commit::TidbCommit;
 use crate::event::Change;
 use crate::write::transaction::{Opening, TransactionWriter, WrittenSession};
 
-/// A transaction of up to this many bytes is returned in one piece; a larger one in pieces of about a rows event.
+/// A transaction of up to this many bytes is returned in one piece; a larger transaction in pieces that are about as
+/// large as a rows event.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
 
 /// The number of definitions that are kept per table: the current one, and earlier ones for rows that were written
@@ -26,12 +27,12 @@ const VERSIONS_MAX: usize = 8;
 /// A definition: the table, or why its rows cannot be written.
 #[derive(Debug, Clone)]
 struct Definition {
-    /// The commit timestamp from which rows are written with it.
+    /// The commit timestamp from which rows are written with this definition.
     commit_ts: i64,
     table: Result<Arc<TidbTable>>,
 }
 
-/// Tables by number, each with its definitions by the schema version from which they apply.
+/// Tables by number. The definitions of each are keyed by the schema version from which they apply.
 type Tables = HashMap<i64, BTreeMap<i64, Definition>>;
 
 /// How to write the statement of a DDL.
@@ -59,9 +60,9 @@ impl Transcoder {
         Transcoder { cluster_id, server_id, tables: Arc::default() }
     }
 
-    /// Sets the definition of a table from a schema version on, and for rows that commit from a timestamp on, whatever
-    /// their version: rows of a server that has not loaded the version yet still come after the statement. Returns the
-    /// table's number.
+    /// Sets the definition of a table from a schema version on. Rows that commit at or after a timestamp are written
+    /// with this definition whatever their version: a server that has not loaded the new version may still write rows,
+    /// but they come after the statement. Returns the table's number.
     ///
     /// Rows of its partitions are rows of the table. A table with a column type that MySQL lacks is refused when its
     /// rows arrive. Raises `SchemaInvalid` like [`TidbTable::read`].
@@ -131,11 +132,12 @@ impl Transcoder {
         Ok(writer.take())
     }
 
-    /// Begins to transcode the payloads of one commit timestamp to the transaction at `offset` of a file.
+    /// Begins to transcode all payloads with the same commit timestamp to a transaction at `offset` of a file.
     ///
-    /// All of it is checked before the first piece. Raises `EventMalformed` for payloads that are not committed changes
-    /// of one commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table without a definition for
-    /// their schema version; `SchemaMismatch` and `ValueMalformed` for rows that do not fit it.
+    /// The whole transaction is checked before the first piece. Raises `EventMalformed` for payloads that are not
+    /// committed changes with the same commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table
+    /// without a definition for their schema version; `SchemaMismatch` and `ValueMalformed` for rows that do not fit
+    /// it.
     pub fn transaction(&self, payloads: &[&[u8]], offset: u64) -> Result<Pieces> {
         let mut heads = Vec::with_capacity(payloads.len());
         for payload in payloads {
@@ -253,7 +255,7 @@ impl Pieces {
         Ok(Some(self.writer.take()))
     }
 
-    /// Transcodes rows of one payload until enough bytes are available, or to its end.
+    /// Transcodes rows of a payload until enough bytes are available, or until the payload ends.
     fn payload_rows(&mut self, value: &[u8], bytes_max: usize) -> Result<()> {
         while self.writer.complete_bytes() <= bytes_max {
             let Some(open) = &mut self.rows else {
@@ -290,8 +292,8 @@ impl Pieces {
 
 /// Returns the definition with which rows are written, and the largest number of a column at their schema version.
 ///
-/// A row may commit after a change of its table that its server had not loaded. It belongs after the statement of the
-/// change, so it is written with the newest definition, which reads its values by their numbers.
+/// A row may commit after a change of its table that its server had not loaded. The row belongs after the statement
+/// that made the change, so it is written with the newest definition, which identifies values by column number.
 fn table_at(tables: &Tables, id: i64, schema_version: i64, commit_ts: i64) -> Result<(Arc<TidbTable>, i64)> {
     let versions = tables.get(&id);
     let newest = versions.and_then(|versions| {
@@ -378,7 +380,7 @@ mod tests {
         Ok(out)
     }
 
-    /// Type codes of the events, each of which must have a valid checksum and position.
+    /// Returns the type codes of the events, after checking each event's checksum and position.
     fn codes(bytes: &[u8]) -> Vec<u8> {
         let mut codes = Vec::new();
         let mut rest = bytes;

@@ -1,4 +1,4 @@
-//! Datums as values of MySQL's column types.
+//! Converts datums to values of MySQL's column types.
 
 use super::datum::Datum;
 use super::json;
@@ -178,7 +178,7 @@ mod tests {
             ("timestamp", b"\x09\x01"),
             ("time", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
             ("enum('x')", b"\x09\x02"),
-            // Each value has more digits than the column: .123456, .123456, .123 and a nanosecond, and a clock.
+            // Each value has more fractional digits than the column.
             ("datetime", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
             ("timestamp(3)", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
             ("timestamp(2)", b"\x09\xf8\xc0\x87\x80\xbc\x96\xdb\xdd\x19"),

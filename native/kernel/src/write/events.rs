@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventKind, Header};
 use crate::limits::{CHECKSUM_BYTES, EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 
-/// The events that continue a file.
+/// The events to append to a file.
 #[derive(Debug, Clone)]
 pub struct EventWriter {
     bytes: Vec<u8>,

@@ -8,10 +8,10 @@ use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES};
 /// The version in the format description: readers expect the events of this release.
 pub const SERVER_VERSION: &str = "8.0.36-TiDB";
 
-/// The same as MySQL writes it as a number.
+/// The same version as a number, in MySQL's form.
 pub const SERVER_VERSION_NUMBER: u32 = 80_036;
 
-/// Bytes of a server version in a format description.
+/// Size in bytes of the server version in a format description.
 const VERSION_BYTES: usize = 50;
 
 /// Lengths of the fixed part of each type's body, as MySQL 8.0 writes them: from START_EVENT_V3, code 1, to
@@ -39,7 +39,7 @@ pub fn head(server_id: u32, time_s: u32) -> Result<Vec<u8>> {
         out.extend_from_slice(&4u16.to_le_bytes());
         let version = SERVER_VERSION.bytes().chain(std::iter::repeat(0));
         out.extend(version.take(VERSION_BYTES));
-        // The server's start time. It is 0, because no open transaction ends here.
+        // The server's start time. It is 0, because the file does not follow a crash that ended a transaction.
         out.extend_from_slice(&0u32.to_le_bytes());
         out.push(EVENT_HEADER_BYTES as u8);
         let lengths = POST_HEADER_BYTES.into_iter().chain(std::iter::repeat(0)).take(TYPES);

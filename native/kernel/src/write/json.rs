@@ -21,11 +21,11 @@ pub mod code {
     pub const OPAQUE: u8 = 0x0f;
 }
 
-/// Bytes of a container's count and size.
+/// Size in bytes of a container's count and size fields.
 const HEAD_BYTES: usize = 8;
-/// Bytes of a key's entry: offset and length.
+/// Size in bytes of a key's entry: offset and length.
 const KEY_ENTRY_BYTES: usize = 6;
-/// Bytes of a value's entry: type, and offset or literal.
+/// Size in bytes of a value's entry: type, and offset or literal.
 const VALUE_ENTRY_BYTES: usize = 5;
 
 /// A value of a document.
@@ -39,7 +39,7 @@ pub enum Element<'a> {
     Scalar(u8, Cow<'a, [u8]>),
     /// An array.
     Array(Vec<Element<'a>>),
-    /// An object; its members in any order.
+    /// An object, with members in any order.
     Object(Vec<(Cow<'a, [u8]>, Element<'a>)>),
 }
 
@@ -129,7 +129,7 @@ fn write_container<'e, 'a: 'e>(
     Ok(())
 }
 
-/// Returns the distance from the container's start to the end, as stored.
+/// Returns the offset of the end of the output from the container's start, as four bytes.
 fn offset_of(out: &[u8], start: usize) -> Result<[u8; 4]> {
     match u32::try_from(out.len() - start) {
         Ok(offset) => Ok(offset.to_le_bytes()),

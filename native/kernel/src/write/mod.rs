@@ -1,4 +1,4 @@
-//! Writes events as a MySQL 8.0 server does, for sources that have no binlog of their own.
+//! Writes events as a MySQL 8.0 server does, for sources without a binlog.
 //!
 //! Every reader of MySQL's binlog reads the result: events have checksums, transactions begin with a GTID event, and
 //! table maps have the metadata of `binlog_row_metadata=FULL`. The output depends only on the arguments.

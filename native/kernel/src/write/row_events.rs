@@ -11,7 +11,7 @@ use crate::event::Change;
 /// utf8mb4_bin, the collation without language rules.
 const COLLATION_UTF8MB4_BIN: u16 = 46;
 
-/// A row: the text of each column's value in the table's order, None for NULL.
+/// A row: each column's value as text, in the table's column order; None for NULL.
 pub type Cells<'a> = [Option<&'a [u8]>];
 
 /// Writes one transaction after another, each complete before it is returned.
@@ -39,7 +39,7 @@ impl RowEventWriter {
 
     /// Adds a table, with its columns as MySQL declares them. Returns its index.
     ///
-    /// Raises `SchemaInvalid` for an unknown type, or a key of a column that the table lacks.
+    /// Raises `SchemaInvalid` for an unknown type, or if a key column is missing from the table.
     pub fn define(
         &mut self,
         database: &str,
@@ -95,7 +95,7 @@ impl RowEventWriter {
     /// Adds a change of a table: `images` are the new row of an insert, the old row of a delete, or both of an update,
     /// the old row first. `numbered` means that ENUM and SET are given as numbers.
     ///
-    /// Raises `ValueMalformed` for a row with other columns, or a text that is not a value of its column.
+    /// Raises `ValueMalformed` for a row with the wrong number of columns, or a text that is not a value of its column.
     pub fn row(&mut self, table: usize, change: Change, images: &[&Cells<'_>], numbered: bool) -> Result<()> {
         let open = self.open.as_mut().ok_or_else(|| malformed("a row outside a transaction"))?;
         let written = self.tables.get(table).ok_or_else(|| malformed(format!("no table has index {table}")))?;

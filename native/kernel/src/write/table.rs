@@ -230,7 +230,7 @@ fn text(value: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(value.as_bytes());
 }
 
-/// Packs one bit each, starting with the highest of the first byte.
+/// Packs flags as bits, starting with the highest bit of the first byte.
 fn high_bits(values: impl Iterator<Item = bool>) -> Vec<u8> {
     let mut bits: Vec<u8> = Vec::new();
     for (index, value) in values.enumerate() {

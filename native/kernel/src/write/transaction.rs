@@ -9,7 +9,7 @@ use crate::event::tidb_commit::TidbCommit;
 use crate::event::{Change, EventKind, FLAG_IGNORABLE};
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
 
-/// A rows event is closed once it has this many bytes, so that readers need not hold more at a time.
+/// A rows event is closed once it has this many bytes, which limits the memory that readers need.
 pub const ROWS_BYTES: usize = 1 << 20;
 
 /// Flag of the last rows event of a statement.
@@ -19,14 +19,14 @@ const STATEMENT_ENDS: u16 = 1;
 /// byte that announces eight bytes.
 const LENGTH_START: usize = EVENT_HEADER_BYTES + 1 + 16 + 8 + 17 + 7 + 1;
 
-/// The contents of a GTID event about its transaction.
+/// The properties of a transaction that its GTID event contains.
 #[derive(Debug, Clone, Copy)]
 pub struct Opening {
     /// Where the transaction starts in its file.
     pub offset: u64,
     /// The server id of every event.
     pub server_id: u32,
-    /// The commit time, in microseconds since 1970.
+    /// Commit time, in microseconds since 1970.
     pub commit_us: u64,
     /// Whether rows follow, instead of a statement.
     pub rows: bool,
@@ -41,7 +41,7 @@ struct OpenRows {
     change: Change,
 }
 
-/// Writes one transaction after another event of a file.
+/// Writes a transaction after the last event of a file.
 #[derive(Debug, Clone)]
 pub struct TransactionWriter {
     events: EventWriter,
@@ -67,7 +67,7 @@ impl TransactionWriter {
         Ok(TransactionWriter { events, rows: None })
     }
 
-    /// Appends the timestamps of the TiDB transaction that this transaction represents.
+    /// Appends the event with the timestamps of the TiDB transaction that this transaction represents.
     pub fn tidb_commit(&mut self, commit: &TidbCommit) -> Result<()> {
         self.events.event(EventKind::TidbCommit, FLAG_IGNORABLE, |out| commit.write(out))
     }
@@ -138,7 +138,7 @@ impl TransactionWriter {
         self.events.take(count)
     }
 
-    /// Sets the length of a transaction, all of whose bytes are available.
+    /// Sets the length in the GTID event of a transaction whose bytes are all available.
     pub fn set_length(&mut self) {
         let bytes = self.events.body();
         let length = bytes.len() as u64;
@@ -156,7 +156,7 @@ impl TransactionWriter {
         let start = self.events.open();
         let out = self.events.body();
         out.extend_from_slice(table.id.to_le_bytes().get(..6).unwrap_or_default());
-        // The flags, which `close_rows` sets, and the length of an extra header with no content.
+        // The flags, which `close_rows` sets, and the length of an empty extra header.
         out.extend_from_slice(&[0, 0, 2, 0]);
         let width = table.columns.len();
         super::events::length_encoded(width as u64, out);
@@ -210,7 +210,7 @@ fn short(name: &str) -> Result<u8> {
         .map_err(|_| Error::new(ErrorKind::LimitExceeded, format!("`{name}` has {} bytes, of at most 255", name.len())))
 }
 
-/// Appends an image: a bit for each null, then the values. `value` appends the value of a column and returns whether
+/// Appends an image: a bitmap of the nulls, then the values. `value` appends the value of a column and returns whether
 /// it is null.
 #[inline]
 pub fn image(

@@ -161,7 +161,7 @@ fn stored_fraction(micros: u32, fsp: u8) -> (u32, usize) {
     }
 }
 
-/// `my_time_packed_to_binary`: the whole value, with its fraction, above a zero point.
+/// `my_time_packed_to_binary`: the whole value, including its fraction, is offset by a zero point.
 fn time(value: Time, fsp: u8, out: &mut Vec<u8>) {
     let (part, width) = stored_fraction(value.micros, fsp);
     let clock = u64::from(value.hours) << 12 | u64::from(value.minutes) << 6 | u64::from(value.seconds);
@@ -181,7 +181,7 @@ mod tests {
         Kind::declared(type_text, Some(Charset::Utf8mb4), false).unwrap()
     }
 
-    /// The value that a reader gets from the packed value.
+    /// Returns the value that a reader decodes from the packed value.
     fn shown(type_text: &str, value: &Value<'_>) -> String {
         let kind = kind(type_text);
         let mut image = Vec::new();

@@ -1,10 +1,10 @@
-//! The common part of the tests of damage: random numbers by seed, the memory of this process, and settings.
+//! Shared by the damage tests: seeded random numbers, the memory use of the process, and settings.
 
 #![allow(dead_code, reason = "each test file is a crate of its own, and uses some of these")]
 
 use std::fs;
 
-/// Random numbers by xorshift64*: a seed gives the same damage on every machine.
+/// Random numbers from xorshift64*, so that a seed gives the same damage on every machine.
 pub struct Chance(u64);
 
 impl Chance {

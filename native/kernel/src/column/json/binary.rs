@@ -18,7 +18,7 @@ const DOUBLE: u8 = 0x0b;
 const STRING: u8 = 0x0c;
 const OPAQUE: u8 = 0x0f;
 
-/// Maximum bytes of a string's length: seven bits per byte, at most 32 bits in all.
+/// Maximum size in bytes of a string's length field: seven bits per byte, at most 32 bits in all.
 const LENGTH_BYTES_MAX: u32 = 5;
 
 /// A value of a document. Every payload is as wide as a word, so that nodes are moved in whole words: narrower
@@ -31,7 +31,7 @@ pub(super) enum Node<'a> {
     Int(i64),
     UInt(u64),
     Double(f64),
-    /// The reader must check that it is UTF-8.
+    /// The reader must check that the bytes are valid UTF-8.
     String(&'a [u8]),
     /// A value of a type that JSON does not have, with the server's type number.
     Opaque(u64, &'a [u8]),
@@ -157,8 +157,8 @@ impl<'a> Container<'a> {
         self.count
     }
 
-    /// Returns the bytes from an offset on. Offsets must not point into the container's own head, so that each level
-    /// of nesting is shorter than the level around it.
+    /// Returns the bytes from an offset on. Offsets must not point into the container's head, so that each nested
+    /// container is shorter than the container around it.
     #[inline(always)]
     fn from(self, offset: usize) -> Result<&'a [u8]> {
         if offset < 2 * self.word {

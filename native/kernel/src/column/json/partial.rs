@@ -16,11 +16,11 @@ const REPLACE: u8 = 0;
 const INSERT: u8 = 1;
 const REMOVE: u8 = 2;
 
-/// A value that may have changed.
+/// A value of the document, which may have changed.
 enum Tree<'a> {
     View(Node<'a>),
     Array(Vec<Tree<'a>>),
-    /// Members ordered by the length of the key, then by its bytes, like the server's.
+    /// Members in the server's order: by the length of the key, then by its bytes.
     Object(Vec<(Cow<'a, str>, Tree<'a>)>),
 }
 
@@ -38,7 +38,7 @@ pub fn apply_partial(before: &[u8], diffs: &[u8]) -> Result<String> {
     apply_partial_in(before, diffs, JsonStyle::Server)
 }
 
-/// Does the same, with the text in another style.
+/// Applies the changes like `apply`, and returns the text in the given style.
 pub fn apply_partial_in(before: &[u8], diffs: &[u8], style: JsonStyle) -> Result<String> {
     let mut tree = Tree::View(Node::document(before)?);
     let mut cursor = Cursor::new(diffs);

@@ -172,7 +172,8 @@ fn changes_that_lead_nowhere_are_malformed() {
 
 #[test]
 fn overlapping_entries_do_not_multiply() {
-    // Every level has 100 entries that all point at the next level: 100 to the 30th power texts.
+    // Every level has 100 entries that all point at the next level, so the text would repeat the innermost value 100^30
+    // times.
     let mut document = numbers(&[1; 100]);
     for _ in 0..30 {
         let (code, inner) = value(&document);

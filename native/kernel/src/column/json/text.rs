@@ -17,8 +17,8 @@ const TIME: u64 = 11;
 const DATETIME: u64 = 12;
 const TIMESTAMP: u64 = 7;
 
-/// How much longer than its document a text can be: a control character takes six characters, an entry with its
-/// separators fewer.
+/// Maximum ratio of the text's length to the document's size: a control character becomes six characters, an entry with
+/// its separators fewer.
 const GROWTH_MAX: usize = 8;
 
 /// Additional allowance for the smallest documents.
@@ -42,7 +42,7 @@ pub fn write_text(document: &[u8], out: &mut Vec<u8>) -> Result<()> {
     write_text_in(document, JsonStyle::Server, out)
 }
 
-/// Does the same in another style. In Canal's style, an empty document has an empty text.
+/// Writes the text in the given style. In Canal's style, an empty document has an empty text.
 pub fn write_text_in(document: &[u8], style: JsonStyle, out: &mut Vec<u8>) -> Result<()> {
     if document.is_empty() && style == JsonStyle::Canal {
         return Ok(());
@@ -238,7 +238,7 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the depth inside a nested container.
+/// Returns the depth of the values in a nested container, or fails if the nesting is too deep.
 pub(super) fn deeper(depth: usize) -> Result<usize> {
     if depth >= JSON_DEPTH_MAX {
         let message = format!("a JSON document nested deeper than {JSON_DEPTH_MAX}");

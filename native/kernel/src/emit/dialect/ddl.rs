@@ -1,4 +1,4 @@
-//! Classifies DDL by its first words: enough for the marks in messages, but not a parser.
+//! Classifies DDL by its first words. This is not a parser, but suffices to label statements in messages.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -52,14 +52,14 @@ impl DefinitionKind {
     }
 }
 
-/// What a DDL statement does to one table.
+/// The effect of a DDL statement on one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition<'a> {
     /// The kind of statement. The kind of an ALTER TABLE is that of its first clause.
     pub kind: DefinitionKind,
     /// Whether the statement is an ALTER TABLE.
     pub alters: bool,
-    /// The table's database, or the default one.
+    /// The table's database, or the session's default database.
     pub database: Cow<'a, str>,
     /// The table, or its new name if it is renamed; empty if the statement names no table.
     pub table: Cow<'a, str>,
@@ -74,7 +74,7 @@ impl<'a> Definition<'a> {
         Definition { kind, alters: false, database, table, renamed_from: None, if_exists: false }
     }
 
-    /// Returns the part of a DROP TABLE or RENAME TABLE that concerns this table, as a statement of its own.
+    /// Returns the part of a DROP TABLE or RENAME TABLE that concerns this table, as a separate statement.
     pub fn own_text(&self) -> String {
         let name = |(database, table): (&str, &str)| format!("{}.{}", quoted_name(database), quoted_name(table));
         match self.kind {
@@ -101,7 +101,7 @@ fn quoted_name(name: &str) -> String {
 /// A token of a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token<'a> {
-    /// A bare word: a keyword or a name.
+    /// An unquoted word: a keyword or a name.
     Word(&'a str),
     /// A name in backticks or double quotes.
     Quoted(Cow<'a, str>),
@@ -144,7 +144,7 @@ impl<'a> Iterator for Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Skips white space and comments, but enters comments that the server runs (`/*!50100 ... */`).
+    /// Skips white space and comments, but not the contents of comments that the server runs (`/*!50100 ... */`).
     fn skip_blanks(&mut self) {
         loop {
             self.rest = self.rest.trim_start();
@@ -206,22 +206,22 @@ const FILLERS: [&str; 15] = [
     "NOWAIT",
 ];
 
-/// Returns what a DDL statement does to the first table that it names.
+/// Returns the effect of a DDL statement on the first table that it names.
 pub fn classify<'a>(text: &'a str, database: &'a str, backslash: Backslash) -> Definition<'a> {
     Reader::new(text, database, backslash).next_or_query()
 }
 
-/// Returns what a DDL statement does to each of its tables, in order; a single `Query` if it names no table.
+/// Returns the effect of a DDL statement on each of its tables, in order; a single `Query` if it names no table.
 pub fn definitions<'a>(text: &'a str, database: &'a str, backslash: Backslash) -> impl Iterator<Item = Definition<'a>> {
     let mut reader = Reader::new(text, database, backslash);
     let first = reader.next_or_query();
     std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
 }
 
-/// Returns what a DDL statement does to each of its tables, with a statement about this table alone.
+/// Returns the effect of a DDL statement on each of its tables, with a statement about this table alone.
 ///
-/// A DROP TABLE always has the same spelling, whatever the client wrote. Other statements about one table are as
-/// logged.
+/// A DROP TABLE always has the same spelling, whatever the client wrote. Other statements about a single table are
+/// returned as logged.
 pub fn table_statements<'a>(
     text: &'a str,
     database: &'a str,
@@ -236,10 +236,10 @@ pub fn table_statements<'a>(
     })
 }
 
-/// Returns the statement with the same outcome as a logged statement that failed; None if it had no effect.
+/// Returns a statement with the effect that a failed statement in the log still had; None if it had no effect.
 ///
 /// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged unchanged if it fails after that
-/// (`mysql_create_table`). A DROP TABLE that failed has dropped those of its tables that existed.
+/// (`mysql_create_table`). A DROP TABLE that failed has dropped the listed tables that existed.
 pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash) -> Option<Cow<'a, str>> {
     let mut tokens = Tokens { rest: after_prefix(text, backslash)? };
     let verb = tokens.next()?;
@@ -259,7 +259,7 @@ pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash
 struct Reader<'a> {
     tokens: Peekable<Tokens<'a>>,
     database: &'a str,
-    /// What the statement does to each table of its list, once the first was parsed.
+    /// The statement's effect on each table of its list, once the first table was parsed.
     listed: Option<DefinitionKind>,
     /// Whether EXISTS occurred before the first name.
     says_exists: bool,
@@ -332,7 +332,7 @@ impl<'a> Reader<'a> {
         Some(Definition { renamed_from: Some(before), ..Definition::of(DefinitionKind::Rename, after) })
     }
 
-    /// Returns Canal's kind of an ALTER TABLE, which depends on the first clause alone.
+    /// Returns the kind that Canal assigns to an ALTER TABLE, which depends on the first clause alone.
     fn altered(&mut self, name: (Cow<'a, str>, Cow<'a, str>)) -> Definition<'a> {
         let alter = |name| Definition::of(DefinitionKind::Alter, name);
         self.skip_wait();
@@ -414,7 +414,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// The kind, with the names before and after, of each definition in the statement.
+    /// The kind of each definition in the statement, with the names before and after it.
     fn describe_all(text: &str) -> Vec<String> {
         let describe = |definition: Definition<'_>| {
             let (database, table) = definition.name_before();

@@ -16,7 +16,7 @@ enum Style {
     Debezium,
     /// A record of the columns in a binary format.
     DebeziumBinary(BinaryFormat),
-    /// Database and table, then the columns with `pk.` before their names.
+    /// Database and table, then the columns with the prefix `pk.`.
     Maxwell,
     /// An object of the columns, with values as the server's client shows them.
     Shown,
@@ -39,8 +39,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Creates keys of these columns in this order; no columns means no keys. Raises `OptionInvalid` for a column
-    /// that the table does not have.
+    /// Creates keys that consist of these columns in this order. Without columns, messages have no keys. Raises
+    /// `OptionInvalid` for a column that the table does not have.
     pub fn new(table: &TableView, columns: &[String], options: &DialectOptions, instance: &str) -> Result<Keys> {
         let (dialect, handling) = (options.name.as_str(), options.debezium.handling);
         let style = match (dialect, options.debezium.registered) {
@@ -89,7 +89,8 @@ impl Keys {
     pub fn write<'a>(&self, cell: impl Fn(usize) -> Result<Option<Value<'a>>>, out: &mut Vec<u8>) -> Result<()> {
         let before = out.len();
         out.extend_from_slice(&self.head);
-        // Maxwell's object begins with its head; a schema precedes the object.
+        // In Maxwell's format, the head is the start of the object; otherwise a schema, if there is one, precedes the
+        // object.
         let start = if self.style == Style::Maxwell { before } else { out.len() };
         let is_binary = matches!(self.style, Style::DebeziumBinary(_));
         for (index, part) in (0..).zip(&self.parts) {

@@ -41,7 +41,7 @@ pub enum Named {
     Json(json::JsonRows),
 }
 
-/// The writer of a table's rows in a dialect by name.
+/// The row writer of a table, for any dialect.
 #[allow(missing_docs)]
 pub enum NamedWriter {
     Canal(canal::CanalTable),
@@ -52,7 +52,7 @@ pub enum NamedWriter {
     Json(json::Writer),
 }
 
-/// Does the same for each dialect, with static dispatch.
+/// Runs the same expression for each dialect, with static dispatch.
 macro_rules! each {
     ($named:ident, $value:expr, $each:ident => $call:expr) => {
         match $value {
@@ -67,7 +67,7 @@ macro_rules! each {
 }
 
 impl Named {
-    /// Creates the dialect by its name. Raises `OptionInvalid` if the name is unknown.
+    /// Creates a dialect by name. Raises `OptionInvalid` if the name is unknown.
     pub fn of_options(options: &DialectOptions, instance: &Arc<str>) -> Result<Named> {
         Ok(match options.name.as_str() {
             "canal" => Named::Canal(canal::Canal::new(options)),

@@ -19,7 +19,7 @@ pub fn varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// Returns the number of bytes that [`varint`] writes.
+/// Returns the number of bytes that [`varint`] writes for a number.
 #[inline]
 pub fn varint_len(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)

@@ -14,7 +14,7 @@ use crate::event::session::Backslash;
 pub struct DialectOptions {
     /// Its name, one of [`super::NAMES`].
     pub name: String,
-    /// Whether a rows event becomes a message for each row, so that each row has its own slot.
+    /// Whether each row of a rows event becomes a separate message, so that each row has its own slot.
     pub message_per_row: bool,
     /// Seconds to add to UTC if a dialect shows TIMESTAMP in the server's time zone.
     pub server_zone_seconds: i32,
@@ -50,7 +50,7 @@ pub struct At<'a> {
     pub gtid_set: &'a str,
     /// The event.
     pub event: EventView,
-    /// The id of the XA transaction in the server's syntax, if it is one.
+    /// The XA id in the server's syntax, if the transaction is an XA transaction.
     pub xa_id: Option<&'a str>,
     /// Number of changes of the transaction before this event, including tables that are not read.
     pub row_first: u32,
@@ -69,11 +69,11 @@ impl At<'_> {
 /// How a transaction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End<'a> {
-    /// By an XID event with this number.
+    /// Committed by an XID event with this number.
     Xid(u64),
     /// By a COMMIT statement.
     Commit,
-    /// It was an XA transaction with this id.
+    /// Committed as an XA transaction with this id.
     Xa(&'a str),
 }
 
@@ -88,7 +88,7 @@ pub struct StatementView<'a> {
     pub backslash: Backslash,
     /// The kind of statement.
     pub kind: StatementKind,
-    /// Whether it is a transaction of its own, so that its message is also the end of the transaction.
+    /// Whether the statement is a whole transaction, so that its message is also the end of the transaction.
     pub alone: bool,
 }
 
@@ -136,11 +136,11 @@ pub struct MessageColumn {
     pub name: Arc<str>,
     /// How to read its values.
     pub kind: Kind,
-    /// The SQL type: as declared if it is known, otherwise as logged.
+    /// The SQL type: as declared if the declaration is known, otherwise as logged.
     pub type_text: Arc<str>,
     /// Whether it may be null.
     pub nullable: bool,
-    /// Whether it belongs to the primary key.
+    /// Whether the column belongs to the primary key.
     pub is_key: bool,
     /// Whether to emit the column. Other columns are absent from every row.
     pub wanted: bool,

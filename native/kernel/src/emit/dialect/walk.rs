@@ -1,5 +1,5 @@
-//! Iterates over the rows of a rows event, with each image as a value for each column of the table. Changes in Arrow
-//! form are iterated in the same way.
+//! Iterates over the rows of a rows event. Each image has a value for each column of the table. Changes in Arrow form
+//! are iterated in the same way.
 
 use crate::column::json::JsonStyle;
 use crate::column::{json, write_unsigned_integer, Kind, Value};
@@ -12,8 +12,8 @@ use crate::event::rows::{self, bit, PartialHead};
 use crate::event::{Change, EventKind};
 use crate::shard::{self, TextKey};
 
-/// An image: a value for each column of the table. None if the image does not have the column or the column is not
-/// selected, `Value::Null` if it is NULL.
+/// An image: a value for each column of the table. The value is None if the image lacks the column or the column is not
+/// selected, and `Value::Null` for NULL.
 pub type Image<'r, 'a> = &'r [Option<Value<'a>>];
 
 /// A change.
@@ -23,10 +23,9 @@ pub struct Row<'r, 'a> {
     pub before: Option<Image<'r, 'a>>,
     /// The image after an insert or an update.
     pub after: Option<Image<'r, 'a>>,
-    /// The slot of the image after, or of the image before a delete.
+    /// The slot of the after image, or of a delete's before image.
     pub slot: i16,
-    /// The slot of the image before, if it is written separately; an error if that image does not have a shard
-    /// column.
+    /// The slot of the before image, if that image is written separately; an error if it lacks a shard column.
     pub slot_before: Result<i16>,
     /// The number of the change in its transaction, counted from 0.
     pub index: u32,
@@ -74,7 +73,8 @@ impl<'a, 't> Images<'a, 't> {
         })
     }
 
-    /// Starts before the first of changes in Arrow form, all of the same kind; `pairs` locates their images.
+    /// Starts before the first change in Arrow form. All changes are of the same kind, and `pairs` locates their
+    /// images.
     pub fn of_arrow(
         table: &'t TableView,
         rows: &'a ArrowRows<'a>,
@@ -106,7 +106,7 @@ impl<'a, 't> Images<'a, 't> {
         self.rows.head.table_id
     }
 
-    /// Number of changes so far, including those emitted before a reconnect.
+    /// Number of changes read so far, including those emitted before a reconnect.
     pub fn changes(&self) -> u32 {
         self.changes
     }
@@ -238,12 +238,12 @@ impl<'a, 't> Images<'a, 't> {
         Ok(())
     }
 
-    /// Returns the slot of the row: that of the image after, completed from the image before if it is partial.
+    /// Returns the slot of the row after the change. If the after image is partial, the before image completes it.
     fn slot(&mut self) -> Result<i16> {
         slot_of(self.table, &self.second, &self.first, &mut self.scratch)
     }
 
-    /// Returns the slot of the image before alone, because the image after may have different values.
+    /// Returns the slot of the before image alone, because the after image may have different values.
     fn slot_before(&mut self, slot: i16) -> Result<i16> {
         let stays = |at: &usize| match (self.first.get(*at), self.second.get(*at)) {
             (Some(Some(before)), Some(Some(after))) => before == after,
@@ -257,17 +257,17 @@ impl<'a, 't> Images<'a, 't> {
     }
 }
 
-/// Whether an update changes the primary key, as far as its images show.
+/// Whether the images show that an update changes the primary key.
 #[inline]
 pub(super) fn changes_key(table: &TableView, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
     let keys = table.columns.iter().zip(before.iter().zip(after)).filter(|(column, _)| column.is_key);
     keys.into_iter().any(|(_, (before, after))| before.is_some() && after.is_some() && before != after)
 }
 
-/// Returns the slot of a row with these values. A shard column that the image does not have is taken from `before`,
-/// the image before it.
+/// Returns the slot of a row with these values.
 ///
-/// Raises `EventUnsupported` if no image has the column: the shard is unknown, and a missing value is not NULL.
+/// A shard column that the image lacks is taken from `before`, the before image. Raises `EventUnsupported` if neither
+/// image has the column: the shard is unknown, because a missing value is not NULL.
 fn slot_of(table: &TableView, image: Image<'_, '_>, before: Image<'_, '_>, scratch: &mut Vec<u8>) -> Result<i16> {
     let cell = |at: usize| {
         let value = image.get(at).and_then(Option::as_ref).or_else(|| before.get(at).and_then(Option::as_ref));

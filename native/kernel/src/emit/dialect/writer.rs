@@ -13,7 +13,7 @@ pub trait Dialect {
     /// The writer of a table's rows.
     type Writer: TableWriter;
 
-    /// Precomputes what is the same for all rows of a table with this definition.
+    /// Precomputes the parts that are the same for all rows of a table with this definition.
     fn table(&self, table: Arc<TableView>) -> Result<Self::Writer>;
 
     /// The style of documents that result from partial updates.
@@ -21,7 +21,7 @@ pub trait Dialect {
         JsonStyle::Server
     }
 
-    /// Whether the last row of a transaction is marked, so that it must wait until the end is known.
+    /// Whether the last row of a transaction is marked, so that it must be held back until the transaction ends.
     fn marks_last_row(&self) -> bool {
         false
     }
@@ -29,7 +29,7 @@ pub trait Dialect {
     /// Begins a transaction with messages. `at.event` is its BEGIN, or its GTID event if there is no BEGIN.
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()>;
 
-    /// Writes a DDL statement, or after the end the statement that commits a prepared XA transaction.
+    /// Writes a DDL statement, or, after the end, the statement that commits a prepared XA transaction.
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()>;
 
     /// Notes the text of the statement that changed the rows that follow, if the server logs it.
@@ -38,13 +38,13 @@ pub trait Dialect {
         Ok(())
     }
 
-    /// Ends a complete transaction, only after `begin`. The caller sets `end_offset` of the message.
+    /// Ends a complete transaction. Called only after `begin`. The caller sets `end_offset` of the message.
     fn end(&mut self, at: &At<'_>, end: End<'_>, out: &mut Messages) -> Result<()>;
 }
 
 /// Writes the rows of a table in a dialect.
 pub trait TableWriter {
-    /// Writes the messages of a rows event. Must iterate over all of `rows`, even those that are not written.
+    /// Writes the messages of a rows event. Must iterate over all of `rows`, including rows that are not written.
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()>;
 
     /// Whether the rows are changes, as opposed to a dialect's heartbeats.

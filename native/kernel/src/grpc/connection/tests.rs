@@ -1,4 +1,4 @@
-//! Runs a client of `h2` against the connection, over memory.
+//! Connects an `h2` client to the connection through memory.
 
 use h2::client::{self, ResponseFuture, SendRequest};
 use h2::Reason;

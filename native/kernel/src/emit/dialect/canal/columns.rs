@@ -1,4 +1,4 @@
-//! Columns of Canal's rows. Everything that is the same in every row is precomputed.
+//! Writes the columns of Canal's rows. Parts that are the same in every row are precomputed.
 
 use super::values;
 use crate::column::{quoted, Form, Kind, Value};
@@ -63,7 +63,7 @@ pub(super) fn wide_type(kind: &Kind) -> Option<i64> {
     })
 }
 
-/// Returns the smallest unsigned value of a kind that needs [`wide_type`].
+/// Returns the smallest unsigned value for which a kind needs [`wide_type`].
 pub(super) fn wide_from(kind: &Kind) -> u64 {
     let Kind::Integer { bytes, unsigned: true } = kind else { return u64::MAX };
     1 << (u32::from(*bytes) * 8 - 1).min(63)
@@ -125,7 +125,7 @@ impl FlatColumn {
     }
 }
 
-/// Whether an update changed a value: the value before is absent, or has a different text.
+/// Whether an update changed a value: the previous value is absent, or has a different text.
 #[inline]
 fn differs(kind: &Kind, before: Option<&Value<'_>>, after: &Value<'_>) -> Result<bool> {
     Ok(match (before, after) {
@@ -209,7 +209,7 @@ impl CanalColumn {
         Ok(())
     }
 
-    /// Whether an update changed the value: the value before is absent, or has a different text.
+    /// Whether an update changed the value: the previous value is absent, or has a different text.
     #[inline]
     pub(super) fn differs(&self, before: Option<&Value<'_>>, after: &Value<'_>) -> Result<bool> {
         differs(&self.kind, before, after)

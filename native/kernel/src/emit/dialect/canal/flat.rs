@@ -1,7 +1,7 @@
 //! Canal's flat messages: a JSON object for each rows event or statement, with keys in alphabetical order.
 //!
-//! `id` is the commit version, which is the same for all messages of a transaction, and `ts` the time of the commit:
-//! a message does not depend on when it is written.
+//! `id` is the commit version, which is the same for all messages of a transaction, and `ts` is the commit time, so a
+//! message does not depend on when it is written.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ struct MessageHead<'a> {
     sql: &'a str,
 }
 
-/// Writes everything from `database` to `isDdl`.
+/// Writes the fields from `database` to `isDdl`.
 fn first_part(at: &At<'_>, head: &MessageHead<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"database\":");
     string(head.database, out);
@@ -149,7 +149,7 @@ pub struct FlatTable {
 struct Rows {
     data: Vec<u8>,
     old: Vec<u8>,
-    /// The SQL type of each column in the last row that has it.
+    /// The SQL type of each column, from the last row that has the column.
     types: Vec<Option<i64>>,
     slot: Option<i16>,
     count: u32,

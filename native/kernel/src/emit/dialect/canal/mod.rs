@@ -1,7 +1,7 @@
-//! Canal's entries (`EntryProtocol`), each framed as an element of its `Messages`, so that a run of them is the body
-//! of a response.
+//! Canal's entries (`EntryProtocol`), each framed as an element of `Messages`, so that consecutive entries form the
+//! body of a response.
 //!
-//! There is an entry for each rows event, as in Canal, or for each row if rows need separate slots.
+//! As in Canal, a rows event becomes an entry. If rows need separate slots, each row becomes an entry.
 
 mod columns;
 pub mod flat;
@@ -52,7 +52,7 @@ impl Canal {
     }
 }
 
-/// The fields of a header apart from the position.
+/// The fields of a header except the position.
 struct Head<'a> {
     schema: &'a str,
     table: &'a str,
@@ -144,7 +144,7 @@ fn small_entry(
 fn xa_props(field: u32, kind: &str, at: &At<'_>, store: &mut Vec<u8>) {
     if let Some(id) = at.xa_id {
         pair(field, "XA_TYPE", kind, store);
-        // Canal removes the words of the statement but keeps the blank after them.
+        // Canal removes the statement's keywords but keeps the blank after them.
         pair(field, "XA_XID", &format!(" {id}"), store);
     }
 }

@@ -1,6 +1,6 @@
 //! Avro's binary encoding.
 //!
-//! A field that may be null is a union with null, which comes first unless the field has a default.
+//! A nullable field is a union with null. Null is the first branch unless the field has a default.
 //!
 //! Source: Avro's specification, "Binary Encoding".
 
@@ -63,7 +63,7 @@ impl Encoding for AvroRecord<'_> {
         let start = self.out.len();
         let result = write(self.out);
         let end = self.out.len();
-        // The length precedes the content, and takes as many bytes as it needs.
+        // The length precedes the content and is encoded in a variable number of bytes.
         write_long((end - start) as i64, self.out);
         let length_bytes = self.out.len() - end;
         if let Some(written) = self.out.get_mut(start..) {
@@ -76,7 +76,7 @@ impl Encoding for AvroRecord<'_> {
         self.content(write)
     }
 
-    /// Writes a block of all floats, and the empty block at the end.
+    /// Writes all floats as a single block, and the empty block that ends the array.
     fn floats(&mut self, values: &[u8]) {
         if !values.is_empty() {
             write_long((values.len() / 4) as i64, self.out);

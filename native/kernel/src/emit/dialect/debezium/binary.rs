@@ -1,8 +1,8 @@
 //! Debezium's messages in binary encodings: Avro and protobuf.
 //!
-//! A message has the frame that schema registries define: a zero byte, the id of its schema in four bytes, big-endian,
-//! for protobuf the place of its type in the schema, and the record. Its fields are those of the Kafka Connect schemas
-//! in `schema`, in their order.
+//! A message has the frame that schema registries define: a zero byte, the id of its schema (four bytes, big-endian),
+//! for protobuf the index of its type in the schema, and the record. The record's fields are those of the Kafka Connect
+//! schemas in `schema`, in the same order.
 //!
 //! Source: Confluent's "Wire format"; the mapping of types in Confluent's `AvroData` and `ProtobufData`.
 
@@ -24,7 +24,7 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 /// The first byte of a message whose schema is in a registry.
 const MAGIC: u8 = 0;
 
-/// The type of a protobuf schema that messages have: the first one.
+/// The index path of a message's type in a protobuf schema: always the first type.
 const FIRST_TYPE: u8 = 0;
 
 /// The digits of the largest BIGINT UNSIGNED.
@@ -76,8 +76,8 @@ fn write_optional_text(text: &str, out: &mut impl Encoding) {
     out.bytes(text.as_bytes());
 }
 
-/// Writes a value of a column. Raises the errors of [`super::values::write`], and `ValueMalformed` for a null in a
-/// column that is not nullable.
+/// Writes a value of a column. Raises as [`super::values::write`] does, and `ValueMalformed` for a null in a column
+/// that is not nullable.
 fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &mut impl Encoding) -> Result<()> {
     let typed = value.typed(kind)?;
     if traits.nullable {
@@ -127,7 +127,7 @@ fn write_present(typed: Typed<'_>, kind: &Kind, traits: ColumnTraits, out: &mut 
                 out.decimal(UNSIGNED_DIGITS, 0, |out| out.extend_from_slice(bytes));
             });
         }
-        // As a long: values above its range become negative.
+        // Written as a long, so values above its range become negative.
         Typed::UInt(value) => out.long(value as i64),
         Typed::Float(value) if traits.has_digits => out.double(value.into()),
         Typed::Float(value) => out.float(value),
@@ -243,7 +243,7 @@ fn write_source_tail(at: &At<'_>, row: u32, out: &mut impl Encoding) {
 }
 
 impl Writer {
-    /// Writes a change; `source` is what `source_head` wrote.
+    /// Writes a change; `source` is the output of `source_head`.
     pub(super) fn write_binary(
         &self,
         schemas: RegisteredSchemas,
@@ -312,7 +312,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the columns of an image. Raises `EventUnsupported` if the image does not have all of them.
+    /// Writes the columns of an image. Raises `EventUnsupported` if the image lacks a column.
     fn write_columns(&self, image: Image<'_, '_>, out: &mut impl Encoding) -> Result<()> {
         for (field, cell) in self.fields.iter().zip(image) {
             let value = cell.as_ref().ok_or_else(|| absent(&field.name))?;

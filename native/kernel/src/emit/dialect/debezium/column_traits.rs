@@ -1,15 +1,15 @@
-//! Properties of a column apart from its type.
+//! Properties of a column other than its type.
 
 use super::handling::Handling;
 
 /// The properties of a column that affect its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ColumnTraits {
-    /// Whether the column may be null, so that a date missing from the calendar can be null.
+    /// Whether the column is nullable. If so, a date that does not exist in the calendar becomes null.
     pub nullable: bool,
-    /// Whether it was declared as a POINT, whose values include the coordinates.
+    /// Whether the column was declared as a POINT, whose values include the coordinates.
     pub is_point: bool,
-    /// Whether it was declared as FLOAT(M,D), which the connector treats as a DOUBLE.
+    /// Whether the column was declared as FLOAT(M,D), which the connector treats as a DOUBLE.
     pub has_digits: bool,
     /// The forms of values.
     pub handling: Handling,

@@ -1,14 +1,14 @@
 //! The common interface of the binary encodings of Debezium's records.
 
-/// How the fields of a record are encoded, one after the other.
+/// Encodes the fields of a record, in order.
 pub(crate) trait Encoding {
     /// Writes a field that is null.
     fn null(&mut self);
 
-    /// Precedes the value of a field that may be null.
+    /// Called before the value of a nullable field.
     fn present(&mut self);
 
-    /// Precedes the value of a field that may be null and has a default.
+    /// Called before the value of a nullable field with a default.
     fn present_with_default(&mut self);
 
     /// Writes an int or a long.
@@ -26,16 +26,16 @@ pub(crate) trait Encoding {
     /// Writes bytes or a string.
     fn bytes(&mut self, value: &[u8]);
 
-    /// Writes bytes or a string whose content `write` appends, and returns its result.
+    /// Writes bytes or a string whose content `write` appends. Returns what `write` returned.
     fn content<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R;
 
-    /// Writes a decimal whose unscaled bytes `write` appends, and returns its result.
+    /// Writes a decimal whose unscaled bytes `write` appends. Returns what `write` returned.
     fn decimal<R>(&mut self, precision: u8, scale: u8, write: impl FnOnce(&mut Vec<u8>) -> R) -> R;
 
     /// Writes an array of floats, given with the lowest byte first.
     fn floats(&mut self, values: &[u8]);
 
-    /// Writes a record whose fields `write` writes, and returns its result.
+    /// Writes a record whose fields `write` writes. Returns what `write` returned.
     fn record<R>(&mut self, write: impl FnOnce(&mut Self) -> R) -> R;
 
     /// Writes fields that are encoded already.

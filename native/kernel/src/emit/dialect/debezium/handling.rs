@@ -1,4 +1,4 @@
-//! The forms of values and messages that users of Debezium's connector choose: its handling modes, and flat rows.
+//! The forms of values and messages that users of Debezium's connector configure: its handling modes, and flat rows.
 //!
 //! The names are those of the connector's properties `decimal.handling.mode`, `time.precision.mode`,
 //! `bigint.unsigned.handling.mode` and `binary.handling.mode`, and of the fields that its transformation
@@ -19,7 +19,7 @@ pub enum DecimalMode {
     String,
 }
 
-/// The form of TIME and DATETIME, and the semantic type of DATE.
+/// The representation of TIME and DATETIME, and the semantic type of DATE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TimeMode {
     /// Units by the column's digits.
@@ -27,23 +27,23 @@ pub enum TimeMode {
     /// Like `Adaptive`, but TIME always has microseconds.
     #[default]
     AdaptiveTimeMicroseconds,
-    /// Kafka Connect's own types, in milliseconds.
+    /// Kafka Connect's time types, in milliseconds.
     Connect,
-    /// Microseconds, whatever the column's digits are.
+    /// Microseconds, whatever the number of fractional digits.
     Microseconds,
 }
 
 /// The form of BIGINT UNSIGNED.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnsignedMode {
-    /// A long: values above its range become negative.
+    /// A long, so values above its range become negative.
     #[default]
     Long,
-    /// The bytes of the number, as a decimal without digits after the point.
+    /// The number's bytes, as a decimal with scale 0.
     Precise,
 }
 
-/// The form of BINARY, VARBINARY and BLOB.
+/// The representation of BINARY, VARBINARY and BLOB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BinaryMode {
     /// Bytes, which JSON shows in base64.
@@ -67,7 +67,7 @@ pub struct Handling {
     pub binary: BinaryMode,
 }
 
-/// A field that flat rows have after their columns.
+/// An additional field after the columns of a flat row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum FlatField {
@@ -87,7 +87,7 @@ pub enum FlatField {
 }
 
 impl FlatField {
-    /// Finds a field by its name in the envelope, or in the source with or without `source.`.
+    /// Finds a field by its name. A field of the source may be named with or without the prefix `source.`.
     fn parse(name: &str) -> Option<FlatField> {
         Some(match name {
             "op" => FlatField::Op,
@@ -121,12 +121,12 @@ impl FlatField {
     }
 }
 
-/// What flat rows contain in addition to their columns.
+/// The additional fields of flat rows, after the columns.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Flat {
     /// The names in the message, `__op` and `__source_ts_ms`, and the fields.
     pub fields: Vec<(String, FlatField)>,
-    /// Whether `__deleted` says if the row was deleted.
+    /// Whether rows have a field `__deleted`, which tells whether the row was deleted.
     pub deleted: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Debezium's envelope: a row before and after its change, and the source of the change. With a schema, each message
-//! describes its own fields; in Avro and protobuf, its schema is in a registry.
+//! Debezium's envelope: the row before and after a change, and the source of the change.
 //!
-//! The forms of values and flat rows are those of `handling`; for the types see `values`. A change of the primary key
-//! is written as the delete of a row and the creation of another, because consumers identify rows by their key.
+//! With a schema, each message describes its own fields; in Avro and protobuf, the schema is in a registry. `handling`
+//! defines the forms of values and flat rows, and `values` the types. A change of the primary key is written as the
+//! delete of a row and the creation of another, because consumers identify rows by their key.
 
 mod avro;
 pub(crate) mod binary;
@@ -30,7 +30,7 @@ use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
 
-/// Debezium's dialect; see the description of the module.
+/// Debezium's dialect, as the module's description explains.
 pub struct Debezium {
     instance: Arc<str>,
     with_schema: bool,
@@ -45,7 +45,7 @@ impl Debezium {
 }
 
 impl Debezium {
-    /// Writes the message about what a statement does to a table.
+    /// Writes the message about a statement's effect on a table.
     fn write_definition(&self, at: &At<'_>, definition: &Definition<'_>, text: &str, out: &mut Messages) -> Result<()> {
         let (database, table) = (&*definition.database, &*definition.table);
         let value = &mut out.value;
@@ -69,7 +69,7 @@ impl Debezium {
         out.close(MessageKind::Statement, SLOT_ALL, 0)
     }
 
-    /// Writes the message about a table that a statement empties: an envelope without rows.
+    /// Writes the message for a table that a statement empties: an envelope without rows.
     fn write_truncate(at: &At<'_>, definition: &Definition<'_>, out: &mut Messages) -> Result<()> {
         let value = &mut out.value;
         value.extend_from_slice(b"{\"before\":null,\"after\":null,\"source\":");
@@ -116,7 +116,8 @@ impl Dialect for Debezium {
             return Ok(());
         }
         for (definition, text) in table_statements(statement.text, statement.database, statement.backslash) {
-            // The log does not contain the columns of an emptied table, so with schemas the message is a definition.
+            // The log does not contain the columns of an emptied table, so if messages have schemas, write a DDL
+            // message instead.
             if definition.kind == DefinitionKind::Truncate && !self.with_schema {
                 Self::write_truncate(at, &definition, out)?;
             } else {
@@ -161,7 +162,7 @@ impl Writer {
                 (before, None) => self.write_change(at, &delete(before), source, index, out)?,
                 (Some(before), Some(after)) if self.changes_key(before, after) => {
                     self.write_change(at, &delete(row.before), source, index, out)?;
-                    // The change counts once, with the row that exists afterwards.
+                    // Count the change once: with the message for the new row.
                     out.close(MessageKind::Delete, row.slot_before?, 0)?;
                     self.write_change(at, &insert(row.after), source, index, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;
@@ -325,7 +326,7 @@ fn times(at: &At<'_>, out: &mut Vec<u8>) {
     write_integer(micros.saturating_mul(1_000), out);
 }
 
-/// Writes the source up to the row number.
+/// Writes the fields of the source up to the row number.
 fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u8>) {
     let micros = at.transaction.commit_us;
     out.extend_from_slice(b"{\"version\":\"");

@@ -33,7 +33,7 @@ const ENVELOPE_TAIL: &str = concat!(
     r#""optional":false,"name":"#,
 );
 
-/// Writes everything before the payload of a DDL message.
+/// Writes the text before the payload of a DDL message.
 pub(super) fn write_statement_head(out: &mut Vec<u8>) {
     out.extend_from_slice(br#"{"schema":{"type":"struct","fields":["#);
     out.extend_from_slice(SOURCE_FIELDS.as_bytes());
@@ -50,7 +50,7 @@ pub(super) fn write_statement_head(out: &mut Vec<u8>) {
     );
 }
 
-/// Returns everything before the payload of messages with this schema.
+/// Returns the text before the payload of messages with this schema.
 pub(crate) fn head(schema: &[u8]) -> Vec<u8> {
     [br#"{"schema":"#, schema, br#","payload":"#].concat()
 }
@@ -172,7 +172,7 @@ fn allowed(members: &[Arc<str>]) -> [(&'static str, String); 1] {
     [("allowed", escaped.collect::<Vec<_>>().join(","))]
 }
 
-/// Returns the name of a table in topics and schemas: all characters except ASCII letters, digits, dots, dashes and
+/// Returns the name of a table for topics and schemas: characters other than ASCII letters, digits, dots, dashes and
 /// underscores become underscores.
 fn topic(instance: &str, table: &TableView) -> String {
     let is_kept = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
@@ -222,7 +222,7 @@ fn meaning_of_datetime(fsp: u8, mode: TimeMode) -> Meaning {
 fn meaning(kind: &Kind, traits: ColumnTraits) -> Meaning {
     let handling = traits.handling;
     match kind {
-        // The digits of the largest number.
+        // The number of digits of the largest number.
         Kind::Integer { bytes: 8, unsigned: true } if handling.bigint_unsigned == UnsignedMode::Precise => {
             decimal(20, 0)
         }

@@ -18,7 +18,7 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
         Typed::Null => out.extend_from_slice(b"null"),
         Typed::Int(value) => integer::write_signed(value, out),
         Typed::UInt(value) if is_precise(kind, traits) => decimal::write_unsigned_debezium(value, out),
-        // As a long: values above its range become negative.
+        // Written as a long, so values above its range become negative.
         Typed::UInt(value) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
         Typed::Float(value) if traits.has_digits => float::write_json(value.into(), out),
         Typed::Float(value) => float::write_json_single(value, out),
@@ -75,7 +75,7 @@ fn write_number(value: Option<i64>, traits: ColumnTraits, out: &mut Vec<u8>) {
     }
 }
 
-/// Returns the digits that determine the unit of a DATETIME.
+/// Returns the number of fractional digits that determines the unit of a DATETIME.
 pub(super) fn datetime_digits(fsp: u8, traits: ColumnTraits) -> u8 {
     match traits.handling.time {
         TimeMode::Connect => 3,
@@ -123,7 +123,8 @@ pub(super) fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Returns the microseconds of a time of day, which the types in milliseconds are limited to.
+/// Returns the microseconds of a TIME, which must be a time of day, because the types in milliseconds represent no
+/// other.
 fn of_one_day(time: Time) -> Result<i64> {
     let micros = time.micros();
     if (0..86_400_000_000).contains(&micros) {
@@ -240,7 +241,7 @@ mod tests {
 
     #[test]
     fn decimals_of_every_width_are_equal() {
-        // The same two groups of nine digits, alone and after 47 zeros, which take a byte and five groups.
+        // Two groups of nine digits: alone, and after 47 zeros, which take a byte and five groups.
         let (narrow, wide) = (Kind::Decimal { precision: 18, scale: 0 }, Kind::Decimal { precision: 65, scale: 0 });
         let decimal = |kind: &Kind, zeros: usize, groups: [u32; 2], negative: bool| {
             let mut bytes = [vec![0; zeros], groups.map(u32::to_be_bytes).concat()].concat();
@@ -259,7 +260,7 @@ mod tests {
             }
         }
         let nines = [&[0x80 | 99][..], &999_999_999u32.to_be_bytes().repeat(7)].concat();
-        // 10**65 - 1 takes 28 bytes, which are 40 digits and two quotes.
+        // 10**65 - 1 takes 28 bytes, which base64 writes as 40 characters between two quotes.
         assert_eq!(shown(&wide.read(&mut Cursor::new(&nines)).unwrap(), &wide, REQUIRED).len(), 42);
     }
 

@@ -45,7 +45,7 @@ pub struct Writer {
     pub(super) keys: Vec<usize>,
     /// The text before the payload; empty if messages have no schema.
     pub(super) head: Vec<u8>,
-    /// What flat rows contain in addition to their columns; None for messages with an envelope.
+    /// The additional fields of flat rows; None for messages with an envelope.
     pub(super) flat: Option<FlatKeys>,
     /// The schemas of messages in a binary format; None for JSON.
     pub(super) registered: Option<RegisteredSchemas>,
@@ -61,7 +61,7 @@ pub(super) struct ChangeView<'r, 'a> {
     pub(super) counts: Option<TransactionCounts>,
 }
 
-/// The file, without its number, of the log that is written for a TiDB cluster.
+/// The base name of the files of a log that is written for a TiDB cluster.
 const TIDB_LOG: &str = "tidb-binlog.";
 
 /// Returns the id of a transaction: its GTID, otherwise derived from its commit version. The version contains the start

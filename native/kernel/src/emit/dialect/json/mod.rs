@@ -1,5 +1,5 @@
-//! Penstock's own JSON: the source of a change, and its row before and after, with values as the server's client
-//! shows them. A change of the primary key is written as the delete of a row and the insert of another, because
+//! Penstock's own JSON: the source of a change, and the row before and after the change, with values as the server's
+//! client shows them. A change of the primary key is written as the delete of a row and the insert of another, because
 //! consumers identify rows by their key.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
 
-/// The dialect `json`; see the description of the module.
+/// The dialect `json`, as the module's description explains.
 pub struct JsonRows;
 
 impl Dialect for JsonRows {
@@ -62,7 +62,7 @@ struct Field {
 
 /// Writes the rows of a table.
 pub struct Writer {
-    /// The message up to its change.
+    /// The part of the message before its change.
     head: Vec<u8>,
     fields: Vec<Field>,
     table: Arc<TableView>,
@@ -74,7 +74,7 @@ impl TableWriter for Writer {
             match (row.before, row.after) {
                 (Some(before), Some(after)) if walk::changes_key(&self.table, before, after) => {
                     self.write_change(at, row.index, row.before, None, out)?;
-                    // The change counts once, with the row that exists afterwards.
+                    // Count the change once: with the message for the new row.
                     out.close(MessageKind::Delete, row.slot_before?, 0)?;
                     self.write_change(at, row.index, None, row.after, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;

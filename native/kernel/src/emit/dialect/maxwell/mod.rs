@@ -22,11 +22,11 @@ use crate::shard::SLOT_ALL;
 
 const STATEMENT: i8 = MessageKind::Statement as i8;
 
-/// The text after the number of the transaction. In a JSON string its quotes would be escaped, so the first
-/// occurrence in a message is the field itself.
+/// The text after the number of the transaction. Inside a JSON string, the quotes of this text would be escaped, so the
+/// first occurrence in a message is the field itself.
 const POSITION: &[u8] = b",\"position\":";
 
-/// Maxwell's dialect; see the description of the module.
+/// Maxwell's dialect, as the module's description explains.
 pub struct Maxwell;
 
 impl Dialect for Maxwell {
@@ -115,7 +115,7 @@ impl Dialect for Maxwell {
     }
 }
 
-/// Number of messages of a statement that have its whole text. Further messages have only the part of their own
+/// Number of a statement's messages that contain its whole text. Further messages contain only the part about their
 /// table, because the text grows with the number of tables.
 const WHOLE_TEXTS_MAX: usize = 100;
 
@@ -138,7 +138,7 @@ struct Field {
 
 /// Writes the rows of a table.
 pub struct Writer {
-    /// The message up to its type.
+    /// The part of the message before its type.
     head: Vec<u8>,
     fields: Vec<Field>,
 }
@@ -177,7 +177,7 @@ impl Writer {
         let start = out.len();
         let missing = |at: usize| data.get(at).is_none_or(Option::is_none);
         self.pairs(data, |_| true, out)?;
-        // A column that only the before image has was not changed: it identifies the row.
+        // A column that only the before image has is unchanged. Such columns identify the row.
         self.pairs(old, missing, out)?;
         json_object::close(start, out);
         let start = out.len();
@@ -209,7 +209,7 @@ impl Writer {
 fn write_position(at: &At<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(POSITION);
     out.push(b'"');
-    // A file name may contain anything; the number and the colon need no escapes.
+    // A file name may contain any characters; the number and the colon need no escapes.
     let start = out.len();
     out.extend_from_slice(at.transaction.file.as_bytes());
     quoted::escape_from(start, out);

@@ -1,8 +1,8 @@
 //! Ptubes' events (`RdsPacket`), each framed as an element of `RdsMessage.messages`.
 //!
-//! There is an event for each row, with columns by name. A checkpoint identifies the transaction by its start and the
-//! event by its index in it, counted from 0; the index of the commit follows the last change. Columns are in table
-//! order.
+//! Each row becomes an event, with columns by name. A checkpoint identifies the transaction by its start, and the event
+//! by its index in the transaction, counted from 0. The index of the commit follows that of the last change. Columns
+//! are in table order.
 
 mod values;
 
@@ -147,7 +147,7 @@ impl Dialect for Ptubes {
             pb::number(3, TRANSACTION_END, value);
             pb::close(start, value);
         }
-        // A transaction of heartbeats only has no end message; this message only reports its position.
+        // A transaction that consists only of heartbeats has no end message. This message just reports its position.
         out.close(MessageKind::End, SLOT_ALL, 0)
     }
 }

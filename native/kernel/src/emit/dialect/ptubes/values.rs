@@ -1,5 +1,5 @@
-//! Writes values as in Ptubes' events: times as milliseconds since 1970 in the server's time zone, plus what
-//! milliseconds cannot express.
+//! Writes values as in Ptubes' events: times are milliseconds since 1970 in the server's time zone, plus the
+//! information that milliseconds cannot express.
 
 use crate::column::typed::Typed;
 use crate::column::{
@@ -15,7 +15,7 @@ pub struct Moment {
     pub millis: i64,
     /// Nanoseconds within the second; None for a DATE.
     pub nanos: Option<u32>,
-    /// The text, if the milliseconds do not express it: for every TIME, and for dates that Java changes.
+    /// The text, if the milliseconds do not determine it: for every TIME, and for dates that Java changes.
     pub shown: Option<String>,
 }
 
