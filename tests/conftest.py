@@ -55,7 +55,7 @@ _ON_ONE_WORKER = {
 _database_numbers = itertools.count(1)
 
 # Do not fail an example because of its duration, since a machine may pause for seconds. Everyday runs use the
-# same examples each time, and the long runs look for new ones.
+# same examples each time, and long runs generate new ones.
 settings.register_profile(
     "tests",
     deadline=None,
@@ -137,7 +137,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests of this run, and begin with the files that have slow tests.
 
-    A worker that begins a slow file last would delay the end of the run.
+    A slow file that a worker begins last would delay the end of the run.
     """
     tiers.select(config, items)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
@@ -331,7 +331,8 @@ def lend_server(
     def lend(flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Iterator[Server]:
         require_flavor(flavor)
         if flavor == "mysql":
-            # This takes a third of the processor time of a start. Only the shared server keeps it.
+            # The performance schema takes a third of the processor time of a start. Only the shared server
+            # keeps it.
             options.setdefault("performance_schema", False)
         with ExitStack() as stack:
             try:

@@ -23,7 +23,7 @@ class CanalFollower:
     """
 
     def __init__(self, folder: Path, peer: Peer, hosts: str, destination: str, table_filter: str) -> None:
-        """`hosts` are the hosts of the ensemble, with the node that has Canal's layout."""
+        """`hosts` lists the ensemble's hosts, including the path of the node with Canal's layout."""
         # For each table: the numbers of the transactions in order of arrival.
         self.steps: dict[str, list[int]] = {}
         self.starts = 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the cost of serving a copy of a log: `python -m tests.chaos.copy_cost MEGABYTES`.
 
-One daemon captures the log; then another one begins to copy it, with syncs by interval. The CPU time of both
+One daemon captures the log; then a second daemon copies it, with syncs by interval. The CPU time of both
 until the copy is in step is divided by the bytes copied.
 """
 
@@ -57,8 +57,8 @@ def measure(folder: Path, megabytes: int) -> str:
         copied_before = cpu_seconds_of(copying.pid)
 
         end = str(serving.status()["position"])
-        # Query the store here, because each query to a daemon would cost it milliseconds, which would be
-        # counted.
+        # Query the store in this process, because a query to a daemon would add milliseconds to the measured
+        # CPU time.
         store = enter(closing(open_store(f"sqlite://{folder}/fleet.db")))
 
         def is_in_step() -> bool:

@@ -27,7 +27,7 @@ DISK_BYTES = 1 << 30
 
 
 def canal_node(root: str) -> str:
-    """Return the node that has Canal's layout, next to the one of the fleet."""
+    """Return the node that has Canal's layout, next to the fleet's node."""
     return f"{root}-canal"
 
 
@@ -72,18 +72,18 @@ class Network:
         return [proxy.through(server.url()) for server, proxy in self._sources]
 
     def serve(self, port: int) -> str:
-        """Return the address at which the others reach a port of this host."""
+        """Return the address at which the other hosts reach a port of this host."""
         proxy = self._stack.enter_context(Proxy(port))
         self._served.append(proxy)
         return f"127.0.0.1:{proxy.port}"
 
     def cut_off(self, path: str = "") -> None:
-        """Carry nothing in either direction, without closing connections: on one path, by default on all."""
+        """Pass nothing in either direction on one path (by default on all), without closing connections."""
         for proxy in self._proxies(path):
             proxy.swallow()
 
     def restore(self) -> None:
-        """Carry everything again, including what was sent in the meantime."""
+        """Pass traffic again, including the bytes sent while the path was cut."""
         for proxy in self._proxies(""):
             proxy.resume()
 
@@ -171,7 +171,7 @@ class Member:
         os.kill(self.daemon.pid, number)
 
     def lose(self) -> None:
-        """Kill the daemon and its processes, and remove everything that they have stored."""
+        """Kill the daemon and its processes, and delete their stored files."""
         self._kill()
         if self.log_folder.exists():
             shutil.rmtree(self.log_folder.parent)
@@ -186,7 +186,7 @@ class Member:
     def _kill(self) -> None:
         processes = children(self.daemon.pid)
         self.daemon.kill()
-        # Capture processes end by themselves soon, but write until then.
+        # Capture processes end by themselves shortly after the daemon, but write until then.
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
 
     def fill_disk(self) -> None:
@@ -289,7 +289,7 @@ def thaw(host: Member | Worker) -> None:
 
 
 def cut_off(path: str, host: Member | Worker) -> None:
-    """Cut a path of a host's network, "" for all; see `Network`."""
+    """Cut a path of a host's `Network`; "" cuts all paths."""
     host.network.cut_off(path)
 
 

@@ -2,10 +2,10 @@
 """A fleet under random faults: three daemons, two workers, three nodes of ZooKeeper, busy writers.
 
 Every host has its own folders and reaches the others through proxies. A seed chooses the faults. Each fault
-begins, lasts for a while, possibly overlapping with another one, and ends. Then everything that follows the
-log must continue. At the end the copies of the log equal each other and the binlog of the server, the
-subscriber and Canal's own Java cluster client have seen every transaction in order, the feed has each change
-once, the mirror equals the tables, and every commit waited for its acknowledgement.
+begins, lasts for a while, possibly overlapping with other faults, and ends. After it, every reader of the log
+must continue. At the end the copies of the log equal each other and the binlog of the server, the subscriber
+and Canal's own Java cluster client have seen every transaction in order, the feed has each change once, the
+mirror equals the tables, and every commit waited for its acknowledgement.
 """
 
 import json
@@ -55,7 +55,7 @@ KINDS = (
 # The durations of faults: shorter and longer than a session.
 FAULT_SECONDS_MAX = 8.0
 TOGETHER = 0.4
-# Processes start again after a fault, which takes long on a busy machine.
+# After a fault, processes start again, which takes long on a busy machine.
 PROGRESS_SECONDS_MAX = 300.0
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ Undo = Callable[[], None]
 
 
 class Chaos:
-    """A fleet and its faults. As a context manager everything runs inside the block."""
+    """A fleet and its faults. As a context manager, it runs all processes inside the block."""
 
     def __init__(self, folder: Path, seed: int, only: str = "") -> None:
         self.folder = folder
@@ -127,14 +127,14 @@ class Chaos:
         return f"penstock://{hosts}/{INSTANCE}"
 
     def play(self, seconds: float) -> None:
-        """Begin and end faults for a time. After each fault, the fleet must continue."""
+        """Begin and end faults for a given time. After each fault, the fleet must continue."""
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
             undos = [self._begin_fault()]
             while self._random.random() < TOGETHER and any(map(self._free_hosts, self._faults)):
                 time.sleep(self._random.uniform(0.0, FAULT_SECONDS_MAX / 4))
                 undos.append(self._begin_fault())
-            # The duration of a fault is part of the fault.
+            # Let the faults last for a random time before undoing them.
             time.sleep(self._random.uniform(0.1, FAULT_SECONDS_MAX))
             self._random.shuffle(undos)
             for undo in undos:
@@ -186,7 +186,8 @@ class Chaos:
         self.members[first].daemon.wait_for_head(head.file, head.offset)
         wait_until(self._are_copies_equal)
         for name in (first, second):
-            # A log begins later than the first if both members with a copy were unavailable at the same time.
+            # If both members with a copy were unavailable at the same time, a log begins later than the first
+            # log.
             assert_equal_to_server(self.members[name].log_folder, latest)
         assert_equal_logs(self._log(first), self._log(second))
         for name, member in self.members.items():
@@ -296,7 +297,7 @@ class Chaos:
     # --- Faults -----------------------------------------------------------------------------
 
     def _begin_fault(self) -> Undo:
-        """Begin a fault of a host without one, and return the function that ends it."""
+        """Begin a fault on a host that has none, and return the function that ends it."""
         free = [fault for fault in self._faults if self._free_hosts(fault)]
         (fault,) = self._random.choices(free, [fault.weight for fault in free])
         name = self._random.choice(self._free_hosts(fault))
@@ -314,7 +315,7 @@ class Chaos:
         return undo
 
     def _free_hosts(self, fault: "Fault") -> list[str]:
-        """Return the hosts to which a fault may happen now."""
+        """Return the hosts on which a fault may begin now."""
         current = self._current.values()
         if (fault.alone and current) or any(present.alone for present in current):
             return []
@@ -358,8 +359,8 @@ class Chaos:
         servers.promote(self._prove_acknowledged)
 
     def _prove_acknowledged(self, promoted: Server) -> None:
-        """Assert that every commit acknowledged by the dead server is in its replica, or was received by
-        readers of the fleet.
+        """Assert that every commit acknowledged by the dead server is in its replica, or that readers of the
+        fleet received it.
         """
         for writer in self.writers:
             ((newest,),) = promoted.sql(f"SELECT step FROM {writer.table} WHERE id = {NEWEST}")
@@ -390,14 +391,14 @@ class Chaos:
         member.tear()
 
     def _drain(self, member: Member) -> None:
-        # It may take a while until a copy is in step, and only then does the member hand over.
+        # The member hands over only once a copy is in step, which may take a while.
         CliRunner().invoke(
             make_app(),
             ["fleet", "drain", member.name, "--timeout", "5", "--coordination", self.coordination],
         )
 
     def _undrain(self, member: Member) -> None:
-        # A member that had just joined again when it should be drained is not drained.
+        # A member that has just rejoined is not drained.
         words = ["fleet", "undrain", member.name, "--coordination", self.coordination]
         done = CliRunner().invoke(make_app(), words)
         assert done.exit_code == 0 or "is not drained" in done.output, done.output
@@ -424,9 +425,9 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Fault:
-    """An event that happens to one of some hosts, and the way it ends.
+    """A fault that may begin on one of several hosts, and how it ends.
 
-    `weight` is its relative frequency. Nothing else happens during a fault that is `alone`.
+    `weight` is its relative frequency. No other fault overlaps with a fault that is `alone`.
     """
 
     name: str

@@ -31,7 +31,9 @@ _TRANSACTIONS_AFTER = 20
 
 
 class Pauses:
-    """Two daemons, a writer and a subscriber. As a context manager everything runs inside the block."""
+    """Two daemons, a writer and a subscriber. As a context manager, it runs all processes inside the
+    block.
+    """
 
     def __init__(self, folder: Path, session: str) -> None:
         self._folder = folder
@@ -96,7 +98,7 @@ class Pauses:
             row = self._members["a"].fleet_row()
             capturer = self._members.get(row["captured_by"])
             has_copy = [copy["state"] for copy in row["copies"]] == ["in step"]
-            # A thawed member may not have noticed yet that another one has taken over.
+            # A thawed member may not have noticed yet that another member has taken over.
             if has_copy and capturer is not None and capturer.daemon.status()["state"] == "running":
                 captured_by.append(capturer.name)
             return bool(captured_by)

@@ -18,7 +18,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
 # Options that persist over restarts. The servers are started without the file to which SET PERSIST writes.
-# The timeout exceeds any run: a commit waits as long as it is not acknowledged.
+# The timeout exceeds any run: a commit waits until it is acknowledged.
 _OPTIONS: Mapping[str, str | int] = {
     "plugin_load_add": "rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so",
     "rpl_semi_sync_source_timeout": 3_600_000,
@@ -85,9 +85,9 @@ class Servers:
     def promote(self, prove_acknowledged: Callable[[Server], None]) -> None:
         """Kill the primary during writes, and let the replica take its place.
 
-        `prove_acknowledged` looks for the acknowledged commits in the replica, once that has applied what it
-        has received. Transactions that the dead server has logged but not sent to the replica are fetched
-        from its disk before the promotion, because readers of its log may have them.
+        `prove_acknowledged` looks for the acknowledged commits in the replica, once the replica has applied
+        all received transactions. Transactions that the dead server has logged but not sent to the replica
+        are fetched from its disk before the promotion, because readers of its log may have them.
         """
         self.prove_acknowledgements()
         self._settled.clear()
@@ -105,7 +105,7 @@ class Servers:
         self._lead(promoted)
 
     def rejoin(self) -> None:
-        """Let the dead server return as the replica of the promoted one."""
+        """Let the dead server return as the replica of the promoted server."""
         self.replica.start()
         self._follow(self.replica)
 
@@ -138,7 +138,7 @@ class Servers:
 
 
 def _set(server: Server, **values: bool) -> None:
-    """Set global variables of a server, also for its next starts."""
+    """Set global variables of a server now and for its next starts."""
     if server.running:
         server.sql("; ".join(f"SET GLOBAL {name} = {value}" for name, value in values.items()))
     server.options |= {name.replace("_", "-"): value for name, value in values.items()}

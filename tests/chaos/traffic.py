@@ -128,7 +128,7 @@ class Follower:
         self.stop()
 
     def start(self) -> None:
-        """Start a subscriber, which continues at the checkpoint of the last one."""
+        """Start a subscriber, which continues at the last subscriber's checkpoint."""
         self.running = Running(self._make_subscriber(), self._keep)
         self.running.__enter__()
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run each test of the sinks' conformance suite on every backend it applies to, discovered by name.
+"""Run each test of the sinks' conformance suite on every backend to which the test applies, discovered by
+name.
 
-Cases of backends in the deep tier are guarded by the same test on the others.
+Cases of backends in the deep tier are guarded by the same test on the other backends.
 """
 
 import itertools
@@ -57,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def sink_backend(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server], missing_part: MissingPart
 ) -> SinkBackend:
-    """Yield each backend of the test, running."""
+    """Yield each of the test's backends while it runs."""
     return running_backend(request.param, request.config, server_of, missing_part)
 
 
@@ -77,7 +78,7 @@ def sink(backend: SinkBackend) -> Iterator[Sink]:
 
 @pytest.fixture
 def table() -> MakeTarget:
-    """Return a function that makes targets in a database of the test's own."""
+    """Return a function that creates targets in the test's own database."""
     database = f"conform_{next(_databases)}"
 
     def make(

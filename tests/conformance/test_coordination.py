@@ -45,15 +45,15 @@ from tests.support.coordinate.backends import (
 )
 from tests.support.suite.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
 
-# The time that a handover may take beyond the session timeout on a busy machine. Pauses of the machine are
-# excluded: steps that take longer than this.
+# The time that a handover may take beyond the session timeout on a busy machine. Steps that take longer than
+# this are pauses of the machine, which are excluded.
 SLACK_SECONDS = 5.0
 STANDSTILL_SECONDS = 0.25
 
 LEASE = "/shop/lease"
 
 
-# The memory store belongs to one process alone.
+# The memory store exists in a single process.
 ALONE = "memory"
 
 
@@ -240,7 +240,7 @@ def test_watch_reports_every_change_below_its_path(
         assert notified.wait(WAIT_SECONDS_MAX), number
     watch.close()
     wait_quiet(notified)
-    # Another watcher on the same path is still notified; the closed watch is not.
+    # The store still notifies another watch on the same path, but not the closed watch.
     still_told = threading.Event()
     store.watch("/shop", still_told.set)
     other.put("/shop/orders/record", b"6")

@@ -51,7 +51,8 @@ def open_mode(mode: str, folder: Path, disk: Disk | None = None, **changes: obje
 
 @pytest.fixture(params=MODES)
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    # Syncs of a real disk would dominate the run time of a log this small and change nothing here.
+    # Syncs to a real disk would dominate the run time of such a small log, and the tests do not depend on
+    # them.
     with open_mode(request.param, Path("/log"), MemoryDisk(1 << 26)) as opened:
         yield opened
 

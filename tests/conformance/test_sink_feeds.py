@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A feed stores every change as a row exactly once, in any target."""
+"""A feed stores every change exactly once as a row, in any target."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def feed(backend: SinkBackend) -> Sink:
 
 @runs_on(keeps_feeds)
 def test_every_change_is_a_row(backend: SinkBackend, feed: Sink, table: MakeTarget) -> None:
-    # A target that only one process can write has one writer.
+    # If only one process can write to a target, it has one writer.
     spread = Spread.WHOLE if feed.in_driver else Spread.RANGES
     assert (feed.spread, feed.keeps_state) == (spread, False)
     Pipe(feed).changes(table(), *CHANGES)

@@ -226,7 +226,7 @@ def test_unreachable_server_is_reported_without_its_password(
 ) -> None:
     monkeypatch.setattr("penstock.sinks.mongodb.sink._SELECT_MILLISECONDS_MAX", 100)
     sink = backend.sink_to_nowhere()
-    # A finding would end the run, which retries a target that does not answer.
+    # A finding would end the run, but the run must retry a target that does not answer.
     with pytest.raises(ConnectionLost) as caught:
         sink.check()
     shown = f"{caught.value} {caught.value.hint}"

@@ -114,7 +114,7 @@ def test_batch_survives_a_lost_connection(backend: SqlBackend, sink: Sink, table
 
     with contextlib.suppress(TransientError):
         write()
-    # The batch may be retried whether the writer has recovered or not.
+    # The batch may be retried whether or not the writer has recovered.
     write()
     assert number == 2
     assert backend.stored(seats) == [(1, 1, None), (2, 2, None)]

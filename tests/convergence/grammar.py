@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.convergence.columns import KEYS, TYPES, WIDENINGS, SourceColumn, columns_of, literal
 
-# The abilities of targets, by name: values that no log shows, types that convert, other primary keys, tables
-# that are emptied and recreated, tables without a key, further unique keys.
+# The names of changes that a target may be able to follow: values that no log shows, converted types, changed
+# primary keys, emptied and recreated tables, tables without a key, further unique keys.
 ABILITIES = frozenset({"unlogged", "convert", "other key", "empty", "keyless", "unique"})
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 
@@ -28,7 +28,7 @@ class Action:
 
 
 class Grammar:
-    """Generates actions for the tables of a session's database, as far as `abilities` allow."""
+    """Generates actions for the tables of a session's database, limited to the target's `abilities`."""
 
     def __init__(self, chance: random.Random, cursor: Any, mariadb: bool, abilities: frozenset[str]) -> None:
         self._chance = chance

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of random statements against one pipeline: after each, the target equals the source.
+"""Plays rounds of random statements against one pipeline; after each round, the target must equal the source.
 
 A journal keeps the statements in steps, so that a divergence can be reproduced without the seed, and
-shortened: see `smaller`.
+shortened with `smaller`.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ ACTIONS_OF_A_ROUND = 25
 KINDS = {"still": 6, "busy": 3, "crash": 3}
 # On a busy machine a session of Spark takes minutes to start.
 BEGIN_SECONDS_MAX = 5 * WAIT_SECONDS_MAX
-# Requests between a round's statements, for some of the rounds.
+# Requests that some rounds make between their statements.
 RESNAPSHOT = "resnapshot"
 
 
@@ -66,7 +66,7 @@ class Divergence:
 
     @property
     def names(self) -> frozenset[str]:
-        """What a shortened journal has to show as well."""
+        """The facts that a shortened journal must reproduce."""
         return frozenset(self.rows) or frozenset({self.error.split(":")[0]})
 
     def __str__(self) -> str:
@@ -115,12 +115,12 @@ class Machine:
         return self._target.mode != "feed"
 
     def grammar(self, chance: random.Random) -> Grammar:
-        """Return the generator of actions for the database, limited to what the target can follow."""
+        """Return the generator of actions for the database, limited to changes that the target can follow."""
         abilities = self._target.MODES[self._target.mode]
         return Grammar(chance, self._connection.cursor(), self._server.family == "mariadb", abilities)
 
     def set_sql_mode(self, mode: str) -> None:
-        """Make the following statements run in lenient mode, or not."""
+        """Make the following statements run in lenient or strict mode."""
         with self._connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00', sql_mode = %s", (mode,))
 
@@ -172,7 +172,7 @@ class Machine:
         try:
             for action in actions:
                 self.send(action)
-                # The statements arrive throughout the run, not all before its first batch.
+                # Statements must arrive throughout the run, not all before its first batch.
                 thread.join(0.03)
         finally:
             thread.join()
@@ -204,7 +204,7 @@ class Machine:
         before = self._begun()
         try:
             wait_until(lambda: process.poll() is not None or self._begun() != before, BEGIN_SECONDS_MAX)
-            # It dies anywhere in the batch that it has begun.
+            # The command dies at a random point of the batch that it has begun.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(chance.choice((0.01, 0.1, 0.5, 2.0)))
         finally:
@@ -245,7 +245,7 @@ class Machine:
             try:
                 rows = self._target.rows(self.database, source, table)
                 told = differences(source, rows)
-            # A value that cannot be read in the source's type is wrong as well.
+            # A value that cannot be read as the source's type counts as wrong.
             except (AssertionError, ValueError) as problem:
                 told = [str(problem)]
             if told:

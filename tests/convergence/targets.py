@@ -76,11 +76,11 @@ class ConvergenceTarget(ABC):
         """Return the stored rows of a table, [] if it does not exist."""
 
     def current(self, database: str, source: Source, table: str) -> list[Row]:
-        """Return the rows of a mirror."""
+        """Return the current rows in a mirror."""
         return self.stored(database, table)
 
     def rows(self, database: str, source: Source, table: str) -> list[Row]:
-        """Return the rows that the source should have now, according to the target."""
+        """Return the source's current rows, as derived from the target."""
         if self.mode not in ("feed", "history"):
             return self.current(database, source, table)
         stored = self.stored(database, table)
@@ -257,7 +257,7 @@ class ClickHouseTarget(StoreTarget):
         rows = super().current(database, source, table)
         bits = [name for name, kind in source.types.items() if kind.startswith("bit")]
         for row in rows:
-            # In a column that previously held texts, a number is stored as its digits.
+            # A column that previously held texts stores a number as its digits.
             row |= {name: int(row[name]) for name in bits if isinstance(row[name], bytes)}
         return rows
 

@@ -23,7 +23,9 @@ _SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_met
 
 @dataclass
 class Outcome:
-    """The result of a comparison: differences, and the statements that put tables in doubt."""
+    """The outcome of a comparison: the differences, and the statements after which definitions are in
+    doubt.
+    """
 
     differences: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -71,7 +73,7 @@ class WatchedHistory(SchemaHistory):
         known = self.schema(name.database, name.table)
         expected = definition.schema
         if known is None:
-            # The server is queried for it when its next row arrives.
+            # The definition is queried from the server when the table's next row arrives.
             self._outcome.doubts.append(f"{name} is not known after {text}")
         elif any(_is_garbled(column.type_text) for column in known.columns):
             self._outcome.counts["definitions that the server cannot show"] += 1
@@ -88,7 +90,7 @@ class WatchedHistory(SchemaHistory):
         else:
             self._outcome.counts["definitions compared"] += 1
             return
-        # Report a difference once, without its consequences.
+        # Report a difference once, and not its consequences.
         self.take(definition.to_json(), position)
 
 
@@ -140,7 +142,7 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
     """Return the columns, and whether they are visible, without MariaDB's hidden hashes.
 
     Whether a key has a hash may change whenever the table is rebuilt (ENGINE, FORCE, a key over a prefix).
-    The number of columns in the table map shows it.
+    The number of columns in the table map reveals the hash.
     """
     return tuple(
         (column, column.visible) for column in schema.columns if not column.name.startswith("DB_ROW_HASH_")
@@ -148,9 +150,10 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
 
 
 def _is_garbled(value: Any) -> bool:
-    """Return whether a text has bytes that a character set lacks. The machine itself writes no question mark.
+    """Return whether a text has bytes that are invalid in a character set.
 
-    Servers make such members when they convert an ENUM or SET, and then show two texts for them.
+    The machine itself writes no question marks. Servers create such members when they convert an ENUM or SET,
+    and then show two different texts for them.
     """
     return isinstance(value, str) and ("\ufffd" in value or "?" in value)
 
@@ -203,9 +206,9 @@ def _agrees(row: dict[str, Any], image: dict[str, Any]) -> bool:
 
 
 def is_equal(value: Any, expected: Any) -> bool:
-    """Return whether a decoded value equals the server's, which the client library shows in its own form.
+    """Return whether a decoded value equals the server's, which the client library shows in its own form:
 
-    BIT is shown as bytes, as are members of ENUM and SET with charset binary, and FLOAT has six digits.
+    BIT and members of a binary ENUM or SET as bytes, FLOAT with six digits.
     """
     match value, expected:
         case int(), bytes():

@@ -72,7 +72,7 @@ def logged_statements(server: Server) -> list[tuple[str, str]]:
             try:
                 cursor.execute(statement.strip().replace("OTHER", "corpus_other"))
             except pymysql.err.MySQLError:
-                # The families differ in what they accept; a refused statement is not logged.
+                # MySQL and MariaDB accept different statements; a refused statement is not logged.
                 continue
     path = server.binlog_files()[-1]
     server.sql("FLUSH BINARY LOGS; DROP DATABASE corpus")

@@ -221,7 +221,7 @@ class Grammar:
         head = "CREATE "
         if self.mariadb and self.chance.random() < 0.15:
             head += "OR REPLACE "
-        # A temporary table hides another table of the same name from later statements, so it gets a unique
+        # A temporary table would hide a table of the same name from later statements, so it gets a unique
         # name.
         is_temporary = self.chance.random() < 0.04
         head += "TEMPORARY TABLE " if is_temporary else "TABLE "
@@ -298,7 +298,7 @@ class Grammar:
         if self.chance.random() < 0.02:
             text += ", ORDER BY " + ", ".join(self._name(column.name) for column in facts.columns[:2])
         elif self.chance.random() < 0.05:
-            # These follow the last action without a comma.
+            # These clauses follow the last action without a comma.
             partitions = self._partitions(self._name(self.chance.choice(facts.columns).name))
             text += self.chance.choice((partitions, " REMOVE PARTITIONING"))
         return text

@@ -123,7 +123,7 @@ class Run:
         refused = not self._execute(session, text)
         recording.counts["refused"] += refused
         end = self._head(session)
-        # A failed statement is logged if it already had some effect.
+        # A failed statement is logged if part of it took effect.
         if end == start:
             return
         recording.counts["logged"] += 1
@@ -240,7 +240,7 @@ class Run:
         return Position(0, row[0], row[1])
 
     def _is_comparable(self, kind: str, charset: str | None, extra: str) -> bool:
-        """Return whether a server's client shows the values that the log has.
+        """Return whether a server's client shows the same values as the log.
 
         MariaDB does not compute every virtual column that it logs, and both servers garble members that they
         convert to or from charsets with two bytes per character.

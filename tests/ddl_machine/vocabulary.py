@@ -15,7 +15,7 @@ RESERVED_NAMES = (
     "rename", "row", "select", "set", "table", "to", "unique", "where", "with", "a b", "a`b", "a\"b", "x,y",
     "z)", "--", "#", "'", "/*", "é(",
 )  # fmt: skip
-# Keywords that every server accepts as names without quotes.
+# Keywords that every server accepts as unquoted names.
 KEYWORD_NAMES = (
     "algorithm", "ascii", "bit", "bool", "byte", "charset", "comment", "compressed", "data", "date",
     "disable", "enable", "end", "engine", "exchange", "fixed", "hash", "import", "invisible", "nowait",
@@ -98,7 +98,7 @@ def charset_clause(chance: random.Random, equals: str = "") -> str:
 
 
 def value(chance: random.Random, type_text: str, charset: str | None, mariadb: bool) -> str | None:
-    """Return an expression for a value of a type in information_schema, None if there is none."""
+    """Return an expression for a value of a type in information_schema, None for a type without values."""
     name = re.split(r"[ (]", type_text, maxsplit=1)[0]
     numbers = [int(number) for number in re.findall(r"\d+", type_text.partition("(")[2].partition(")")[0])]
     if name in _INTEGER_BITS:

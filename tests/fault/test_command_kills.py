@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run --local` is killed while it writes to a store or a broker, and the target still follows."""
+"""`penstock run --local` is killed while it writes to a store or a broker, and the target still reaches the
+source's state.
+"""
 
 import json
 import signal
@@ -54,7 +56,7 @@ class Target(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return the settings of its sink."""
+        """Return the settings of the target's sink."""
 
     @abstractmethod
     def rows(self, database: str, table: str) -> list[Row]:
@@ -141,7 +143,7 @@ class RocketTarget(Target):
 
 
 def _rows_held(table: str, bodies: Iterable[bytes]) -> list[Row]:
-    """Return the rows that result from messages in Penstock's JSON, applied in order for each key."""
+    """Return the rows that result from applying messages in Penstock's JSON in order, key by key."""
     held: dict[tuple[Any, ...], Row | None] = {}
     for body in bodies:
         message = json.loads(body, parse_float=Decimal)
@@ -269,7 +271,7 @@ def test_pipeline_follows_a_fail_over_of_each_master(
                 cluster.fail_over(number)
                 lines(killed, 2)
             killed.send_signal(signal.SIGKILL)
-        # The replicas are the masters now, so the sink must locate the cluster without its first address.
+        # The replicas are the masters now, so the sink must find the cluster without its first address.
         cluster.nodes[0].kill()
         run_to_end(LocalDriver(2), load_pipeline(file))
         cluster.nodes[0].start()

@@ -87,7 +87,7 @@ class Load:
         return not any(thread.is_alive() for thread in self._threads)
 
     def go_on(self, commits: int) -> None:
-        """Wait for this many further commits, or for the end of all sessions."""
+        """Wait until this many more commits were made, or all sessions have ended."""
         enough = self.committed + commits
         wait_until(lambda: self.committed >= enough or self.ended)
 
@@ -150,7 +150,7 @@ def test_daemon_killed_at_any_moment_loses_and_repeats_nothing(
     server = start_server(flavor)
     dice = sweep_random(fsync)
     with Load(server) as load, daemon_of(tmp_path, server.url(), {"fsync": fsync}) as daemon:
-        # The log exists from here on.
+        # From this point on, the log exists.
         daemon.wait_for(lambda status: status["position"] is not None)
         for kill in range(KILLS):
             time.sleep(dice.uniform(0, LIFE_SECONDS_MAX))
@@ -221,7 +221,7 @@ def test_capture_process_killed_at_any_moment_loses_and_repeats_nothing(
         assert sorted(inserted) == [row[0] for row in server.sql("SELECT a FROM d.t ORDER BY a")]
         processes = [daemon.status(name)["process"]["pid"] for name in ("shop", "users")]
         daemon.kill()
-        # They have released the locks of their logs.
+        # The killed processes have released the locks of their logs.
         wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
         daemon.start()
         settle(daemon, server)

@@ -31,7 +31,7 @@ class Death(BaseException):
 
 
 def dying_after(place: Any, name: str, calls: int, patch: pytest.MonkeyPatch) -> None:
-    """End the process after a function was called this many times."""
+    """Simulate the end of the process after this many calls of a function."""
     does: Callable[..., Any] = getattr(place, name)
     left = calls
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail-over drills: the primary of a busy cluster dies, hangs or is cut off, and its replica is promoted.
 
-The cluster is followed by a daemon that knows both servers, a subscriber of it, a pipeline that reads the
-daemon into a MariaDB server as a mirror, and a pipeline that reads the servers themselves into files as a
-feed. At the end both targets equal the source, and the subscriber has seen every transaction, in order. The
-time that each of them was without new rows is printed, which `pytest -s` shows.
+A daemon that knows both servers follows the cluster. Its readers are a subscriber and a pipeline that mirrors
+tables into a MariaDB server; a second pipeline reads the servers directly and writes a feed into files. At
+the end both targets equal the source, and the subscriber has seen every transaction in order. The tests print
+how long each reader received no new rows; `pytest -s` shows it.
 """
 
 import os
@@ -42,8 +42,8 @@ BACKLOG = 300
 
 @pytest.fixture(scope="module")
 def times() -> Iterator[list[str]]:
-    """Lines of the table that is printed at the end: the event, and the seconds until each reader's next
-    row.
+    """The lines of the table that the module prints at its end: an event, and the seconds until each reader's
+    next row.
     """
     lines: list[str] = []
     yield lines
@@ -68,7 +68,7 @@ class Writer:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Commit continuously while the block runs, and at least one transaction."""
+        """Commit continuously while the block runs, at least one transaction."""
         self._running.set()
         self._thread = threading.Thread(target=self._run, name="writer")
         before = self.number
@@ -108,7 +108,7 @@ class Cluster:
         self.others = [f"127.0.0.1:{self.follower.port}"]
 
     def url(self, *account: str) -> str:
-        """Return the primary's address, which is that of the proxy."""
+        """Return the proxy's address, which stands for the primary."""
         return self.proxy.through(self.primary.url(*account))
 
     def is_replicated(self) -> bool:
@@ -141,7 +141,7 @@ class Cluster:
 
 
 class Drill:
-    """The daemon of a cluster, its subscriber and the pipelines. At the end, their results are checked."""
+    """The daemon of a cluster, its subscriber and the pipelines. `prove` checks their targets at the end."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Drill:
             source = servers | {"url": self.cluster.url("root")}
             sink: dict[str, Any] = {"files": {"path": str(self._folder / "files")}}
         else:
-            # A daemon has the changes, and the servers have the rows to load.
+            # A daemon provides the changes; the servers provide the rows to load.
             source = servers | {"url": self._instance, "server": self.cluster.url("root")}
             sink = {"mysql": {"url": self._target.url("root")}}
         values = {"name": name.split(",")[0], "source": source, "sink": sink, "batch": {"interval": 0.2}}
@@ -210,7 +210,7 @@ class Drill:
             yield
 
     def has(self, number: int) -> dict[str, bool]:
-        """Return which readers have a transaction."""
+        """Return the readers that have received a transaction."""
         return {
             READERS[0]: self._mirror_has(number),
             READERS[1]: self._feed_has(number),
@@ -238,7 +238,9 @@ class Drill:
         )
 
     def wait_for(self, number: int, begun: float = 0.0) -> dict[str, float]:
-        """Wait until every reader has a transaction; return how long each took since a time."""
+        """Wait until every reader has received a transaction; return the seconds each took since a given
+        time.
+        """
         seconds: dict[str, float] = {}
         deadline = time.monotonic() + BATCH_SECONDS_MAX
         while len(seconds) < len(READERS):
@@ -251,7 +253,7 @@ class Drill:
         return seconds
 
     def prove(self) -> None:
-        """Assert that the targets equal the source, and that the subscriber saw all in order."""
+        """Assert that the targets equal the source, and that the subscriber saw all transactions in order."""
         assert self.subscriber is not None
         source = source_rows(self.writer.server, self.database, "orders")
         assert_same(source, mysql_rows(self._target, self.database, "orders"), key=("id",))

@@ -43,7 +43,7 @@ def daemon_of(folder: Path, server: Server, **listen: object) -> DaemonProcess:
 
 
 def commits_seen_during(daemon: DaemonProcess, server: Server, work: Callable[[], Counter[str]]) -> int:
-    """Return how many commits a well-behaved reader received in time during the attack."""
+    """Return the number of commits that a well-behaved reader received in time during the attack."""
     done: list[Counter[str]] = []
     working = threading.Thread(target=lambda: done.append(work()))
     working.start()

@@ -76,7 +76,7 @@ class Runner:
 
     @contextmanager
     def running(self, batches: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run the pipeline; the block starts after this many further batches, and its end kills the run."""
+        """Run the pipeline. The block starts after this many more batches; its end kills the run."""
         process = self.start()
         try:
             with opened(self.settings) as state:

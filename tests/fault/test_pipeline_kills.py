@@ -70,7 +70,7 @@ def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def assert_followed(source: Server, target: Server, database: str, workload: Workload, mode: str) -> None:
-    """Assert that the target has the rows of the source; the changes of a feed must add up to them."""
+    """Assert that the target has the rows of the source; the changes of a feed must add up to those rows."""
     for table in workload.tables:
         wanted = source_rows(source, database, table)
         if mode == "mirror":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kill and disconnect subscribers, daemons and the coordination store under load: no change is lost.
 
-A table counts: each transaction increments the counters of some keys, so each key's changes are the steps 1,
-2, 3, ... Every process of the subscription records its rows before it acks them. The invariants:
+A table holds counters. Each transaction increments the counters of some keys, so each key's changes are the
+steps 1, 2, 3, ... Every process of the subscription records its rows before it acks them. The invariants:
 
 - Under one token of a shard, each key's steps increase by one, and commit versions never decrease.
 - A token starts at most one step after the last step of earlier tokens, so no change is missing.
@@ -43,7 +43,7 @@ SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 7))
 SUBSCRIBERS = 3
 SHARDS = 6
 KEYS = 60
-# The minimum for each of the two writers; a writer that stopped early has put no load on the faults.
+# The minimum for each of the two writers; a writer that stopped early would leave the faults without load.
 TRANSACTIONS_MIN = 50
 
 # The longest delay of a checkpoint on a busy machine. Pauses of the machine beyond one second are excluded.
@@ -121,7 +121,7 @@ class RecordingProcess:
         self._process.wait()
 
     def terminate(self) -> int:
-        """Stop the process in order, once it can stop, and return its exit status."""
+        """Shut the process down cleanly as soon as it can handle the signal, and return its exit status."""
         assert self._process is not None
         wait_until(lambda: STARTED.encode() in self.output.read_bytes()[self._begins :])
         self._process.terminate()
@@ -141,9 +141,9 @@ class Delivered:
 
 
 def deliveries(folder: Path) -> list[Delivered]:
-    """Return every delivered row by the clock; rows of one batch in their order.
+    """Return every delivered row in order of time, rows of a batch in their order.
 
-    An incomplete line is being written, or its process was killed.
+    Skip an incomplete line, which is still being written or whose process was killed.
     """
     delivered = []
     for record in sorted(folder.glob("record-*")):
@@ -184,7 +184,7 @@ class Trouble:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Record the duration of the block and of the moment after it, in which sessions recover."""
+        """Record the duration of the block, and of the short time after it in which sessions recover."""
         started = time.monotonic_ns()
         try:
             yield
@@ -324,9 +324,9 @@ def _troubles(
     ways: list[Proxy],
     zookeeper: ZooKeeper,
 ) -> list[Callable[[], None]]:
-    """Return the faults; each call causes one for a while, and then repairs it."""
+    """Return the faults as functions. A call causes the fault for a while, and then repairs it."""
 
-    # The long outage ends the session, and others take over; the short outage does not.
+    # The long outage ends the session, and other members take over; the short outage does not.
     outages = itertools.cycle((2.5, 0.3))
 
     def subscriber_dies() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that merges the Pumps of a TiDB cluster is killed while a transaction is on its way."""
+"""A daemon that merges the Pumps of a TiDB cluster is killed while it receives a transaction."""
 
 import threading
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def test_killed_drainer_loses_and_repeats_nothing(tmp_path: Path) -> None:
                     pump.release(payload)
                     other.release_fake(last_commit_ts([payload]))
                     if index in (6, 12):
-                        # Some of the transaction is stored, and some is on its way.
+                        # Part of the transaction is stored, and the rest has not arrived.
                         wait_until(lambda: daemon.status()["position"] is not None)
                         daemon.kill()
                         daemon.start()

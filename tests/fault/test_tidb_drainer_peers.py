@@ -147,7 +147,7 @@ def replayed(log: Path) -> Replay:
     for batch in penstock.read_binlog(log, tables=[f"bank.{table}" for table in TABLES]):
         for row in batch.to_arrow().to_pylist():
             image = {name: shown(name, value) for name, value in row.items() if not name.startswith("_")}
-            # The image before an update precedes the one after it.
+            # The before image of an update precedes its after image.
             order = row["_commit_version"], row["_metadata"]["row"], row["_change_type"] == "update_postimage"
             changes.append((order, batch.table.partition(".")[2], row["_change_type"], image))
     replay = Replay()

@@ -25,10 +25,10 @@ from tests.support.binlog.block_cutting import Cutting
 from tests.support.binlog.events import first_event_end
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-# The minimum number of cases, even on a busy machine, that shows that errors have names.
+# The minimum number of cases, even on a busy machine, for the test to be meaningful.
 CASES_MIN = 300
 DIALECTS = ("canal", "canal_flat", "ptubes", "debezium", "debezium_schema", "maxwell")
-# zstd's window may be 128 MiB, and one decompressed event is held beside it.
+# zstd's window may be 128 MiB, and a decompressed event occupies memory at the same time.
 GROWTH_BYTES_MAX = 512 << 20
 # A decoder in an endless loop makes more requests or batches than any log of the corpus has events.
 ANSWERS_MAX = 200_000
@@ -92,7 +92,7 @@ def make_decoder(data: bytes, chance: random.Random, plain: bool) -> tuple[Decod
         }
         if chance.random() < 0.3 and len(data) > 200:
             with suppress(PenstockError):
-                # A range starts at an event, as far as the damage leaves an event to start at.
+                # A range must start at an event, if the damage has left one.
                 start = follow_events(data[4:], 4, chance.randrange(4, len(data)))[0] or 4
             start = max(start, 4)
             options |= {"offset": start, "aligned": False, "head": head_of(data)}
@@ -204,7 +204,7 @@ def answer(decoder: Decoder, chance: random.Random) -> None:
         decoder.answer_table([(f"c{index}", chance.choice(TYPES), "utf8mb4", True) for index in range(count)])
     else:
         names = [column[0] for column in columns or ()]
-        # A separate generator, so that the numbers of undamaged logs do not change.
+        # Use a separate generator, so that the random numbers of other choices do not change.
         shards = random.Random(luck).choice((None, [], names[:2], names[-1:], ["none such"]))
         decoder.answer_table(
             columns if luck > 0.8 else None, from_log=True, primary_key=names[:1], shard_columns=shards

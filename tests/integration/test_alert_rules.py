@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each alert rule fires in a scenario that makes it true, and resolves after it."""
+"""Each alert rule fires in a scenario that meets its condition, and resolves afterwards."""
 
 import re
 import subprocess
@@ -36,8 +36,8 @@ FIRING, RESOLVED = 150, 480
 class Series:
     """A series that has one value while the alert is due, minutes 60 to 180, and another value otherwise.
 
-    With `step`, the value grows by that much in each minute: until the end while `always`, else while the
-    alert is due.
+    With `step`, the value grows by that much each minute while the alert is due, or until the end with
+    `always`.
     """
 
     text: str
@@ -124,7 +124,7 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockVerifyDifferences": [Series(f"penstock_verify_differences{{{COMPARED}}}", 0, 3)],
     "PenstockVerifyStale": [Series(f"penstock_verify_last_success_timestamp_seconds{{{COMPARED}}}", 0, -1e6)],
     "PenstockLeaseLost": [
-        # A process that waits for its turn has no lease.
+        # A process on standby has no lease.
         Series(f'penstock_lease_held{{{LEASE}, instance="a"}}', 1, 0),
         Series(f'penstock_lease_held{{{LEASE}, instance="b"}}', 0, 0),
     ],
@@ -155,7 +155,8 @@ GONE = {
     "PenstockPipelineGone": f"{REPORTED}{{{SINK}}}",
 }
 _PRESENT, _LOST = f"1x{RESOLVED}", f"1x59 _x120 1x{RESOLVED - 180}"
-# One of two processes is lost; and a pipeline gets four shards instead of two, none of which is lost.
+# One of two processes is lost. In addition, a pipeline is resized from two shards to four, none of which is
+# lost.
 SHARD_LOST = [
     (f"{REPORTED}{{{SHARDS[0]}}}", _PRESENT),
     (f"{REPORTED}{{{SHARDS[1]}}}", _LOST),

@@ -28,7 +28,7 @@ from tools.servers import Server
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 JSON_DIALECTS = ("debezium", "debezium_schema", "maxwell", "canal_flat", "json")
-# Fields known only from events: a transaction's number and end, the second in which a statement began, and
+# Fields that only events contain: a transaction's number and end, the second in which a statement began, and
 # the index of a change within its event (Arrow messages count within the transaction).
 OF_EVENTS = {
     "debezium": re.compile(rb'"row":\d+,'),
@@ -59,13 +59,13 @@ def convert(
 
 
 def without_events(dialect: str, value: bytes) -> bytes:
-    """Return a message without the fields known only from events."""
+    """Return a message without the fields that only events contain."""
     told_by_events = OF_EVENTS.get(dialect)
     return value if told_by_events is None else told_by_events.sub(b"", value)
 
 
 def entries(packet: bytes) -> Iterator[Any]:
-    """Return the entries of one Canal packet, without the fields known only from events."""
+    """Return the entries of one Canal packet, without the fields that only events contain."""
     opened = PROTO["Packet"].FromString(packet)
     assert opened.type == 7
     for data in PROTO["Messages"].FromString(opened.body).messages:
@@ -155,7 +155,7 @@ def assert_converted_equals_raw(file: Path, table: str, schemas: dict[str, Table
     )
 
 
-# --- The parts around the values -------------------------------------------------------------
+# --- The message around the values -------------------------------------------------------------
 
 
 @pytest.fixture

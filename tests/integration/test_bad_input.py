@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input is refused by name, with its position and a hint, and no row after it is returned."""
+"""Bad input is refused with a named error that has its position and a hint, and no later row is returned."""
 
 import gzip
 import shutil
@@ -118,7 +118,7 @@ def copied(closed: ClosedLog, tmp_path: Path) -> ClosedLog:
 def read_until_error(
     source: Any, tables: str | None = None, **options: Any
 ) -> tuple[list[Any], PenstockError]:
-    """Return the ids read before the error, and the error."""
+    """Return the ids that were read before the error, and the error."""
     ids: list[Any] = []
     try:
         for batch in penstock.read_binlog(source, tables, **options):

@@ -33,7 +33,7 @@ def received(stream: ReplicaStream) -> Iterator[bytes]:
 
 
 def dump(server: Server, position: Position, **options: Any) -> Cutting:
-    """Cut the whole log of a server from a position on."""
+    """Cut a server's log into blocks, from a position to its end."""
     address = ServerAddress.parse(server.url())
     start = DumpStart(position=position)
     cutting = Cutting(
@@ -239,7 +239,7 @@ def test_servers_own_tools_read_segments(server: Server, history: list[Path], tm
 
 
 def gtid_set_before(content: bytes, offset: int) -> str:
-    """Return the GTIDs before an offset of a file according to the file itself."""
+    """Return the GTIDs before an offset of a file, as the file lists them."""
     return decode(content[:offset], "binlog.000001", emit="transactions").gtid_set
 
 

@@ -186,7 +186,7 @@ def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
             client.ack(number)
         assert batches > 50
         assert daemon.resident_bytes() < RESIDENT_BYTES_MAX
-        # The connection is lost inside the transaction; the daemon's memory keeps the cursor.
+        # The connection is lost inside the transaction; the daemon keeps the cursor in memory.
         client.close()
     with connect(daemon, int(client.client_id)) as client:
         client.subscribe("canal_p\\.u")
@@ -308,7 +308,8 @@ def test_waiting_get_is_answered_when_a_row_arrives(daemon: DaemonProcess, serve
     with connect(daemon) as client:
         client.subscribe()
         for _ in range(5):
-            # The timeout is longer than the client's own, so only the arrival of a row can answer it.
+            # The request's timeout exceeds the client's own timeout, so only the arrival of a row can answer
+            # the request.
             client.ask(1, hour_seconds, 3)
             rows = threading.Thread(target=write, args=(server, daemon, 1, "canal_p.t", 2048))
             rows.start()
@@ -326,7 +327,7 @@ def test_client_with_small_writes_is_not_delayed_by_nagle(
 ) -> None:
     with connect(daemon) as client:
         client.subscribe()
-        # Like the official client: the system may delay small writes, and a frame is written in two parts.
+        # As with the official client, a frame is written in two parts, and the system may delay small writes.
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
         client.send_bytes = functools.partial(send_in_two, client.socket)  # type: ignore[method-assign]
         laps = []
@@ -335,7 +336,7 @@ def test_client_with_small_writes_is_not_delayed_by_nagle(
             client.rollback(0)
             assert client.get() == (-1, [])
             laps.append(time.monotonic() - started)
-        # With the delay each frame would take that long, except the first ones. Pauses of the machine affect
+        # With the delay, every frame except the first few would take that long. Pauses of the machine affect
         # only a few frames.
         assert sorted(laps)[25] < CONFIRMATION_SECONDS
 
@@ -480,7 +481,8 @@ def test_header_has_the_executed_transactions_if_configured(
         before = server.sql("SELECT @@gtid_executed")[0][0]
         seen: list[Any] = []
         for _ in range(2):
-            # The second request continues with the decoder of the first, past changes that are not reported.
+            # The second request continues with the first request's decoder, past changes that are not
+            # reported.
             write(server, daemon, 1, "canal_p.u")
             write(server, daemon, 1)
             with connect(daemon, 9) as client:
@@ -511,7 +513,8 @@ def test_disconnect_while_waiting_releases_the_client(daemon: DaemonProcess) -> 
         client.ask(size=1000, timeout=0)
         client.rollback(0)
         client.ask(size=1000, timeout=0)
-        # The daemon's single event loop answers other clients after reading what this client sent.
+        # The daemon has a single event loop, so once it answers another client, it has read this client's
+        # bytes.
         for _ in range(20):
             daemon.status()
     until_gone(daemon, client)

@@ -212,7 +212,7 @@ def test_account_is_throttled_to_its_quota(daemon: DaemonProcess, server: Server
         for batch_id, entries in iter(lambda: client.get(size=64), (-1, [])):
             size += sum(map(len, entries))
             client.ack(batch_id)
-        # After an idle time one second's quota is free; the rest has to wait.
+        # After an idle period, one second's quota is available; the remaining requests have to wait.
         assert time.monotonic() - started > 1.5
         [shown] = [
             subscriber

@@ -145,7 +145,7 @@ def write(server: Server, flavor: str, database: str) -> Written:
 
 
 def as_canal(column: tuple[str, Any]) -> str | None:
-    """Return a value shown by the server in Canal's form: bytes are Latin 1 characters."""
+    """Return a value shown by the server in Canal's form, in which bytes are Latin-1 characters."""
     name, value = column
     if value is None or COLUMNS[name][1] != HEX:
         return None if value is None else str(value)
@@ -218,7 +218,7 @@ def test_client_receives_every_type_and_statement_as_on_the_server(
 
 
 def tell_rows(entry: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Yield an entry's rows: event, table, and the values before and after."""
+    """Yield an entry's rows: event type, table, and the values before and after the change."""
     for row in entry["rows"]:
         before, after = ({name: column["value"] for name, column in row[side].items()} for side in row)
         yield entry["event"], entry["table"], before, after

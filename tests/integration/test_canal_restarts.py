@@ -111,7 +111,7 @@ def test_client_may_connect_before_the_first_change_and_sees_its_zones_clock(
     with DaemonProcess(tmp_path, settings) as daemon, connect(daemon, 3) as client:
         client.subscribe("canal_r\\..*")
         assert client.get() == (-1, [])
-        # The row fills the request, so only its arrival can answer within the hour.
+        # A row completes the batch, so only its arrival can answer the request within the hour.
         client.ask(1, 3600, 3)
         ids = write(server, daemon, 1, "canal_r.t", 2048)
         number, entries = client.receive_batch()

@@ -86,7 +86,7 @@ def capturing_into(
     settings: Settings,
     schemas_of: Callable[..., Schemas | None] = lambda log, connection, position: None,
 ) -> Iterator[Capture]:
-    """Capture from the server's current end into the caller's log."""
+    """Capture into the caller's log, from the server's current end on."""
     parts = CaptureParts(open_log, places_of, lambda name: None, schemas_of)
     start = StartAt(earliest=False)
     capture = Capture("shop", settings.instances["shop"], settings.log_of("shop"), start, parts)
@@ -304,7 +304,7 @@ def test_statements_are_not_buffered_without_a_consumer(
 
 
 class Statements:
-    """Accepts statements until one cannot be accepted."""
+    """Accepts statements up to the first that it must refuse."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -320,7 +320,7 @@ class Statements:
         """No reader waits for it."""
 
     def close(self) -> None:
-        """Close the stub; it holds no resources."""
+        """Do nothing, because the stub has no resources."""
 
 
 def events_of(file: Path) -> list[bytes]:

@@ -133,7 +133,7 @@ def test_restarted_server_is_followed_again(start_server: StartServer) -> None:
 
 
 def _until(stretch: Stretch, word: bytes, server: Server) -> None:
-    """Read a range until a marker that is committed concurrently arrives."""
+    """Read a range until a marker arrives that is committed concurrently."""
     server.sql(f"CREATE DATABASE {word.decode()}")
     held = b""
     for chunk in stretch:

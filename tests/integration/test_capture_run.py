@@ -132,7 +132,7 @@ def test_bytes_received_before_a_lost_connection_are_kept(
             proxy.cut_after(100_000, "close")
             mariadb_server.sql(f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 900));" * 200)
             status = wait_for_state(capture, State.WAITING)
-            # All except the packets before the first event, and the transaction that was cut.
+            # All bytes except the packets before the first event and the transaction that was cut.
             assert status.position is not None
             assert Position.parse(status.position).offset - start.offset > 100_000 - 5_000
 
@@ -149,14 +149,15 @@ def test_dead_network_path_is_detected_by_silence(
         source = proxy.through(mariadb_server.url()) + "?ssl_mode=disabled"
         with capturing(settings_of(tmp_path, source, start=str(start))) as capture:
             wait_for_state(capture, State.RUNNING)
-            # Only heartbeats keep it alive, since nothing else has so many bytes.
+            # The connection survives only because of heartbeats, since nothing else sends that many bytes.
             heard = proxy.bytes_down
             wait_until(lambda: proxy.bytes_down > heard + 500)
             assert capture.snapshot().connects == 1
             assert head_of(mariadb_server) == start
             monkeypatch.setattr(replica, "SILENCE_SECONDS_MAX", 0.6)
             proxy.cut("reset")
-            # Only the stream has so many bytes. A connection that ends while the machine is paused has fewer.
+            # Only the stream sends that many bytes. A connection that ends while the machine is paused has
+            # fewer.
             proxy.cut_after(100_000, "silence")
             planned = proxy.cut_count
             wait_until(lambda: write(mariadb_server, database, 40) or proxy.cut_count > planned)
@@ -294,8 +295,8 @@ def test_commit_waiting_for_a_lost_acknowledgement_returns_once_it_is_durable(
         lose.set()
         commit = threading.Thread(target=server.sql, args=("INSERT INTO d.t (b) VALUES ('y')",), daemon=True)
         commit.start()
-        # MySQL sends a transaction before it counts it as executed. Here it waits for our acknowledgement in
-        # between.
+        # MySQL sends a transaction before it counts it as executed. In this test it waits for Penstock's
+        # acknowledgement in between.
         commit.join(WAIT_SECONDS_MAX)
         assert not commit.is_alive()
         durable = capture.snapshot().durable
@@ -343,8 +344,8 @@ def test_capture_pauses_while_the_disk_is_full(
         wait_for(capture, lambda status: status.lag_bytes == 0)
         log = capture.log()
         log.settings = log.settings.model_copy(update={"free_bytes_min": 1 << 60})
-        # The server continues, and its head is queried while no data arrives. The log contains everything up
-        # to the time when the capture asked for the free space again.
+        # The server continues to commit, and the capture queries the server's head while no data arrives. The
+        # log contains every change up to the next query for free space.
         write(mariadb_server, database, 3)
         wait_for_state(capture, State.HELD)
         write(mariadb_server, database, 3)
@@ -469,7 +470,7 @@ def test_promoted_replica_is_followed_while_the_primary_hangs(
             follower.sql("STOP REPLICA")
             write(follower, "d", 10)
             daemon.wait_for(lambda status: status["position"] == f"1/{head_of(follower)}")
-            # From here on, no server answers.
+            # From this point on, no server answers.
             assert follower.pid is not None
             os.kill(follower.pid, signal.SIGSTOP)
             daemon.wait_for(lambda status: status["state"] != "running")

@@ -42,7 +42,7 @@ def test_followed_statements_give_the_servers_definitions(
                 with server.connect(database=database) as session, session.cursor() as cursor:
                     cursor.execute(statement)
             except pymysql.err.MySQLError:
-                # The families accept different statements; a refused statement is not logged.
+                # MySQL and MariaDB accept different statements; a refused statement is not logged.
                 continue
             position = Position(0, "bin.000001", 100 * number)
             history.apply(statement, database, position)
@@ -91,7 +91,7 @@ def test_utf8_has_the_meaning_of_the_servers_old_mode(
 
 
 def _nothing_is_left(history: SchemaHistory, connection: Connection, database: str) -> None:
-    """Assert that no table remains here that the server does not have."""
+    """Assert that the history has no table that the server lacks."""
     rows = connection.query(
         "SELECT TABLE_NAME AS name FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", (database,)
     )
@@ -125,7 +125,7 @@ def test_row_image_holds_the_columns_that_are_read(
     try:
         server.sql(f"CREATE TABLE {database}.t {COLUMN_CASES[case]}")
     except pymysql.err.MySQLError:
-        # This family has no such statement, so no row image to compare with.
+        # This server family lacks the statement, so there is no row image to compare with.
         return
     address = ServerAddress.parse(server.url())
     with connect(address) as connection:
@@ -158,8 +158,8 @@ def _table_map_columns(address: ServerAddress, position: Position) -> int:
     while at < len(log):
         event = log[at : at + int.from_bytes(log[at + 9 : at + 13], "little")]
         if event[4] == TABLE_MAP:
-            # Header 19, table id 6, flags 2; then two names, each with a length before it and a zero after
-            # it.
+            # Skip the header (19 bytes), table id (6) and flags (2), then two names, each between a length
+            # and a zero byte.
             start = 27
             for _ in range(2):
                 start += event[start] + 2

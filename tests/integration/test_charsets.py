@@ -41,7 +41,9 @@ def _decoded(charset: str, code: bytes) -> str | None:
 
 
 def _question_marks(charset: str, code: bytes) -> int:
-    """Return how many question marks the bytes contain; every further one is a replacement."""
+    """Return how many question marks the bytes contain; the server's text has a further one for each replaced
+    character.
+    """
     unit = UNIT_BYTES.get(charset, 1)
     mark = "?".encode("utf-16-le" if charset == "utf16le" else f"utf-{unit * 8}-be" if unit > 1 else "ascii")
     return sum(code[at : at + unit] == mark for at in range(0, len(code), unit))

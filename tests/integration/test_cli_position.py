@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock position`: a real capture honours a set position, and the command reports the cost before."""
+"""`penstock position`: a real capture starts at a set position, and the command first reports the cost."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def test_set_backward_starts_an_epoch_that_repeats_later_changes(kept: KeptLog) 
     repeated = keys[keys.index(rows_of(kept, start=f"1/{target}")[0][1]) :]
     assert [key for _, key in rows][: len(keys) + len(repeated)] == keys + repeated
     assert penstock("log", "verify", kept.folder).code == 0
-    # Epoch 0 still reads the same.
+    # Readers of epoch 0 still get the same rows.
     assert [key for _, key in rows_of(kept, end=str(kept.head))] == keys
 
 

@@ -227,7 +227,8 @@ def test_active_shard_is_set_only_by_force_and_its_owner_is_fenced(orders: Kept,
         assert "consumed by host-1" in refused.err
         assert orders.checkpoint(0) is None
         assert orders.run("reset", "orders", "--latest", "--yes", "--force").code == 0
-        # The owner's pending work is void: it acquires both shards again under later tokens.
+        # The owner's unacknowledged work is void, and the owner acquires both shards again under later
+        # tokens.
         after = orders.wait_gained(4)[2:]
         assert {shard.shard for shard in after} == {0, 1}
         assert min(shard.token for shard in after) > max(shard.token for shard in held)

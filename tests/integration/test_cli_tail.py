@@ -78,7 +78,7 @@ class Shop:
         return result.stdout.splitlines()
 
     def shown(self, *words: str) -> list[list[str]]:
-        """Return table, change and values of each line after the heading."""
+        """Return the table, change and values on each line after the heading."""
         heading, *lines = self.lines(*words) or [""]
         assert not lines or heading.split()[:4] == ["time", "position", "table", "change"]
         return [line.split(maxsplit=4)[2:] for line in lines]

@@ -127,7 +127,8 @@ def test_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
             again += batch.to_arrow().column("id").to_pylist()
             if again[-1] == 2:
                 subscriber.stop()
-    # The batch in progress when the loop was left was not acked; the batch at which it was stopped was.
+    # The batch at which the loop was left early was not acked; the batch at which the subscriber was stopped
+    # was acked.
     assert again == [1, 2]
     orders.insert(3)
     with orders.subscriber() as subscriber:
@@ -137,7 +138,7 @@ def test_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
 
 
 def test_manual_acks_count_in_order_and_a_rollback_redelivers_the_rest(orders: Orders) -> None:
-    # Each order is committed after the previous one was received, so it has its own range of the log.
+    # Each order is committed after the previous order was received, so each has its own range of the log.
     begin = str(head_of(orders.server))
     orders.insert(0)
     with orders.subscriber(begin=begin, ack="manual") as subscriber:

@@ -173,7 +173,7 @@ def test_example_keeps_a_copy_with_several_processes(start_server: StartServer, 
         wanted = [(key, status, str(total)) for key, status, total in server.sql("SELECT * FROM shop.orders")]
         with sqlite3.connect(tmp_path / "copy.db", timeout=WAIT_SECONDS_MAX) as copy:
             wait_until(lambda: _rows_of(copy) == sorted(wanted))
-        # A single member might process everything while the other one is starting.
+        # A single member might process everything while the other member is starting.
         wait_until(lambda: _have_started(tmp_path / "state/penstock/coordination.db", 2))
         for process in processes:
             process.terminate()
@@ -291,7 +291,7 @@ def test_running_subscription_delivers_another_selection_from_the_reported_posit
         running.wait_for(10)
         where = penstock("subscriptions", "set", "cache", "--where", "customer = 3", *words).one
         assert [(shard["shard"], shard["done"]) for shard in where["shards"]] == [(0, True), (1, True)]
-        # Everything was consumed, so each shard changes its selection at the end of the log.
+        # All changes were consumed, so each shard's selection changes at the end of the log.
         assert {shard["position"] for shard in where["shards"]} == {str(head_of(orders.server))}
         orders.insert(*range(10, 30))
         running.wait_for(12)

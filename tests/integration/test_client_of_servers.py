@@ -53,7 +53,7 @@ class ServerOrders:
         return Subscriber(self.server.url("root"), **self.words(**options))
 
     def rows_of(self, count: int, **options: Any) -> list[tuple[int, int, int]]:
-        """Return the next rows of a subscriber, which is stopped then."""
+        """Return the next rows of a subscriber, and stop it."""
         with Running(self.subscriber(**options)) as running:
             running.wait_for(count)
         return running.rows

@@ -70,7 +70,7 @@ class Shop:
         return f"http://127.0.0.1:{self.daemon.port}"
 
     def subscriber(self) -> Subscriber:
-        """Return a member of the subscription."""
+        """Start a member of the subscription and return it."""
         return Subscriber(
             f"penstock://127.0.0.1:{self.daemon.port}/shop",
             name="orders-cache",
@@ -81,7 +81,7 @@ class Shop:
         )
 
     def run_pipeline(self, file: Path | None = None) -> None:
-        """Run the pipeline, or that of another file, to the end of the log."""
+        """Run the pipeline, or the pipeline of another file, to the end of the log."""
         command = [*PENSTOCK, "run", str(file or self.pipeline), "--local", "--until", "caught-up"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
         assert done.returncode == 0, done.stderr

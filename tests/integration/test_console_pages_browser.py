@@ -20,7 +20,7 @@ from tools.chromium import Chromium
 BASE = "/penstock"
 ACCOUNTS = [{"name": "boss", "token": "boss-token", "admin": True}]
 
-# Texts with less contrast than WCAG's level AA asks for.
+# Finds texts with less contrast than WCAG's level AA requires.
 FAINT = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -47,13 +47,13 @@ FAINT = """
   return faint;
 })()
 """
-# What cannot be reached by keyboard, and fields without a name.
+# Finds elements that the keyboard cannot reach, and fields without a name.
 UNREACHABLE = """
 [...document.querySelectorAll("a, button, input:not([type=hidden]), select, textarea")]
   .filter((e) => e.tabIndex < 0 || (e.matches("input, select, textarea") && !e.closest("label")))
   .map((e) => e.outerHTML)
 """
-# The texts of elements that have no other elements in them, but what comes from data.
+# Collects the texts of elements without child elements, except texts that come from data.
 LEAVES = """
 [...document.querySelectorAll("body *:not(option):not(.mono)")]
   .filter((e) => !e.children.length && e.getClientRects().length).map((e) => e.textContent.trim())
@@ -61,7 +61,9 @@ LEAVES = """
 
 
 def check_page(page: Chromium, path: str, language: str) -> None:
-    """The page fits, is readable in both themes, by keyboard, and in its language."""
+    """Check that the page fits the window, is readable in both themes, is operable by keyboard, and is in its
+    language.
+    """
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth"), path
     assert page.run("document.querySelector('.question').textContent.trim().length") > 5, path
     assert page.run(UNREACHABLE) == [], path
@@ -135,6 +137,6 @@ def _follow_links(page: Chromium, url: str) -> None:
     page.click("td a")
     assert page.run("location.pathname") == f"{BASE}/instance"
     page.begin_to_open(f"{url}/tail?follow=1")
-    # The proxy passes on what the console has sent so far.
+    # The proxy passes on each part of the response as the console sends it.
     page.wait_until("document.getElementById('begin') !== null")
     page.open(f"{url}/")

@@ -83,7 +83,7 @@ def test_removed_file_is_detected(tmp_path: Path) -> None:
         wait_until(lambda: not session.alive)
 
 
-# --- Specific to a network ------------------------------------------------------------------
+# --- Specific to networked stores ------------------------------------------------------------------
 
 
 def test_lost_response_is_neither_a_failure_nor_a_duplicate(zookeeper: ZooKeeper) -> None:
@@ -117,7 +117,7 @@ def test_store_goes_on_after_a_response_was_left_out(zookeeper: ZooKeeper) -> No
         relay.omits.set()
         first = pool.submit(store.get, "/shop/orders")
         assert relay.has_omitted.wait(WAIT_SECONDS_MAX)
-        # Its response arrives in place of the first one.
+        # The second response arrives in place of the first response.
         second = store.get("/shop/orders")
         assert first.result(WAIT_SECONDS_MAX) == second
         store.put("/shop/orders", b"2")
@@ -181,7 +181,7 @@ def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
             started = time.monotonic()
             with pytest.raises(CoordinationLost):
                 session.put_ephemeral(LEASE, b"mine")
-            # The store's own operation timeout is twice that, and the session expires soon.
+            # The store's operation timeout is twice that time, and the session expires soon.
             assert time.monotonic() - started < WAIT_SECONDS_MAX / 2
             assert not session.alive
 
@@ -190,7 +190,7 @@ def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
 def test_session_is_certain_for_no_longer_than_the_ensemble_keeps_it(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         session = backend.open().session(3600.0)
-        # The ensemble shortens it to its maxSessionTimeout.
+        # The ensemble shortens the session timeout to its maxSessionTimeout.
         assert session.seconds < 3600.0
         assert session.certain
 
@@ -257,7 +257,7 @@ def test_session_removed_by_another_process_is_never_certain_again(
     with closing(connection):
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM sessions")
-        # As after a pause of the process: the last heartbeat has expired.
+        # The last heartbeat has expired, as after a pause of the process.
         session._certain_until = 0.0
         connection.execute("COMMIT")
     wait_until(lambda: not session.alive)

@@ -124,7 +124,7 @@ def test_table_that_cannot_be_settled_stops_its_readers_by_name(
         )
         with pytest.raises(SchemaMismatch, match="mediumtext"):
             rows_of(settings, name)
-    # Another process writes the log now, and the definition supplied by hand was wrong.
+    # Another process now writes the log, and the definition supplied by hand was wrong.
     ddl = tmp_path / "lost.sql"
     ddl.write_text("CREATE TABLE lost (a INT, b TEXT) CHARACTER SET latin1")
     done = penstock(*command.removeprefix("penstock ").replace("FILE", str(ddl)).split())

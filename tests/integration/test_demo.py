@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: equal tables after a kill, again in the same directory, with nothing left behind."""
+"""The demo: its tables are equal after a kill and after a second run in the same directory, and nothing is
+left behind.
+"""
 
 import os
 import re

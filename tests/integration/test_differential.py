@@ -3,7 +3,7 @@
 
 It is wrong on empty binaries, BIT, zero dates, negative TIME with fractions, JSON as printed by the server,
 non-UTF-8 texts, compressed transactions (which it skips), and names without FULL metadata. Other tests
-compare those with the server's own client.
+compare these values with the server's own client.
 """
 
 from typing import Any

@@ -52,7 +52,7 @@ def reset(server: Server, *, keep_gtids: bool) -> None:
     write(server, 20)
 
 
-# Other tests cover the rules without a server; this one covers the bytes that servers send.
+# Other tests cover the rules without a server; this test covers the bytes that servers send.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -95,7 +95,7 @@ def test_restarted_log_is_detected_at_every_position(
         wait_for_state(capture, State.STOPPED)
     if flavor == "mariadb":
         return
-    # A restore keeps the GTIDs, so capture and streams continue by them in a new epoch.
+    # A restore keeps the GTIDs, so capture and streams use them to continue in a new epoch.
     (tmp_path / "shop").rename(tmp_path / "before")
     with capturing(settings) as capture:
         wait_for_state(capture, State.RUNNING)

@@ -63,7 +63,7 @@ class Fleet:
         return f"penstock://{hosts}/shop"
 
     def status(self, *words: str) -> dict[str, Any]:
-        """Return the output of `penstock fleet status --json` for the fleet selected by the arguments."""
+        """Return the output of `penstock fleet status --json` with these arguments."""
         done = CliRunner().invoke(make_app(), ["fleet", "status", *words, "--json"])
         assert done.exit_code == 0, done.output
         shown: dict[str, Any] = json.loads(done.stdout)
@@ -152,7 +152,7 @@ def test_instance_is_captured_by_another_member_when_its_capturer_dies(
         first = fleet.wait_for_capturer("a", "b")
         second = "b" if first == "a" else "a"
         assert fleet.states(second) == {second: "elsewhere"}
-        # Any member names the capturing one, and clients follow it there.
+        # Every member names the capturing member, and clients connect to that member.
         with pytest.raises(Refused) as refused:
             fleet.daemons[second].get("/v1/instances/shop/head")
         assert refused.value.status == 421
@@ -217,7 +217,7 @@ def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
             head = head_of(mysql_server)
             fleet.daemons[second].wait_for_head(head.file, head.offset)
             assert segment_bytes(frozen) == before
-            # The log of the member that was frozen continues at its own end.
+            # The frozen member's log continues at its own end.
             fleet.daemons[second].kill()
             orders.insert()
             fleet.wait_for_capturer(*(name for name in members if name != second))

@@ -133,12 +133,12 @@ class CopiedFleet:
         return f"penstock://{hosts}/shop"
 
     def holders(self, asked: str) -> tuple[str | None, list[str]]:
-        """Return the member that captures and the members with a copy in step, as one member sees it."""
+        """Return the capturing member and the members with a copy in step, as one member reports them."""
         (row,) = self.daemons[asked].get("/v1/fleet")["instances"]
         return row["captured_by"], [copy["member"] for copy in row["copies"] if copy["state"] == "in step"]
 
     def wait_for_copy(self, asked: str) -> tuple[str, str]:
-        """Wait until one member captures and another one has a copy in step; return both."""
+        """Wait until one member captures and another member has a copy in step; return both."""
         wait_until(lambda: all(self.holders(asked)))
         captured_by, copies = self.holders(asked)
         assert captured_by is not None
@@ -261,7 +261,7 @@ def test_reader_of_a_durable_log_saw_only_what_the_copy_has_when_the_capturer_di
                 assert kept is not None
                 assert kept >= seen
                 wait_until(lambda second=second: fleet.holders(second)[0] == second)
-                # The member serves at once what readers saw before, without another copy.
+                # The member serves already seen data at once, even without another copy.
                 wait_until(lambda second=second, start=start: readable(second) >= start)
                 dead.start()
                 # Readers continue once there are two copies again.

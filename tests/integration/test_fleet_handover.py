@@ -114,7 +114,7 @@ def test_new_log_begins_where_the_last_reader_is_and_an_old_log_continues_at_its
         assert handover.fingerprint
         wait_for_position(capture, insert(3))
         tenure.record()
-        # The reader is not connected, and its hold protects it on this host too.
+        # The reader is not connected, and its hold also protects the log on this host.
         assert [kept.name for kept in Holds(LocalDisk(), capture.log().layout).all()] == ["reader"]
         again = tenure.handover()
         assert again is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs on real workers: a pipeline that is applied runs, restarts, moves and stops."""
+"""Jobs on real workers: an applied pipeline runs, restarts, moves and stops."""
 
 import json
 import os
@@ -107,13 +107,14 @@ def test_pipeline_survives_its_process_and_its_worker(
         stack.enter_context(jobs.worker("b"))
         first = jobs.wait_for("orders", state="running")
         wait_until_written(1)
-        # The job's process crashes, and the same worker starts another.
+        # The job's process crashes, and the same worker starts a new process.
         os.kill(first["process"], signal.SIGKILL)
         wait_until(lambda: jobs.show("orders")["starts"] > first["starts"])
         second = jobs.wait_for("orders", state="running")
         assert second["exits"][-1]["status"] == -signal.SIGKILL
         wait_until_written(2)
-        # The job's worker dies, and the other one takes over. The kernel ends the process of the dead worker.
+        # The job's worker dies, and the other worker takes over. The kernel ends the process of the dead
+        # worker.
         other = "b" if second["worker"] == "a" else "a"
         jobs.workers[second["worker"]].kill()
         third = jobs.wait_for("orders", worker=other, state="running")

@@ -34,7 +34,8 @@ FOREIGN = [
     *("cast('2020-01-01' as date)", "cast('-12:34:56.789' as time(6))", "cast('838:59:59' as time)"),
     *("cast('2020-01-01 01:02:03.4' as datetime(6))", "timestamp'9999-12-31 23:59:59.999999'"),
     *("cast(1.10 as decimal(10,2))", "cast(-12345678901234567890.123456789 as decimal(40,15))"),
-    # The server rounds the digits before the point up to whole groups of nine: 66, 72 and 65 digits.
+    # The server pads the digits before the point to whole groups of nine, so the numbers have 66, 72 and 65
+    # digits.
     f"cast(-{'9' * 35}.{'9' * 30} as decimal(65,30))",
     f"cast({'9' * 64}.1 as decimal(65,1))",
     f"cast({'9' * 65} as decimal(65,0))",
@@ -82,7 +83,7 @@ def documents_of(batches: Iterator[penstock.Batch], change_type: str) -> list[st
 
 
 def shown_by_client(server: Server, table: str) -> list[str]:
-    # In a text, the backslash is the only character of a document that batch output escapes.
+    # The backslash is the only character in a document's text that batch output escapes.
     printed = server.client(f"SELECT document FROM {table} ORDER BY id", "--skip-raw", "--skip-column-names")
     return [line.replace("\\\\", "\\") for line in printed.removesuffix("\n").split("\n")]
 
@@ -124,7 +125,7 @@ def test_values_without_a_json_type_equal_the_clients_text(
 
 
 def random_path(chance: random.Random, value: Any) -> str:
-    """Return a path into a document, or one step outside it."""
+    """Return a path into a document, or a path that leads one step outside it."""
     path = "$"
     while isinstance(value, list | dict) and value and chance.random() < 0.8:
         if isinstance(value, list):

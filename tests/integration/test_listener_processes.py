@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon whose readers are served by several processes: each gets everything, whichever process dies."""
+"""A daemon whose readers are served by several processes: each reader gets every change, whichever process
+dies.
+"""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal clients of a daemon with listener processes get what one process would send them."""
+"""Canal clients of a daemon with listener processes get the same entries as from a single process."""
 
 import os
 import signal
@@ -103,7 +103,7 @@ def test_client_goes_on_at_the_next_entry_whichever_process_its_connection_reach
             acknowledged = ids_of(entries)
             # A batch that is not acknowledged is sent again.
             client.get(size=1)
-        # Nothing that was acknowledged is repeated, even if the next connection follows at once.
+        # Acknowledged entries are not repeated, even if the next connection follows at once.
         received += acknowledged
     assert received == ids
 

@@ -69,7 +69,7 @@ def test_ptubes_clients_are_shared_among_listener_processes_and_outlive_each(
         clients = {task: connected(task) for task in ("a", "b", "c", "d")}
         processes = processes_of(daemon, "listener_process")
         assert all(descriptors_of(process) > 0 for process in processes)
-        # Each process, and the monitor, knows the clients of all.
+        # Each process and the monitor list the clients of all processes.
         wait_until(lambda: {session["writerTaskName"] for session in sessions(shop)} == set("abcd"))
         for task, client in clients.items():
             wait_until(lambda client=client: client.server_info()["writerTaskList"] == list("abcd"))

@@ -164,7 +164,8 @@ def test_random_bytes_close_only_their_own_connection(daemon: DaemonProcess, mar
     chance = random.Random(seed)
     before = daemon.resident_bytes()
     for name in LISTENERS:
-        # HTTP waits for the end of a line or of its own limit, which only the longest certainly reach.
+        # HTTP waits for the end of a line or for its own limit, which only the longest inputs certainly
+        # reach.
         for length in (8, 100, 5_000, 200_000) * 4:
             # The first byte alone is neither a valid frame length nor a letter of an HTTP method.
             content = b"\xf0" + chance.randbytes(length)
@@ -188,7 +189,7 @@ def test_oversized_frame_is_refused_before_it_arrives(daemon: DaemonProcess, len
         waited_for.sendall(struct.pack(">I", 100))
         send_all(peer, struct.pack(">I", length) + bytes(8 << 20))
         assert is_closed(peer)
-        # A frame that may still arrive keeps its deadline, which started earlier.
+        # An incomplete frame keeps its deadline, which started earlier.
         assert closed_of([waited_for]) == 0
     assert daemon.resident_bytes() - before < GROWN_BYTES_MAX
 
@@ -236,7 +237,9 @@ def test_connections_over_the_limit_of_a_peer_are_refused(
         return False
 
     def are_connected_in_time() -> bool:
-        """Connect too many clients at once; return whether none of them exceeded its silence timeout."""
+        """Connect too many clients at once; return whether they all connected before any of them exceeded its
+        silence timeout.
+        """
         source, started = f"127.0.0.{next(hosts)}", time.monotonic()
         with ExitStack() as held:
             peers = [
@@ -331,7 +334,7 @@ def test_capture_and_readers_do_not_wait_for_an_unavailable_ensemble(
         head = head_of(mariadb_server)
         running.wait_for_head(head.file, head.offset)
         with closing(connect(running, "canal")) as peer:
-            # The connection waits, and would be greeted by the first server that can serve it.
+            # The connection waits for a server that can serve it, so no greeting arrives.
             peer.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 peer.recv(1)
@@ -384,7 +387,7 @@ def test_slow_client_is_disconnected_in_time(
     assert_answers(daemon, mariadb_server)
     took = {name: slow[name].result() for name in LISTENERS}
     for name, seconds in took.items():
-        # A client that is not disconnected gives up by itself.
+        # If the server does not disconnect the client, the client gives up by itself.
         assert GREETING_SECONDS_MAX / 2 < seconds < WAIT_SECONDS_MAX, (name, took)
     said = daemon.said()
     for name in HTTP:

@@ -78,7 +78,7 @@ CASES = {
     "bits": Keys("k BIT(40)", "PRIMARY KEY (k)", "n * 100000000"),
     "zero dates": Keys("d DATE, k INT", "PRIMARY KEY (d, k)", "IF(n MOD 4, '0000-00-00', '2020-02-31'), n"),
 }
-# The older MariaDB plans like the newer one, so it runs only the most different keys.
+# The older MariaDB plans like the newer version, so it runs only the most different keys.
 OF_OLDER = ("dense", "string", "uuid", "date and number", "three")
 PAIRS = [
     (flavor, name)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chunk is read completely and once over lost connections, at the configured rate, in little memory."""
+"""A chunk is read completely and only once despite lost connections, at the configured rate, in little
+memory.
+"""
 
 import itertools
 import json
@@ -152,7 +154,7 @@ def test_rate_limit_is_kept(
         nonlocal now
         now += seconds
 
-    # On this clock only the rate limit takes time.
+    # On this simulated clock, only the rate limit takes time.
     monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     came = [
         (number, now)
@@ -241,5 +243,5 @@ def test_64_concurrent_reads_use_little_memory(mariadb_server: Server, fresh_dat
     command = [sys.executable, "-c", MEMORY, mariadb_server.url(), f"{database}.t"]
     usage = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert usage["rows"] == 64 * ROWS
-    # Holding the whole table in each of them would take far more than twice as much.
+    # If each reader held the whole table, memory use would be far more than twice as high.
     assert usage["growth"] < 64 * (10 << 20), usage

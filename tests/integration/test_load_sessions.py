@@ -38,7 +38,7 @@ def sessions_since(server: Server, first: int) -> set[int]:
 
 
 def test_chunks_share_a_session_that_holds_no_table(server: Server, fresh_database: FreshDatabase) -> None:
-    """The session serves the next chunk even after an error in a chunk, and after the server has ended it."""
+    """The next chunk is read even after an error in a chunk, and after the server has ended the session."""
     database = fresh_database(server)
     create_tables(server, database)
     address = ServerAddress.parse(server.url("repl"))
