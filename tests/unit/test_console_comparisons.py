@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The console's comparisons of a target with its source: their process, their pages, and the repair."""
 
+import csv
+import io
 import json
 import sys
 import threading
@@ -13,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.cli import console
+from penstock.console.comparison_files import export_differences
 from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, Comparisons
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.pipeline.state import PipelineState
@@ -175,6 +178,22 @@ def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -
         assert HOSTILE in page.words
         assert "<script>alert" not in page.text
         assert page.text.count("<article") == 2
+        assert "format=csv" in page.text
+        rows = json.loads(browser.get("/compare/rows", **ADDRESS, format="json").text)
+        assert [(row["table"], row["kind"], json.dumps(row["key"])) for row in rows] == [
+            (row["table"], row["kind"], row["key"]) for row in DIFFERENCES
+        ]
+        file = browser.get("/compare/rows", **ADDRESS, format="csv")
+        assert file.headers["content-disposition"] == 'attachment; filename="differing-rows.csv"'
+        lines = list(csv.DictReader(io.StringIO(file.text, newline="")))
+        assert [(line["column"], line["source"], line["target"], line["is_different"]) for line in lines] == [
+            ("id", "7", "7", "false"),
+            ("note", HOSTILE, "old", "true"),
+            ("id", "8", "", "true"),
+            ("note", "NULL", "", "true"),
+        ]
+        assert browser.get("/compare/rows", **ADDRESS, format="xlsx").status == 400
+        assert browser.get("/compare/rows", **{**ADDRESS, "name": HOSTILE}, format="csv").status == 404
         preview = browser.get("/compare/repair", **ADDRESS)
         assert "found 2 differing rows" in preview.words
         assert len(words_of(tmp_path)) == 1, "a preview starts nothing"
@@ -184,6 +203,24 @@ def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -
     assert "--repair" in words_of(tmp_path)[1]
     audit = [entry["action"] for entry in logs if entry["event"] == "audit"]
     assert audit == ["compare target", "repair target"]
+
+
+def test_file_of_differing_rows_has_no_formulas() -> None:
+    rows = [
+        {
+            "table": "shop.t",
+            "kind": "different",
+            "key": '{"id": 1}',
+            "source": '{"note": "=1+1"}',
+            "target": None,
+        }
+    ]
+    lines = list(
+        csv.DictReader(io.StringIO(bytes(export_differences("x", rows, "csv").body).decode(), newline=""))
+    )
+    assert [(line["key"], line["column"], line["source"]) for line in lines] == [
+        ('{"id": 1}', "note", "'=1+1")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +256,10 @@ def test_values_that_are_masked_for_the_account_are_hidden(
         browser.post("/compare/start", fields)
         wait_until(lambda: "The last comparison" in browser.get("/compare", **ADDRESS).words)
         page = browser.get("/compare", **ADDRESS).words
+        files = [browser.get("/compare/rows", **ADDRESS, format=each).text for each in ("json", "csv")]
     assert [value for value in hidden if value in page] == []
     assert [value for value in shown if value not in page] == []
+    assert [(value, text) for text in files for value in hidden if value.strip('"') in text] == []
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ from typing import Any
 from starlette.responses import Response
 
 from penstock.console.changed_cells import changed_cells
-from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison
+from penstock.console.comparison_files import export_differences
+from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, ComparisonKey
 from penstock.console.pipeline_files import RENAMING_STEPS
 from penstock.console.visit import Visit
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.kept_values import TEXTS
 from penstock.serve.masking import HIDDEN_TEXT
 
+# Differing rows that the page shows.
+_DIFFERENCES_SHOWN = 200
 # The kinds of differing rows, and the kind for keys that were not read in full.
 _COUNTS = (*(str(kind) for kind in Kind), "beyond")
 
@@ -26,15 +29,7 @@ def compare(visit: Visit) -> Response:
     key = store, name, sink = visit.pipeline_query()
     visit.files.path(store, name)
     comparison = visit.comparisons.newest(key)
-    differences = [] if comparison is None else comparison.differences
-    if visit.masking:
-        # Steps may have renamed the table, so the masks of all tables apply.
-        renames = any(step.verb in RENAMING_STEPS for step in visit.files.settings(store, name, sink).steps)
-        masked = visit.masking.all_columns
-        differences = [
-            _without_masked(difference, lambda column: renames or column.casefold() in masked)
-            for difference in differences
-        ]
+    differences = _differences_of(visit, key, comparison)[:_DIFFERENCES_SHOWN]
     tables = () if comparison is None else comparison.tables
     return visit.render(
         "compare.html",
@@ -46,8 +41,36 @@ def compare(visit: Visit) -> Response:
         kinds=_COUNTS,
         beyond=_sum_of(tables, ("beyond",)),
         differences=[_side_by_side(difference) for difference in differences],
+        exported=0 if comparison is None else len(comparison.differences),
         differing=_sum_of(tables, _COUNTS),
     )
+
+
+def export_rows(visit: Visit) -> Response:
+    """Return the differing rows of the newest comparison as a file, with the masks of the account."""
+    visit.prove_sees_pipelines()
+    key = store, name, _ = visit.pipeline_query()
+    visit.files.path(store, name)
+    comparison = visit.comparisons.newest(key)
+    return export_differences(
+        "differing-rows", _differences_of(visit, key, comparison), visit.query("format")
+    )
+
+
+def _differences_of(
+    visit: Visit, key: ComparisonKey, comparison: Comparison | None
+) -> Sequence[Mapping[str, Any]]:
+    """Return the differing rows of a comparison, without the values that are masked for the account."""
+    differences = () if comparison is None else comparison.differences
+    if not visit.masking:
+        return differences
+    # Steps may have renamed the table, so the masks of all tables apply.
+    renames = any(step.verb in RENAMING_STEPS for step in visit.files.settings(*key).steps)
+    masked = visit.masking.all_columns
+    return [
+        _without_masked(difference, lambda column: renames or column.casefold() in masked)
+        for difference in differences
+    ]
 
 
 def preview_repair(visit: Visit) -> Response:
@@ -111,6 +134,8 @@ def _side_by_side(difference: Mapping[str, Any]) -> dict[str, Any]:
     part = {"before": source, "after": target}
     return {**difference, **part, "cells": changed_cells(part)}
 
+
+FILES: dict[str, Callable[[Visit], Response]] = {"/compare/rows": export_rows}
 
 PAGES: dict[str, Callable[[Visit], Response]] = {
     "/compare": compare,

@@ -26,8 +26,8 @@ _log = structlog.get_logger(__name__)
 _OUTCOMES = (0, 1, 5)
 # Differing keys of a table that are read in full, and those that a repair corrects at once.
 _KEYS_MAX, REPAIRED_KEYS_MAX = 1000, 10_000
-# Differences that a page shows.
-_DIFFERENCES_MAX = 200
+# Differences that are kept for the page and the files.
+_DIFFERENCES_MAX = 1000
 _ERROR_CHARACTERS_MAX = 2000
 
 # The number of a state store, and the names of a pipeline and a sink.

@@ -331,4 +331,4 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     **fleet_pages.PAGES,
     **operations.PAGES,
 }
-FILES: dict[str, Callable[[Visit], Response]] = as_of_pages.FILES
+FILES: dict[str, Callable[[Visit], Response]] = as_of_pages.FILES | comparison_pages.FILES
