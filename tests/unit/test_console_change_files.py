@@ -31,8 +31,14 @@ def lines_of(text: str) -> list[dict[str, str]]:
 def test_history_of_a_row_is_exported_as_the_page_shows_it(browser: Browser) -> None:
     page = browser.get("/history", **ROW)
     assert 'href="?table=fuzzed.t&amp;key=1&amp;export=json"' in page.text
+    assert "Searched " in page.words
+    assert page.text.rindex("Searched ") < page.text.index('class="end"'), "the style hides it at the end"
+    empty = browser.get("/history", **{**ROW, "table": "fuzzed.absent", "columns": "id"}).words
+    assert "Searched " in empty
+    assert "The kept log has no change of this row" in empty
     parts = json.loads(browser.get("/history", **ROW, export="json").text)
     assert all(part["position"] in page.text for part in each(parts))
+    assert "progress" not in {part["kind"] for part in parts}
     file = browser.get("/history", **ROW, export="csv")
     assert file.headers["content-disposition"] == 'attachment; filename="history.csv"'
     lines = lines_of(file.text)

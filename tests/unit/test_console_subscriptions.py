@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pausing subscriptions and pipelines: shown first, for administrators, and recorded."""
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -144,3 +145,25 @@ def test_pipeline_is_paused_beside_one_with_an_unreadable_state(tmp_path: Path) 
         form = browser.get("/pipelines/pause", store="0", name="notes")
         assert form.field("name") == "notes"
         assert "no such pipeline any longer" in browser.get("/pipelines/pause", store="0", name="x").words
+
+
+def test_grid_has_the_lag_of_each_shard_under_its_member(coordinated: Coordinated) -> None:
+    store = coordinated.store
+    wide = coordinated.registry.create(Subscription(INSTANCE, "wide", shard_count=3))
+    for shard, member in ((0, "a"), (2, "b")):
+        session = store.session()
+        session.put_ephemeral(f"{wide.members_path}/{member}", b"")
+        assert Lease.acquire(store, session, wide.lease_path(shard), member) is not None
+    coordinated.registry.reset(INSTANCE, "wide", Checkpoint.now(str(coordinated.daemon.log.earliest())))
+    with console_of(coordinated.daemon) as browser:
+        browser.post("/login", {"token": "a-token"})
+        text = browser.get("/subscriptions").text
+    (grid,) = re.findall(r'<table class="grid">.*?</table>', text, re.DOTALL)
+    cells = {
+        re.sub("<.*?>", "", member): re.findall(r"<td(.*?)>(.*?)</td>", row)
+        for member, row in re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', grid)
+    }
+    filled = {member: [bool(size) for _, size in row] for member, row in cells.items()}
+    nobody = [False, True, False]
+    assert filled == {"a": [True, False, False], "b": [False, False, True], "nobody": nobody}
+    assert all("shade" in kind for row in cells.values() for kind, size in row if size)

@@ -290,19 +290,19 @@ def history(visit: Visit) -> Response:
         limit=row["limit"],
         is_asked=is_asked,
         problems=problems,
-        changes=map(_with_cells, _changes(stream or ())),
+        changes=map(_with_cells, _changes(stream or (), with_progress=True)),
     )
 
 
-def _changes(parts: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a history that the page shows."""
+def _changes(parts: Iterable[dict[str, Any]], *, with_progress: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a history that a file has. The page shows the progress of the search too."""
     readers = 0
     for part in parts:
         if part["kind"] == "readers":
             readers = len(part["readers"])
         elif part["kind"] == "change":
             yield {**part, "readers": readers}
-        elif part["kind"] != "progress":
+        elif with_progress or part["kind"] != "progress":
             yield part
 
 

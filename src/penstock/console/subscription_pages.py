@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of subscriptions: their shards, and the effect of a reset or a pause."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -10,6 +10,8 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
+# How far a shard is behind for each darker shade.
+_SHADE_BYTES = (0, 1 << 20, 64 << 20, 1 << 30)
 # Where a subscription can continue: the choices that need a value, and the choices that do not.
 _WITH_VALUE = ("time", "position", "gtid_set")
 _EDGES = ("earliest", "latest")
@@ -35,8 +37,20 @@ def _subscriptions_of(answers: Answers) -> dict[tuple[str, str], dict[str, Any]]
         for subscription in answer["subscriptions"]:
             # All daemons that share a coordination store return the subscription.
             key = subscription["instance"], subscription["subscription"]
-            shown.setdefault(key, {"daemon": url, **subscription})
+            shown.setdefault(key, {"daemon": url, **subscription, "grid": _grid_of(subscription)})
     return shown
+
+
+def _grid_of(subscription: Mapping[str, Any]) -> list[tuple[str | None, list[tuple[Mapping[str, Any], int]]]]:
+    """Return a row for each member, and for None if a shard has no owner: its shards with their shades."""
+    rows: dict[str | None, list[tuple[Mapping[str, Any], int]]] = {
+        member: [] for member in sorted(subscription["members"])
+    }
+    for shard in subscription["shards"]:
+        behind = shard["behind_bytes"] or 0
+        shade = sum(behind > bound for bound in _SHADE_BYTES)
+        rows.setdefault(shard["owner"], []).append((shard, shade))
+    return list(rows.items())
 
 
 def pause(visit: Visit) -> Response:
