@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a merge over open logs: reading the members, ordering, storing, and recording the progress."""
+"""Runs a merge over open logs: reads the members, orders and stores their transactions, and records the
+progress.
+"""
 
 import time
 from collections.abc import Sequence

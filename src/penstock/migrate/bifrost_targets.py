@@ -21,7 +21,7 @@ _TAGS = {"SchemaName": "{database}", "TableName": "{table}", "EventType": "{_cha
 def sink_of(
     migration: Migration, name: str, target: OriginalProperties, parameters: Sequence[OriginalProperties]
 ) -> dict[str, Any]:
-    """Return the sink of a target, whose parameters are those of its tables. Raises OptionInvalid."""
+    """Return the sink of a target. Its parameters come from the target's tables. Raises OptionInvalid."""
     plugin = target.get("PluginName").lower()
     make = _SINKS.get(plugin)
     if make is None:

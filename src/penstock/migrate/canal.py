@@ -39,7 +39,7 @@ def migrate_canal(
 ) -> None:
     """Add the daemon or the pipelines of a configuration folder.
 
-    `zookeeper` are the hosts from which cursors are read, instead of meta.dat. `password` is that of the
+    `zookeeper` are the hosts from which cursors are read, instead of meta.dat. `password` belongs to the
     account `canal.user`. Raises OptionInvalid, CoordinationLost.
     """
     server_values = parse_properties(read_text(folder / _SERVER_FILE))

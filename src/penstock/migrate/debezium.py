@@ -220,7 +220,8 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
     if isinstance(gtids, str) and gtids.strip():
         return "none", "".join(gtids.split())
     if isinstance(file, str) and isinstance(position, int):
-        # `event` and `row` count what was sent of the transaction at `pos`; it is sent again as a whole.
+        # `event` and `row` count the events and rows that were sent of the transaction at `pos`. The whole
+        # transaction is sent again.
         return "none", f"{file}:{position}"
     raise OptionInvalid(
         "the connector's offset has neither gtids nor file and pos",

@@ -16,7 +16,7 @@ _TRUE = ("true", "1", "yes", "on")
 
 
 class Outcome(StrEnum):
-    """What became of a property."""
+    """Whether a property was carried, changed or not carried."""
 
     CARRIED = "carried"
     CHANGED = "changed"

@@ -128,7 +128,7 @@ class Connection(Closing):
         raise AssertionError("no spelling was given")
 
     def variables(self, *names: str) -> dict[str, str]:
-        """Return those of these global variables that exist, by lower-case name."""
+        """Return the values of those given global variables that exist, by lower-case name."""
         marks = ", ".join(["%s"] * len(names))
         rows = self.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
         return {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}

@@ -70,7 +70,7 @@ def _find_cause(connection: Connection, stream: "ReplicaStream") -> PenstockErro
 
 
 def _has_duplicate(connection: Connection, name: "ReplicaName") -> bool:
-    """Return whether another replica is registered with our server id."""
+    """Return whether another replica is registered with this replica's server id."""
     try:
         replicas = connection.replicas()
     except PrivilegeMissing:

@@ -146,7 +146,7 @@ class ReplicaStream(Closing):
         try:
             poll.register(stream, select.POLLIN)
         except ValueError:
-            # The socket was closed meanwhile. The next receive raises the error.
+            # The socket was closed in the meantime. The next receive raises the error.
             return False
         return bool(poll.poll(0))
 

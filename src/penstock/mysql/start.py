@@ -23,7 +23,8 @@ _TYPE_AT = 4
 _LENGTH_AT = slice(9, 13)
 _END_AT = slice(13, 17)
 _ROTATE_EVENT = 4
-# Each starts a transaction: MySQL's GTID, anonymous and tagged GTID events, and MariaDB's GTID event.
+# The events that start a transaction: MySQL's GTID, anonymous and tagged GTID events, and MariaDB's GTID
+# event.
 _GTID_EVENTS = (33, 34, 42, 162)
 
 # Commits of different sessions can be logged slightly out of time order.

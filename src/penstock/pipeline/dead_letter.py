@@ -326,7 +326,7 @@ def purge(
     """Delete entries and their rows for good.
 
     Before the first entry is deleted, a record of who purged what is written to the folder `purged` inside
-    the dead letter. The record has no row values, and no messages, which may contain some. Raises
+    the dead letter. The record contains neither row values nor error messages, which may quote values. Raises
     SourceMissing if an entry no longer exists, and DiskFailed.
     """
     if not letters:

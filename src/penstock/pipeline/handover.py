@@ -23,8 +23,8 @@ from penstock.source.offsets import Offset
 def adopt(state: PipelineState, sink: str) -> None:
     """Give the progress that was recorded with `sink` to one of `sinks`.
 
-    An interrupted call can be repeated. Raises LeaseLost while the pipeline runs, OptionInvalid if there
-    is nothing to give, or if the sink has progress of its own.
+    An interrupted call can be repeated. Raises LeaseLost while the pipeline runs, OptionInvalid if there is
+    nothing to give, or if the sink already has its own progress.
     """
     adopted = refuse_adopting(state, sink)
     state.copy_to(adopted)

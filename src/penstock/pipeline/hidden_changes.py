@@ -30,7 +30,7 @@ class Follows(Enum):
     COMPARES = auto()
     # Rows are read again as new periods, and the periods of missing rows end.
     REOPENS = auto()
-    # What was written is kept.
+    # The target keeps everything that was written.
     NOTHING = auto()
 
 

@@ -11,7 +11,7 @@ from penstock.errors import VersionConflict
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.pipeline.resnapshot import HINT_STATE
 
-# Leave room for what a store adds to a record.
+# Leave room for the bytes that a store adds to a record.
 _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Previews a pipeline: what it would do, without doing it."""
+"""Shows what a pipeline would do, without running it."""
 
 from typing import Any
 

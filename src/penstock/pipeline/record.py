@@ -94,7 +94,7 @@ class ChunkWork:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One batch: what it covers, and the number of parts of its output.
+    """One batch: the ranges and chunks that it covers, and the number of parts of its output.
 
     `begin` and `end` map sources to offsets (`source.offsets.Offset` as JSON) and contain only sources that
     advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished` are

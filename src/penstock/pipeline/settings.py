@@ -399,7 +399,7 @@ class _Reading:
             if variant is None:
                 continue
             verb, settings = variant
-            # A step that does not set on_error takes the pipeline's policy.
+            # A step that does not set on_error uses the pipeline's policy.
             if policy is not None and getattr(settings, "on_error", "") is None:
                 settings = settings.model_copy(update={"on_error": policy})
             steps.append(StepSettings(verb, settings))
@@ -452,7 +452,7 @@ class _Reading:
         if variant is None:
             return None
         kind, settings = variant
-        # A sink that supports several apply modes takes the pipeline's, unless it sets its own.
+        # A sink that supports several apply modes uses the pipeline's, unless it sets its own.
         if apply is not None and getattr(settings, "apply", "") is None:
             settings = settings.model_copy(update={"apply": apply})
         return SinkSettings(kind, settings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The positions of a pipeline's sinks, and what its sources have to keep for them."""
+"""The positions of a pipeline's sinks, and the part of each log that they still need."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

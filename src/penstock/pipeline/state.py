@@ -222,7 +222,7 @@ class PipelineState(ResnapshotRequests):
 
     @property
     def shown_name(self) -> str:
-        """The pipeline's name, with those of its sink and its shard if it has them."""
+        """The pipeline's name, followed by the names of its sink and shard, if any."""
         return f"{self.name}/{self.part}" if self.part else self.name
 
     @property
@@ -236,7 +236,7 @@ class PipelineState(ResnapshotRequests):
         return [shard for sink in sinks for shard in sink.shard_states()]
 
     def sinks(self) -> list[str]:
-        """Return the sinks of the pipeline that have a state of their own, sorted."""
+        """Return the sinks of the pipeline that have a separate state, sorted."""
         return sorted(decoded_name(name) for name in self.store.list(path_of(_TOP, self.name, _SINKS)))
 
     def close(self) -> None:

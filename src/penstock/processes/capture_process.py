@@ -78,7 +78,7 @@ class CaptureProcess:
             "alerts": self._alerts,
             "give_definition": self._give_definition,
         }
-        # These calls wait for a server for seconds.
+        # These calls may wait several seconds for a server.
         self._waiting_calls: dict[str, Callable[..., Any]] = {"wait_settled": self._wait_settled}
         self._reporting = threading.Thread(target=self._report_until_stopped, name="reports", daemon=True)
 
@@ -119,7 +119,7 @@ class CaptureProcess:
             try:
                 self._channel.send(self._report())
             except OSError:
-                # The daemon has ended. The thread that receives requests sees that too.
+                # The daemon has ended. The thread that receives requests will notice.
                 return
             if is_last:
                 return

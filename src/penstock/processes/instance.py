@@ -191,7 +191,9 @@ class ProcessInstance:
             self._followed.forget_writer()
 
     def report(self, report: LogReport) -> None:
-        """Make visible what the process has stored; an error is logged, and the next report tries again."""
+        """Make the bytes that the process has stored visible; an error is logged, and the next report tries
+        again.
+        """
         try:
             if self._followed is None:
                 self._followed = FollowedLog(self._log_settings, RemoteSettler(self))

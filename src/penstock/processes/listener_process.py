@@ -205,7 +205,7 @@ class ListenerProcess(HttpListener):
             while (passed := take_connection(self._handed)) is not None:
                 self._take(*passed)
         except EOFError:
-            # The daemon has ended. The receiving thread sees that too.
+            # The daemon has ended. The receiving thread will notice.
             asyncio.get_running_loop().remove_reader(self._handed)
 
     def _take(self, number: int, listener: Listening, raw: socket.socket | None) -> None:
@@ -251,7 +251,7 @@ class ListenerProcess(HttpListener):
             try:
                 self._channel.send(self._outgoing.get())
             except OSError:
-                # The daemon has ended. The receiving thread sees that too.
+                # The daemon has ended. The receiving thread will notice.
                 return
 
     def _receive_messages(self, loop: asyncio.AbstractEventLoop) -> None:

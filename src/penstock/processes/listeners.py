@@ -208,7 +208,7 @@ class ListenerProcess:
                 _log.error("a listener process takes no messages", listener=self.number)
                 return
             except OSError:
-                # The process has ended. The receiving thread sees that too.
+                # The process has ended. The receiving thread will notice.
                 return
             self._due.wait(PUBLISH_SECONDS)
             self._due.clear()

@@ -26,7 +26,7 @@ SHORTAGES = (OSError, RuntimeError, ValueError)
 _LINES_KEPT = 20
 _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
-# Its last lines are still read after its end.
+# The last lines of the process are still read after it has ended.
 _OUTPUT_SECONDS_MAX = 2.0
 
 _log = structlog.get_logger(__name__)
@@ -91,7 +91,9 @@ class SpawnedProcess:
         self._process.wait()
 
     def exit(self, kill: Kill | None) -> ProcessExit:
-        """Return how it ended, with the last lines of its output; `kill` is why the daemon killed it."""
+        """Return how the process ended, with the last lines of its output; `kill` is why the daemon killed
+        it.
+        """
         self._reading.join(_OUTPUT_SECONDS_MAX)
         reason = _reason_of(self._process.returncode) if kill is None else (kill.reason, kill.why)
         return ProcessExit(now_us(), *reason, tuple(self._lines))

@@ -141,7 +141,7 @@ class Account:
             )
 
     def prove_sees_columns(self, columns: Iterable[str], tables: TablePatterns, use: str) -> None:
-        """Raise AccessDenied if one of the columns may be masked; `use` is what it would be used for.
+        """Raise AccessDenied if one of the columns may be masked; `use` describes the intended use.
 
         Conditions and keys are refused too, because their outcome reveals the value.
         """
@@ -186,7 +186,7 @@ class Account:
             )
 
     def prove_administers_all(self, instances: Iterable[str], what: str) -> None:
-        """Raise AccessDenied unless the account may change everything; `what` is what it asked to see."""
+        """Raise AccessDenied unless the account may change everything; `what` describes the request."""
         hidden = [name for name in instances if not self.may_administer(name)]
         if hidden or not self.sees_all_values:
             raise AccessDenied(

@@ -94,7 +94,7 @@ class RateLimitedLog:
 
 @dataclass(frozen=True)
 class TrafficCounts:
-    """What a process has counted since it last reported; see `Traffic`."""
+    """The counts of a process since its last report; see `Traffic`."""
 
     requests: Mapping[tuple[str, ...], float]
     rejected: Mapping[tuple[str, ...], float]

@@ -196,7 +196,7 @@ class Consumers:
 
 @dataclass(frozen=True)
 class ConsumerNote:
-    """What a consumer has permanently consumed; see `Consumers.note`."""
+    """The position up to which a consumer has permanently consumed the log; see `Consumers.note`."""
 
     instance: str
     consumer: str

@@ -288,7 +288,7 @@ def make_piece(
 
     With `part` it may be one of several parts of the piece, counted from 0; without, it is whole. Also
     returns the decoder if it can continue. None if nothing is visible yet. The whole transactions before an
-    error form a piece of their own, and the error is raised at the start of the next piece.
+    error form a separate piece, and the error is raised at the start of the next piece.
     """
     fresh = least = False
     while True:

@@ -20,7 +20,7 @@ from penstock.telemetry.readings import Readings
 
 
 def copy_readers(subscribers: Subscribers) -> list[Subscriber]:
-    """Return copies of the readers with metrics of their own. Belongs to the event loop."""
+    """Return copies of the readers that have their own metrics. Belongs to the event loop."""
     latest = heapq.nlargest(
         METRICS_READERS_MAX,
         subscribers.all(),

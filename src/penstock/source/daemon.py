@@ -375,7 +375,8 @@ class DaemonLog:
         return ask_again(ask_each, hang_up=lambda: None)
 
     def _client(self) -> tuple[DaemonClient, int]:
-        """Return the current daemon and the shift from its epoch numbers to ours. Raises ServerChanged.
+        """Return the current daemon and the shift from its epoch numbers to those of this log. Raises
+        ServerChanged.
 
         A daemon's epochs are fetched when it becomes the current one: it may have begun another epoch.
         """

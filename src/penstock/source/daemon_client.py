@@ -150,8 +150,8 @@ class DaemonClient:
     ) -> Generator[bytes, None, None]:
         """Yield the bytes of [start, stop) of a file, or up to the end of the log before that.
 
-        Raises ConnectionLost if the stream breaks off, and ServerChanged if the bytes are those of another
-        server than the one with this key.
+        Raises ConnectionLost if the stream breaks off, and ServerChanged if the bytes come from a server with
+        a different key.
         """
         response = self._get(
             "bytes", {"epoch": epoch, "file": file, "start": start, "stop": stop}, stream=True

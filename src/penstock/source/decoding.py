@@ -28,9 +28,9 @@ _SYNC_PAUSE_SECONDS = 0.02
 class RangeDecoding:
     """Decodes a range of a source, and survives lost connections.
 
-    `states` yields what is due: the caller answers the table request or statement of `decoder`, and takes
-    batches with `take_batch`. After a lost connection a new decoder drops the changes that were already
-    returned, so callers must not keep a reference to `decoder`.
+    `states` yields the requests that are due: the caller answers the table request or statement of `decoder`,
+    and takes batches with `take_batch`. After a lost connection a new decoder drops the changes that were
+    already returned, so callers must not keep a reference to `decoder`.
     """
 
     def __init__(self, source: Source, byte_range: ByteRange, **options: Any) -> None:

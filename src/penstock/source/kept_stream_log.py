@@ -93,7 +93,7 @@ class KeptStreamLog(StreamLog):
         return found
 
     def hold(self, reader: Sequence[str], offset: Offset, seconds: int) -> None:
-        """Make a daemon keep what follows an offset; see `KeptSource.hold`."""
+        """Make a daemon keep the log after an offset; see `KeptSource.hold`."""
         self._kept(offset).hold(reader, offset.position, seconds)
 
     def resume(self, begin: Offset) -> Offset:
@@ -163,7 +163,7 @@ class KeptStreamLog(StreamLog):
         return source
 
     def _offset(self, source: KeptSource, position: Position) -> Offset:
-        """Return a position as an offset that is valid in other logs too."""
+        """Return a position as an offset that is also valid in other logs."""
         gtid_set = self._ask(lambda: source.gtid_set(position))
         key = self._ask(lambda: source.server_key(position.epoch))
         return Offset(position, gtid_set, key, fingerprint=self._fingerprint_of(source, position))

@@ -95,7 +95,9 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of the log has been searched, in bytes. The total excludes what the index ruled out."""
+    """How much of the log has been searched, in bytes. The total excludes the parts that the index ruled
+    out.
+    """
 
     searched_bytes: int
     candidate_bytes: int
@@ -155,7 +157,9 @@ class RowKey:
         return columns
 
     def matches(self, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.Array:
-        """Return which rows have the key. Raises OptionInvalid for a value that no column of the type has."""
+        """Return a mask of the rows that have the key. Raises OptionInvalid for a value that no column of the
+        type has.
+        """
         mask = None
         for column, text in zip(columns, self.values, strict=True):
             array = rows.column(column)
@@ -201,7 +205,7 @@ class RowHistory:
     def parts(self) -> Iterator[HistoryPart]:
         """Yield changes, statements on the table, unreadable parts and progress, newest first.
 
-        Within a transaction too, the last change comes first. Raises OptionInvalid for a key that does not
+        The last change also comes first within a transaction. Raises OptionInvalid for a key that does not
         fit the table, and what reading the log raises.
         """
         candidates = [self._candidates(segment) for segment in reversed(self._log.segments)]

@@ -46,7 +46,7 @@ class ShardSet:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What must be decoded for a filter: columns and change types, None for all.
+    """The columns and change types that must be decoded for a filter, None for all.
 
     `left_changes` are the change types to select from the decoded rows, None for all.
     """

@@ -170,7 +170,7 @@ class _Pieces(io.RawIOBase):
         return len(piece)
 
     def take(self) -> bytes:
-        """Return what was written since the last call."""
+        """Return the content that was written since the last call."""
         content = bytes(self._content)
         self._content.clear()
         return content

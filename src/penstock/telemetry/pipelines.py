@@ -28,7 +28,7 @@ _STATES = {
     "failed": "failed",
 }
 _LOG_OPERATIONS = ("insert", "update", "delete")
-# The operations of each stage. Rows of a load are an operation of their own.
+# The operations of each stage. Rows of a load count as a separate operation.
 _STAGES = {
     "read": _LOG_OPERATIONS,
     "loaded": ("load",),
@@ -69,7 +69,7 @@ class _SinkMeter:
 
 
 class PipelineMeter:
-    """Counts what the reports of a pipeline's run say, for each of its sinks and shards. Thread-safe.
+    """Counts the events that a pipeline's run reports, for each of its sinks and shards. Thread-safe.
 
     `clock` returns the seconds since 1970. `store` is the URL of the state store, without its password.
     """

@@ -35,7 +35,7 @@ def read_process(readings: Readings) -> None:
     readings.add("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     for generation, statistics in enumerate(gc.get_stats()):
         readings.add("python_gc_collections_total", statistics["collections"], generation=str(generation))
-    # These are unknown on systems other than Linux.
+    # These values are unknown on systems other than Linux.
     if os.path.isdir("/proc/self"):
         virtual, resident = Path("/proc/self/statm").read_text().split()[:2]
         readings.add("process_virtual_memory_bytes", int(virtual) * _PAGE_BYTES)

@@ -63,7 +63,7 @@ class TicdcCapture(MergedCapture):
         self._read(log, reader, start, end)
 
     def _read(self, log: Log, reader: SinkReader, start: _Start, end: MergedEnd) -> None:
-        """Append what the sink has after the end of the log, until stopped."""
+        """Append the transactions that the sink has after the end of the log, until stopped."""
         sink_log = SinkLog(self._merged_log(log))
         self._begin_running()
         durable_at = time.monotonic()

@@ -55,7 +55,7 @@ class TicdcKafkaCapture(MergedCapture):
         )
 
     def _read(self, log: Log, reader: KafkaReader, start: KafkaStart, end: MergedEnd) -> None:
-        """Append what the topics have after the end of the log, until stopped."""
+        """Append the transactions that the topics have after the end of the log, until stopped."""
         sink_log = SinkLog(self._merged_log(log))
         self._begin_running()
         durable_at = time.monotonic()

@@ -53,7 +53,8 @@ class DataFile:
 
 
 def classify(path: str) -> SchemaFile | DataFile | None:
-    """Return what a path below the sink's root is; None for a file that readers do not need.
+    """Return the description of a file by its path below the sink's root; None for a file that readers do not
+    need.
 
     Raises EventMalformed for a file that the sink does not write: it may hold changes in a form unknown here.
     """

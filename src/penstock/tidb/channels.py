@@ -52,7 +52,9 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class ClusterTls:
-    """The PEM files for connections within a cluster: its authority, our certificate and our key."""
+    """The PEM files for connections within a cluster: its authority, and the instance's certificate and
+    key.
+    """
 
     ca: Path
     cert: Path

@@ -122,7 +122,7 @@ class Definitions:
         """Return how to log the statement of a job, given the text in its binlog; None to leave it out.
 
         A rename is logged with the names of both databases. Raises EventUnsupported for a statement whose
-        session is unknown and decides what it means.
+        meaning depends on an unknown session.
         """
         database = self._databases.get(job.schema_id, job.schema_name)
         if job.database is not None:

@@ -70,7 +70,7 @@ class TidbCapture(MergedCapture):
         return self._settings.tidb
 
     def stop(self) -> None:
-        """Ask the thread to end. It stores what it has merged first."""
+        """Ask the thread to end. The thread first stores the transactions that it has merged."""
         super().stop()
         drainer = self._drainer
         if drainer is not None:

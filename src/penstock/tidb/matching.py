@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     """The decision about a binlog that agrees with the previous ones."""
 
     STORE = "store"
-    # Its writer sent it again, because the acknowledgement was lost.
+    # The writer sent the binlog again, because the acknowledgement was lost.
     REPEATED = "repeated"
     # A probe, or the rollback of a transaction without a prewrite here.
     EMPTY = "empty"
@@ -94,7 +94,7 @@ class Matching(Generic[Location]):
         self.released_ts = released_ts
         self._was_released = was_released
         # Committed transactions at or below `released_ts` when their outcome became known. Another Pump must
-        # have acknowledged them, because their writer obtained the commit timestamp without our
+        # have acknowledged them, because their writer obtained the commit timestamp without this Pump's
         # acknowledgement.
         self.late = 0
         self._open: dict[int, OpenPrewrite[Location]] = {}

@@ -78,7 +78,7 @@ class PortTls:
 def bind_port(host: str, port: int) -> socket.socket:
     """Return a bound socket, which refuses connections until it is served.
 
-    Raises OptionInvalid if the address is taken or is not ours.
+    Raises OptionInvalid if the address is taken or does not belong to this host.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Without the protocol, asyncio leaves Nagle's algorithm on: an answer then waits 40 ms for an ACK.
@@ -104,7 +104,7 @@ class NodePort:
 
     `make_service` is called in the loop, and `end_service` once no more connections are accepted, to end the
     calls that would never end on their own. `unix_path` is a further address, for clients on this host: it
-    has no TLS, and its file's mode admits our user and group alone.
+    has no TLS, and its file's mode admits only this process's user and group.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class NodePort:
         await self._wait_for_no_connection()
         for connection in list(self._connections):
             connection.transport.abort()
-        # Their sockets are closed by the loop.
+        # The loop closes their sockets.
         await self._wait_for_no_connection()
 
     async def _wait_for_no_connection(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What prevents capturing changes from a TiDB cluster, each finding with the command that helps."""
+"""Finds the problems that prevent capturing changes from a TiDB cluster, each with the command that helps."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing

@@ -290,7 +290,7 @@ class PumpReader:
             raise _translate_refusal(problem, self.address) from problem
         finally:
             self._sent_at = None
-            # This also cancels the stream.
+            # Closing the channel also cancels the stream.
             channel.close()
 
     def _take(self, response: bytes) -> bool:

@@ -136,7 +136,8 @@ class PumpLog:
         return locations
 
     def store(self) -> None:
-        """Write what was staged; it is durable after `sync`. After LogFull, free space and call it again.
+        """Write the staged payloads; they are durable after `sync`. After LogFull, free space and call it
+        again.
 
         Raises LogFull, and DiskFailed, after which the log has to be opened again.
         """

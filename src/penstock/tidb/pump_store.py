@@ -50,7 +50,7 @@ class Write:
 
 @dataclass
 class StoreCounts:
-    """What happened since the start. `refused` counts by reason; a refused binlog was not acknowledged."""
+    """The counts since the start. `refused` counts by reason; a refused binlog was not acknowledged."""
 
     stored: int = 0
     repeated: int = 0

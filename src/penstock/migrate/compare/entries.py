@@ -28,10 +28,10 @@ LogOrder = tuple[int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """One rows event or statement.
+    """A rows event or a statement.
 
-    `fields` are its values by path; an absent column has none. `end` is where its event ends.
-    `ends_transaction` is whether it is the last entry of its transaction.
+    `fields` holds its values by path; an absent column has no value. `end` is where its event ends.
+    `ends_transaction` marks the last entry of a transaction.
     """
 
     file: str

@@ -29,7 +29,7 @@ class SessionPool(Closing):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Each session with the time at which it was returned.
+        # Idle sessions, each with the time at which it was returned.
         self._idle: list[tuple[float, LoadSession]] = []
         # Watermarks, each with the time at which it was taken and the epoch of its position.
         self._watermarks: WeakKeyDictionary[LoadSession, tuple[float, int, Watermark]] = WeakKeyDictionary()

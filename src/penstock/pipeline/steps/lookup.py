@@ -225,7 +225,7 @@ class LookupStep(Step):
         return columns
 
     def _memory(self, target: Target) -> _Memory:
-        """Return what is known for rows of a target. Rows that are too old, or too many, are forgotten."""
+        """Return the looked-up rows for rows of a target. Rows that are too old, or too many, are dropped."""
         memory, now = self._memories.get(target), time.monotonic()
         too_old = memory is not None and now - memory.begun >= self.settings.max_age
         if memory is None or too_old or memory.rows.num_rows > self.settings.rows_max:

@@ -29,7 +29,8 @@ _POLL_SECONDS = 0.1
 
 
 class LogReader:
-    """What a source logged for some of its tables after an offset of the pipeline, up to its head.
+    """The changes that a source logged for some of its tables after an offset of the pipeline, up to its
+    head.
 
     `position` is the end of what was read. `redefined` maps tables that were emptied or redefined to the
     reason and position, and `first_versions` maps tables to the lowest commit version of their changes. Holds

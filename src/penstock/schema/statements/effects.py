@@ -222,7 +222,7 @@ class Statement:
     """A statement while it is parsed: its tokens, and the current database for names without one.
 
     `confined` is true if the statement touches no tables other than those named so far, whatever follows.
-    `replaces`: it has OR REPLACE.
+    `replaces` is true if it has OR REPLACE.
     """
 
     cursor: TokenCursor

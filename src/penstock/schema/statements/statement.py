@@ -84,9 +84,9 @@ def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effec
 def _effects_in_any_mode(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
     """Return the effects of a statement whose SQL mode is unknown.
 
-    `SET STATEMENT sql_mode=... FOR` runs its statement in another mode than the one that its text was parsed
-    in, and the event has only the former. The text is read in every mode in which the server accepts it. If
-    the effects differ, the tables that any reading names are `Unread`.
+    `SET STATEMENT sql_mode=... FOR` runs its statement in a mode that differs from the one in which its text
+    was parsed, and the event records only the mode in which it ran. The text is read in every mode in which
+    the server accepts it. If the effects differ, the tables that any reading names are `Unread`.
     """
     modes = [spelling.sql_mode]
     for character, flag in _DEPENDS_ON_SQL_MODE.items():

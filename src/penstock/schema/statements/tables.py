@@ -45,7 +45,7 @@ _SHAPELESS = words_of(
     ORDER REBUILD REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
     UPGRADE WAIT WITHOUT"""
 )
-# These follow the last action of an ALTER TABLE without a comma, and nothing else follows them.
+# Words that follow the last action of an ALTER TABLE without a comma. Nothing else follows them.
 _PARTITIONING = (("PARTITION", "BY"), ("REMOVE", "PARTITIONING"))
 _OF_PARTITIONS = words_of("ANALYZE CHECK DROP OPTIMIZE REBUILD REORGANIZE REPAIR TRUNCATE DISCARD IMPORT")
 # Options of the whole table. An option of a storage engine is any word followed by `=`.
@@ -141,7 +141,7 @@ def alter_table(statement: Statement) -> list[Effect]:
         if part.next.upper == "ORDER" or (
             part.next.upper in _OF_PARTITIONS and part.ahead(1).upper == "PARTITION"
         ):
-            # These consume all following commas, so no action can follow.
+            # These clauses consume all following commas, so no action can follow.
             break
         if _renames_table(part):
             inner = Statement(part, statement.database, statement.spelling, statement.named)
@@ -464,7 +464,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif part.accept("REFERENCES"):
             _skip_reference(part)
         elif part.accept_any("DEFAULT", "COMMENT", "COLUMN_FORMAT", "STORAGE"):
-            # These are followed by a value or an expression, even if it looks like a keyword.
+            # These words are followed by a value or an expression, even if it looks like a keyword.
             if part.accept("CASE"):
                 _skip_case(part)
             elif part.within_parentheses() is None:

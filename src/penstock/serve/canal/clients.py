@@ -52,7 +52,7 @@ _SHARD = 0
 _CLIENT_ID_MIN, _CLIENT_ID_MAX = -(1 << 15), (1 << 15) - 1
 
 # The last checkpoint of a session is awaited for as long as the store retries. If its outcome is unknown, a
-# returning client receives what it has acknowledged once more.
+# returning client receives the entries that it has acknowledged once more.
 FLUSH_SECONDS = OPERATION_SECONDS
 # Another daemon's lease is deleted and acquired before its owner can renew it. This may take several tries.
 _TAKE_TRIES = 5
@@ -66,7 +66,9 @@ Edge = Literal["earliest", "latest"]
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a process knows of a client beyond the store. `cursor` is None while the log lacks its start."""
+    """The state of a client that a process holds in addition to the store. `cursor` is None while the log
+    lacks its start.
+    """
 
     filter: str
     stored: Checkpoint | None

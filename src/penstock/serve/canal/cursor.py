@@ -67,7 +67,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class CursorState:
-    """What the next session of a client continues from, here or in another process of the daemon."""
+    """The state from which the next session of a client continues, here or in another process of the
+    daemon.
+    """
 
     view: View
     mark: Mark
@@ -104,7 +106,7 @@ class Cursor:
 
     @property
     def state(self) -> CursorState:
-        """What the next session continues from."""
+        """The state from which the next session continues."""
         return CursorState(self.view, self.mark, self._acked, self._next_id)
 
     @classmethod

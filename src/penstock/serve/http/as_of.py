@@ -186,7 +186,7 @@ class _AsOfAnswer(StreamedAnswer):
 
 
 class _Reading:
-    """What one request reads, in threads, one at a time."""
+    """The read of one request, which runs in threads, one at a time."""
 
     def __init__(
         self, log: ServedLog, instance: str, table: TableName, account: Account, wanted: AsOfRequest

@@ -129,6 +129,6 @@ def _shown(transaction: FoundTransaction, *, sees_all: bool) -> dict[str, Any]:
         "bytes": transaction.end.offset - transaction.start.offset,
     }
     if not sees_all:
-        # Both may name tables that the account may not read.
+        # Both values may name tables that the account may not read.
         shown |= {"tables": None, "statement": None}
     return shown

@@ -103,7 +103,7 @@ def _complete_since_us(source: OwnSource) -> int:
 
 
 def _epochs(source: OwnSource, checkpoint: PtubesCheckpoint) -> list[tuple[EpochRecord, bool]]:
-    """Return the epochs that may contain a checkpoint's offset, those of its named server first.
+    """Return the epochs that may contain a checkpoint's offset, with the epochs of its named server first.
 
     Events name the server that wrote them first, which may differ from the captured server.
     """

@@ -126,7 +126,7 @@ def stored_records(
     """Return what a position topic stores under a key of each partition, without those that have nothing.
 
     Reads only committed records, so an open transaction has to end first. The transaction of this part's last
-    writer has ended, but a writer from before a reset may have died just now. Raises Penstock errors,
+    writer has ended, but a writer from before a reset may have died a moment ago. Raises Penstock errors,
     ServerBusy if a transaction stays open. Without `waits_for_open`, returns what was committed before it.
     """
     kafka = library()

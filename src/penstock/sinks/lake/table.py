@@ -29,7 +29,7 @@ class StoredTable(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield all rows, with those of the columns that exist in the table."""
+        """Yield all rows, with the requested columns that exist in the table."""
 
 
 class LakeTable(StoredTable):
@@ -53,7 +53,7 @@ class LakeTable(StoredTable):
         """
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of all files, with those of the columns that exist in the table."""
+        """Yield the rows of all files, with the requested columns that exist in the table."""
         names = [name for name in columns if name in self.schema.names]
         for file in self.files():
             with self.folder.open(file.path) as opened:

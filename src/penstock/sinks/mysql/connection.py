@@ -48,7 +48,7 @@ _HINT_REFUSED = (
 )
 _HINT_DISK = "Make room on the target's disk"
 
-# What a target adds to the errors of every server.
+# Error numbers that only a target needs, in addition to those for every server.
 _OF_TARGET: Classes = {
     1044: (PrivilegeMissing, _HINT_GRANT),
     1045: (AuthenticationFailed, _HINT_ACCOUNT),

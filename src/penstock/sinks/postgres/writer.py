@@ -133,8 +133,8 @@ class PostgresWriter(SqlWriter):
         self._session.run(sql)
 
     def _store_number(self) -> None:
-        # Another process may have been given the part, if this one was thought dead. One of them waits here
-        # for the other, and then does not commit.
+        # Another process may have received the part, if this process was considered dead. One of the two
+        # waits here for the other, and then does not commit.
         stored = self._session.run(
             f"INSERT INTO {table_sql(self._options.positions)} AS p (application, part, number)"
             " VALUES (%s, %s, %s) ON CONFLICT (application, part) DO UPDATE SET number = EXCLUDED.number,"

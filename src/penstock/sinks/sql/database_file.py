@@ -103,7 +103,7 @@ class DatabaseFile(ABC):
 
     @abstractmethod
     def delete(self, table: TableName, keys: pyarrow.Table) -> None:
-        """Delete the rows whose values in the columns of `keys` are those of one of its rows."""
+        """Delete the rows whose values in the columns of `keys` equal a row of `keys`."""
 
     @abstractmethod
     def insert(self, table: TableName, rows: pyarrow.Table) -> None:
