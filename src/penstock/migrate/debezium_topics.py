@@ -16,7 +16,7 @@ _NAMES = ("topic.transaction", "topic.heartbeat.name", *_HEARTBEAT_PREFIXES)
 
 
 def topics_of(properties: OriginalProperties, prefix: str, *, flat: bool) -> dict[str, Any]:
-    """Return the settings of these topics in the section `debezium` of the kafka sink.
+    """Return the settings of the topics for these messages, in the section `debezium` of the kafka sink.
 
     `prefix` is the connector's topic.prefix. ExtractNewRecordState, which makes rows `flat`, drops truncates.
     """
@@ -52,7 +52,7 @@ def topics_of(properties: OriginalProperties, prefix: str, *, flat: bool) -> dic
 
 
 def leave_out_topics(properties: OriginalProperties) -> None:
-    """Account for these topics if there is an outbox: its sink writes only outbox events."""
+    """Account for the topics of these messages if there is an outbox: its sink writes only outbox events."""
     remark = "a sink with an outbox writes its events alone"
     for name in (_STATEMENTS, _TRANSACTIONS):
         properties.not_carried(name, remark=remark, attention=properties.flag(name))

@@ -212,9 +212,9 @@ def open_stream(
 ) -> ReplicaStream:
     """Connect and request the log from `start` on.
 
-    A bounded stream ends at the current end of the log; otherwise it waits for more. With `semi_sync`, a
-    server that supports it is told that commits will be acknowledged. A refusal arrives with the first bytes,
-    so `event_chunks` raises it. Raises what `connect` raises.
+    A bounded stream ends at the current end of the log; otherwise it waits for more. With `semi_sync`, the
+    client tells a server that supports it that commits will be acknowledged. A refusal arrives with the first
+    bytes, so `event_chunks` raises it. Raises what `connect` raises.
     """
     name = name or ReplicaName.choose(address.server_id)
     with connect(address) as connection:
@@ -272,7 +272,7 @@ def _set_session_variables(
     for prefix in ("master", "source"):
         settings[f"{prefix}_heartbeat_period"] = heartbeat_ns
         # The decoder verifies checksums, so the server can send every event as it is in the file, with or
-        # without checksum.
+        # without a checksum.
         settings[f"{prefix}_binlog_checksum"] = "CRC32"
     if identity.flavor == MARIADB:
         # 4 means "supports GTID events". Without it the server rewrites them into BEGIN statements.

@@ -21,7 +21,7 @@ class RangeWork:
     """A byte range of one source, and the filters on its transactions.
 
     `epoch`, `server_key` and `epochs` are what `SourceOptions` needs to read the range's positions. `content`
-    has the bytes from its start on, if they were read with the plan; it is not recorded.
+    holds the range's bytes from its start on, if planning has read them; it is not recorded.
     """
 
     source: str

@@ -212,7 +212,7 @@ class PipelineSettings:
         )
 
     def each_shard(self) -> list[Self]:
-        """Return the settings of each shard, which are these if the pipeline has only one."""
+        """Return the settings of each shard; these settings themselves if the pipeline has only one shard."""
         if self.shards == 1 or self.shard is not None:
             return [self]
         return [self.of_shard(shard) for shard in Shard.all_of(self.shards)]

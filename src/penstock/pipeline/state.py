@@ -231,7 +231,7 @@ class PipelineState(ResnapshotRequests):
         return "/".join(map(str, filter(None, (self.sink, self.shard))))
 
     def parts(self) -> list[Self]:
-        """Return the states in which progress is recorded: one for each sink and shard, or this one."""
+        """Return the states that record progress: one for each sink and shard, else this state."""
         sinks = [type(self)(self.store, self.name, sink) for sink in self.sinks()] or [self]
         return [shard for sink in sinks for shard in sink.shard_states()]
 
@@ -481,7 +481,7 @@ class PipelineState(ResnapshotRequests):
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
         `where`, a condition on the source's columns in the server's SQL, restricts both. Only the pipeline's
-        own requests have a `number`, or are made `by_pipeline` without one. With `reuse`, a request that has
+        own requests pass a `number`, or set `by_pipeline` without a number. With `reuse`, a request that has
         not begun and reads the same rows is returned instead. Raises OptionInvalid if the pipeline never ran.
         """
         if self.checkpoint() is None:
@@ -504,7 +504,7 @@ class PipelineState(ResnapshotRequests):
     # --- Handing over -----------------------------------------------------------------------
 
     def shard_states(self) -> list[Self]:
-        """Return the states in which progress is recorded: one for each shard, or this one."""
+        """Return the states that record progress: one for each shard, else this state."""
         count = self.shards.count()
         if count == 1 or self.shard is not None:
             return [self]

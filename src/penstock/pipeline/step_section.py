@@ -18,7 +18,9 @@ OnError = Literal["stop", "skip", "dead_letter"] | None
 
 
 class StepSection(Section):
-    """The settings that all steps share. Tables are matched by their names on arrival at the step."""
+    """The settings that all steps share. A step matches tables by the names that they have when they reach
+    it.
+    """
 
     # The setting that may be written without its key: `filter: "total > 5"`.
     SHORTHAND: ClassVar[str] = ""

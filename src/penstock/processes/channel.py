@@ -153,7 +153,7 @@ class Calls:
                 self._answers.pop(number, None)
 
     def answered(self, message: Answer) -> None:
-        """Pass an answer to its caller, if it still waits."""
+        """Pass an answer to its caller, if the caller still waits."""
         with self._lock:
             answer = self._answers.pop(message.number, None)
         if answer is not None and message.problem is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process of the daemon ends after a defect: at once, with a message."""
+"""Ends a process of the daemon after a defect: at once, with a message."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table definitions from a live server's information_schema.
+"""Reads table definitions from a live server's information_schema.
 
 A row image has all columns that information_schema.COLUMNS lists, in its order, including invisible and
 virtual generated columns; observed on MySQL 9.7, MariaDB 10.11 and 11.8. It does not have MySQL's hidden

@@ -58,7 +58,9 @@ class DurableInstance:
         return view
 
     def stored_log(self) -> Log:
-        """Return the log with everything that is stored, for members that copy it. Raises as `log`."""
+        """Return the log with everything that is stored, for members that copy it. Raises what `log`
+        raises.
+        """
         log = self._instance.log()
         assert isinstance(log, Log), "this process writes the log"
         return log

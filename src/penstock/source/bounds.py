@@ -48,7 +48,7 @@ def parse_bound(value: BoundText) -> Bound:
     """Parse a position, a GTID set, or a time; a time without a zone is UTC.
 
     Text is `mysql-bin.000003:1542`, a MySQL or MariaDB GTID set, or ISO 8601. `2026-11-21` is a date; write
-    it as `gtid:2026-11-21` to mean a MariaDB GTID. A position without an epoch is of epoch 0. Raises
+    it as `gtid:2026-11-21` to mean a MariaDB GTID. A position without an epoch belongs to epoch 0. Raises
     OptionInvalid.
     """
     if isinstance(value, Position):

@@ -78,7 +78,7 @@ class DaemonClient:
 
     All methods raise ConnectionLost if the daemon does not answer, and re-raise the errors that the daemon
     reports. A member of a fleet that does not capture the instance names the member that does: requests then
-    go there, with the same token and TLS settings, until that member does not answer.
+    go to that member, with the same token and TLS settings, until that member does not answer.
     """
 
     def __init__(

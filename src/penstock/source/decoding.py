@@ -215,7 +215,7 @@ class RangeDecoding:
     def _read_prepared(self) -> Iterator[str]:
         """Decode the prepared transaction that commits now.
 
-        Raises PreparedMissing after the whole transactions.
+        Raises PreparedMissing once the whole transactions have been yielded.
         """
         decoder = self.decoder
         request = decoder.prepared_request()

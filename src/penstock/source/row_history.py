@@ -77,7 +77,9 @@ class RowChange:
 
 @dataclass(frozen=True)
 class TableStatement:
-    """A statement that defined, renamed, dropped or emptied the table. Emptying deletes the row unlogged."""
+    """A statement that defined, renamed, dropped or emptied the table. Emptying deletes the row without
+    logging it.
+    """
 
     position: Position
     text: str

@@ -95,7 +95,9 @@ def _holds(condition: Any, batch: pyarrow.RecordBatch) -> Any:
 
 
 def _scalar(value: Any, column_type: pyarrow.DataType) -> pyarrow.Scalar | None:
-    """Return a literal in the type of a column; None if it is not exact there, or compared differently."""
+    """Return a literal in the type of a column; None if the literal is not exact in that type, or would
+    compare differently.
+    """
     if not _is_comparable(value, column_type):
         return None
     try:

@@ -3,7 +3,7 @@
 
     checkpoint ─▶ files ─▶ rows by commit timestamp ─▶ events ─▶ the log
 
-It resumes after the last commit timestamp of its log.
+The capture resumes after the last commit timestamp of its log.
 """
 
 import time

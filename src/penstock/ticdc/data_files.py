@@ -11,7 +11,8 @@ from penstock.ticdc.row_changes import RowChange
 from penstock.ticdc.storage import SinkStorage
 
 _CHUNK_BYTES = MIB
-# The bytes that are read of a file to determine where it begins. A backlog may have a large number of files.
+# The number of bytes read from a file to determine where it begins. A backlog may have a large number of
+# files.
 _PROBE_BYTES = 64 << 10
 
 

@@ -40,7 +40,9 @@ class SinkSchemas:
         self._schemas: dict[tuple[str, str, int], TableSchema] = {}
 
     def add(self, file: SchemaFile) -> TableSchema | None:
-        """Read a schema file; return its definition, None if it is known. Raises as `read_schema`."""
+        """Read a schema file; return its definition, None if it is known. Raises what `read_schema`
+        raises.
+        """
         key = (file.database, file.table, file.version)
         if key in self._schemas:
             return None

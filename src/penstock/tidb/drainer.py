@@ -3,8 +3,8 @@
 
     registry ─▶ readers of the Pumps ─▶ merge by commit timestamp ─▶ events ─▶ the log
 
-It resumes after the last transaction of its log, and asks every Pump for later transactions. Its entry in the
-registry shows what it has stored durably, and Pumps wait for that before they go offline.
+The drainer resumes after the last transaction of its log, and asks every Pump for later transactions. Its
+entry in the registry shows what it has stored durably, and Pumps wait for that before they go offline.
 """
 
 import time

@@ -166,7 +166,8 @@ class DdlJob:
 
 
 def _zone_of_location(location: dict[str, Any] | None) -> str | None:
-    """Return the time zone of a job's `location` as MySQL names it; None for a server's own, unnamed one.
+    """Return the time zone of a job's `location` as MySQL names it; None for a server's own, unnamed time
+    zone.
 
     A session with a fixed offset is recorded as UTC with an offset in seconds.
     """

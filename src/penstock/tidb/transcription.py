@@ -80,8 +80,8 @@ class Transcription:
         try:
             pieces = transcoder.transaction(payloads, offset)
         except SchemaMismatch:
-            # While a column is being dropped, rows lack it. A job of several changes has no binlog before its
-            # end.
+            # While a column is being dropped, rows do not contain it. A job of several changes has no binlog
+            # before its end.
             self._merged.flush()
             job = self._next_job({table for ids in tables for table in ids})
             if job is None:

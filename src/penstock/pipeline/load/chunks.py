@@ -205,7 +205,9 @@ def _current_order(session: LoadSession, chunk: Chunk) -> str:
 
 
 def _order(parts: Sequence[dict[str, Any]]) -> str:
-    """Return how an index orders rows: its columns, and what determines the order of each column's values."""
+    """Return how an index orders rows: its columns, and the properties that determine the order of each
+    column's values.
+    """
     return ", ".join(
         f"{quote_name(str(part['COLUMN_NAME']))} {order_of(str(part['COLUMN_TYPE']), part['COLLATION_NAME'])}"
         for part in parts
@@ -375,7 +377,7 @@ class _Planner:
         )
 
     def _cut(self, key_range: _Range) -> tuple[str, ...] | None:
-        """Return a key of the range after its first one."""
+        """Return a key of the range after its first key."""
         differing = next(
             (
                 index

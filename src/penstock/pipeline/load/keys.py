@@ -204,7 +204,9 @@ class KeyColumn:
 
 
 def order_of(type_text: str, collation: str | None) -> str:
-    """Return what determines the order of a column's values. Longer types of a kind have the same order."""
+    """Return the properties that determine the order of a column's values. Longer types of a kind have the
+    same order.
+    """
     match = _WORD.match(type_text.lower())
     word = match[1] if match else ""
     if word in _TEXTS and collation is not None:

@@ -93,5 +93,5 @@ class HashCollector:
 
 
 def concatenate_hashes(parts: Sequence[Hashes]) -> Hashes:
-    """Return arrays of hashes concatenated."""
+    """Concatenate arrays of hashes."""
     return numpy.concatenate(parts) if parts else NONE

@@ -57,9 +57,9 @@ class Verification:
 def verify_shards(
     shards: Sequence[PipelineSettings], tables: Sequence[str] = (), **options: Any
 ) -> Verification:
-    """Compare the tables of all shards of a pipeline, each at its own position. Raises as `verify` does.
+    """Compare the tables of all shards of a pipeline, each at its own position. Raises what `verify` raises.
 
-    With several shards, the offsets are by the names of the shard and the source.
+    With several shards, the keys of the offsets name the shard and the source.
     """
     joined = Verification([], {}, running=False)
     for settings in shards:

@@ -246,8 +246,8 @@ def _is_period(part: TokenCursor) -> bool:
 def _application_period(part: TokenCursor) -> tuple[str, str] | None:
     """Return the columns of a PERIOD FOR in lower case, which the server makes NOT NULL.
 
-    None for another part, and for SYSTEM_TIME, whose columns declare that they belong to it. Consumes no
-    token.
+    Returns None for any other part of the definition, and for SYSTEM_TIME, whose columns declare that they
+    belong to it. Consumes no token.
     """
     if not _is_period(part) or part.ahead(2).upper == "SYSTEM_TIME":
         return None

@@ -109,7 +109,7 @@ class CanalCluster:
         is_due = self._wants_all or time.monotonic() >= self._shown_at + self._show_again_seconds
         if is_due:
             self._wants_all = False
-            # Nodes of this session stay as they are. Nodes that were deleted by hand are created again.
+            # Keep the nodes of the current ZooKeeper session. Recreate nodes that were deleted by hand.
             self._show_member(session)
         for destination in (*self._destinations, *(self._shown - set(self._destinations))):
             path = running_path(destination)

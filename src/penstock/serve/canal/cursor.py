@@ -268,7 +268,7 @@ class Cursor:
 
 
 async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
-    """Wait until more has arrived than `seen` counts, or the timeout expires."""
+    """Wait until an arrival after the number `seen`, or until the timeout expires."""
     arrivals, name = pieces.arrivals, pieces.name
     with arrivals.waiting(name) as arrival:
         if arrivals.number(name) == seen and not arrivals.closing:

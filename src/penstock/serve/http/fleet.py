@@ -15,7 +15,7 @@ from penstock.serve.threads import run_in
 
 
 def routes(status: Callable[[], Mapping[str, Any]] | None, threads: Executor) -> list[Route]:
-    """Return the route of the fleet's state; `status` may block; it is None if this daemon is not in a
+    """Return the route of the fleet's state. `status` may block, and is None if this daemon is not in a
     fleet.
     """
 

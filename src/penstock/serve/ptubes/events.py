@@ -175,8 +175,9 @@ def _is_of_heartbeats(framed_definition: bytes) -> bool:
 
 
 def _not_repeated(kinds: Any) -> Any:
-    """Return a mask without commits that another commit follows at once; heartbeats in between are
-    ignored."""
+    """Return a mask that leaves out commits followed directly by another commit; heartbeats in between are
+    ignored.
+    """
     kept = numpy.ones(len(kinds), bool)
     (sent,) = numpy.nonzero(kinds != _HEARTBEAT)
     ends = kinds[sent] == _END

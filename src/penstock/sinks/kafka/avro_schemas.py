@@ -48,7 +48,9 @@ class _Conversion:
         self._defined: set[str] = set()
 
     def type_of(self, connect: Mapping[str, Any], namespace: str) -> Any:
-        """Return the type, a union with null if it is optional. `namespace` is the enclosing record's."""
+        """Return the type, a union with null if it is optional. `namespace` is that of the enclosing
+        record.
+        """
         match connect["type"]:
             case "struct":
                 own = self._record(connect, namespace)

@@ -71,7 +71,7 @@ def _avro_present(value: Any, schema: Mapping[str, Any]) -> bytes:
 
 
 def _long(value: int) -> bytes:
-    """Return an integer with its sign in the lowest bit, seven bits a byte, lowest first."""
+    """Return an integer as a zigzag varint: seven bits per byte, lowest first."""
     zigzag = value << 1 ^ value >> 63
     written = bytearray()
     while zigzag > 0x7F:

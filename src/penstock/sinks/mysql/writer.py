@@ -100,7 +100,8 @@ class MysqlWriter(SqlWriter):
             self._commit(self._main)
             self._main.execute(b"TRUNCATE TABLE ", name, idempotent=True)
         elif keyed and self._lanes > 1:
-            # Other connections must not wait for its locks, so commit it separately if necessary.
+            # Other connections must not wait for the locks of this DELETE, so commit it separately if
+            # necessary.
             transaction = self._main if self._main.repeatable else self._open_side_transactions(1)[0]
             transaction.execute(b"DELETE FROM ", name, idempotent=True)
             self._commit(transaction)

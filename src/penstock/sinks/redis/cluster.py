@@ -36,7 +36,7 @@ from penstock.sinks.redis.connection import (
 
 _SLOTS = 16_384
 _NOBODY = -1
-# A redirection to a master that redirects again: the cluster's nodes disagree for a moment.
+# The maximum number of consecutive redirections. They occur while the cluster's nodes disagree for a moment.
 _REDIRECTIONS_MAX = 16
 _REDIRECTION = re.compile(r"-(MOVED|ASK) \d+ (.*):(\d+)")
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"

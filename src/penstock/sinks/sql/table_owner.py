@@ -10,7 +10,7 @@ _CREATED_FOR = f"{_CREATED} for "
 
 
 def comment_of(pipeline: str) -> str:
-    """Return the comment of a table that a pipeline creates. `pipeline` is "" without a name."""
+    """Return the comment of a table that a pipeline creates. `pipeline` is "" if it has no name."""
     return f"{_CREATED_FOR}{pipeline}" if pipeline else _CREATED
 
 
