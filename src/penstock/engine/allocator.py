@@ -12,12 +12,13 @@ _MAPPED_BYTES_MIN = 1 << 20
 
 @cache
 def return_large_buffers() -> bool:
-    """Return large freed buffers to the system at once, from now on, in this process. Return whether it does.
+    """From now on, make this process return large freed buffers to the system at once. Return whether this
+    works.
 
     By default, glibc raises its threshold to the largest buffer that was freed, up to 32 MiB. Later buffers
-    come from heaps, one per thread, that small values keep from shrinking: a process that decodes batches
-    then has twice the memory that its rows need. A threshold in the environment is left as it is. Other C
-    libraries have none.
+    come from per-thread heaps, which small values keep from shrinking, so that a process that decodes batches
+    uses twice the memory that its rows need. A threshold set in the environment is left unchanged. Other C
+    libraries have no such threshold.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return False

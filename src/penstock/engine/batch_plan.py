@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tasks of a batch receive: its mark, its tables, and how its rows are spread."""
+"""What the tasks of a batch receive: the batch's mark, its tables, and how its rows are spread."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ from penstock.pipeline.state import Checkpoint, table_key
 from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.source.offsets import Offset
 
-# Log of this size is written by one task in less time than it takes to spread it over several.
+# A single task writes this much log in less time than it takes to spread the log over several tasks.
 _SPREAD_BYTES_MIN = MIB
 # Small chunks are divided into this many groups per core, of at most _GROUP_MAX chunks, so that no core waits
-# for the last group of another for long.
+# long for another core's last group.
 _GROUPS_PER_CORE, _GROUP_MAX = 4, 256
 
 
@@ -35,7 +35,7 @@ def task_plan(
     record: BatchRecord,
     learned: Learned,
 ) -> TaskPlan:
-    """Return the plan of a batch, and tell the sink that it begins. `parents` are those of `TaskPlan`."""
+    """Return the plan of a batch, and tell the sink that it begins. `parents` is the field of `TaskPlan`."""
     spread = sink.spread
     mark = mark_of(settings, tables, checkpoint, record)
     mark = replace(mark, shared=sink.begin(tables.targets.values()))
@@ -72,7 +72,7 @@ def task_plan(
 
 
 def planned_again(logs: Mapping[str, SourceLog], record: BatchRecord) -> BatchRecord:
-    """Return a batch with the same changes, at their positions in the logs that answer now."""
+    """Return a batch with the same changes, at their positions in the logs of the servers that answer now."""
     ranges: list[RangeWork] = []
     for name in record.begin:
         begin, end = Offset.from_json(record.begin[name]), Offset.from_json(record.end[name])
@@ -81,7 +81,7 @@ def planned_again(logs: Mapping[str, SourceLog], record: BatchRecord) -> BatchRe
 
 
 def parts_for(ranges: Sequence[RangeWork], chunks: Sequence[ChunkWork], cores: int) -> int:
-    """Return how many tasks write a batch: a single one if it would take longer to spread its rows."""
+    """Return how many tasks write a batch: a single task if spreading the rows would take longer."""
     stretches = [(work.byte_range.start, work.byte_range.stop) for work in ranges]
     is_small = not chunks and all(stop is not None for _, stop in stretches)
     log_bytes = sum((stop or 0) - start for start, stop in stretches)
@@ -109,7 +109,7 @@ def groups_for(chunks: Sequence[ChunkWork], cores: int) -> tuple[int, ...]:
 
 
 def _histories(logs: Mapping[str, SourceLog], record: BatchRecord) -> dict[int, Any]:
-    """Return the schema histories of the ranges whose logs do not name columns, by number of the work."""
+    """Return the schema histories of the ranges whose logs do not name columns, by work number."""
     histories: dict[int, Any] = {}
     for name, log in logs.items():
         numbers = [number for number, work in enumerate(record.ranges) if work.source == name]
@@ -132,5 +132,5 @@ def mark_of(
 
 
 def floors_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return for each table the commit version below which changes are already part of its load."""
+    """Return for each table the commit version below which changes are already in the table's load."""
     return {key: load.floor for key, load in checkpoint.loads.items() if load.floor}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch after the other: run its tasks, commit it in the sink, and record it as done."""
+"""Runs one batch after another: run its tasks, commit it in the sink, and record it as done."""
 
 import threading
 import time
@@ -43,7 +43,7 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# Each round of surprises runs the batch again. More rounds than this mean that it makes no progress.
+# Each round of surprises runs the batch again. A batch that needs more rounds than this makes no progress.
 _ROUNDS_MAX = 50
 _PAUSE_SECONDS = 0.5
 # Errors that may concern a single table or the whole target, such as a bad path or missing privileges.
@@ -52,18 +52,19 @@ _OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
 
 @dataclass
 class BegunBatch:
-    """The batch that a run has begun and not recorded as done. It outlasts the attempts of the run."""
+    """The batch that a run has begun but not recorded as done. It outlasts the run's attempts."""
 
     record: BatchRecord | None = None
-    # Its number while nothing of it can have been written.
+    # The batch's number, while none of the batch can have been written.
     unwritten: int | None = None
-    # The last error of a task that read a source, and that source.
+    # The last error of a task that read a source, and the name of that source.
     blamed: tuple[PenstockError, str] | None = None
 
     def needs(self, sources: Collection[str]) -> bool:
-        """Return whether the batch reads one of these sources and may be written in part.
+        """Return whether the batch reads one of these sources and may be partly written.
 
-        Such a batch is completed first, with all of its sources."""
+        Such a batch is completed first, with all of its sources.
+        """
         record = self.record
         return (
             record is not None and record.number != self.unwritten and not record.sources.isdisjoint(sources)
@@ -74,7 +75,7 @@ class BegunBatch:
 class Batches:
     """Runs the batches of one attempt of a run, each from its record to the checkpoint after it.
 
-    `retried` calls a function again after transient errors, `report` gets the errors of servers that are
+    `retried` calls a function again after transient errors, `report` receives the errors of servers that are
     asked again, and `succeeded` is called after each batch.
     """
 
@@ -96,7 +97,7 @@ class Batches:
     succeeded: Callable[[BatchRecord], None]
 
     def resume(self, checkpoint: Checkpoint, record: BatchRecord) -> Checkpoint:
-        """Run a batch again that an earlier attempt or process has begun, or give up its number."""
+        """Run a batch again that an earlier attempt or process began, or abandon its number."""
         _log.info("a batch that was begun is run again", batch=record.number)
         if not record.sources <= self.logs.keys():
             return self._give_up(checkpoint, record, None)
@@ -123,14 +124,14 @@ class Batches:
             try:
                 outcome = self.retried(tasks.run)
             except PositionPurged as problem:
-                # The log was purged after the batch was planned. The next plan handles it for each source.
+                # The log was purged after the batch was planned. The next plan handles each purged source.
                 if all(log.source.on_lost == "stop" for log in self.logs.values()):
                     raise purged(self.settings, self.sink, problem) from problem
                 return self._give_up(tasks.checkpoint, tasks.record, problem)
         return self._commit(tasks, outcome, started)
 
     def _commit(self, tasks: "_Tasks", outcome: Outcome, started: float) -> Checkpoint:
-        """Commit what the tasks wrote, and record the batch as done."""
+        """Commit the tasks' writes, and record the batch as done."""
         self._reread_children(tasks.record, outcome)
         self.tables.columns.note(outcome.receipts)
         checkpoint = self.retried(partial(self.loading.begin_again, tasks.checkpoint, tasks.learned.again))
@@ -177,7 +178,9 @@ class Batches:
         return checkpoint, is_recorded
 
     def _settle(self, checkpoint: Checkpoint, record: BatchRecord) -> Checkpoint:
-        """Record an interrupted exact load that a feed has already, or abandon its batch number."""
+        """Settle an interrupted exact load: record the load if the feed already has it, or abandon its batch
+        number.
+        """
         begin = Offset.from_json(checkpoint.offsets[record.chunks[0].source])
         mark = mark_of(self.settings, self.tables, checkpoint, record)
         work = partial(committed_floors, self.sink, self.tables, self.steps, mark, record, begin)
@@ -198,7 +201,7 @@ class Batches:
         return checkpoint
 
     def _reread_children(self, record: BatchRecord, outcome: Outcome) -> None:
-        """Request that tables are read again whose rows a foreign key may have changed."""
+        """Request a reread of the tables whose rows a foreign key may have changed."""
         parents = {key for counts in outcome.counts for key in counts.cascaded}
         for source in {split_key(key)[0] for key in parents}:
             keys = {key for key in parents if split_key(key)[0] == source}
@@ -208,8 +211,8 @@ class Batches:
                     self.loading.reread(source, table, f"a foreign key, {end}", remove=True)
 
     def _read_to(self, checkpoint: Checkpoint, record: BatchRecord) -> dict[str, int]:
-        """Return a commit version for each loaded table that is above every change included in its rows."""
-        ends: dict[str, int] = {}  # All chunks were read, so it is enough to look at each log once.
+        """Return for each loaded table a commit version above every change that its rows include."""
+        ends: dict[str, int] = {}  # All chunks have been read, so it is enough to look at each log once.
         for name in {chunk.source for chunk in record.chunks}:
             if not self.logs[name].source.options.is_kept:
                 head = self.retried(self.logs[name].target).position
@@ -223,22 +226,22 @@ class Batches:
 
 
 class _Tasks:
-    """The tasks of one batch, run until they have written it.
+    """Runs the tasks of one batch until they have written it.
 
-    After a change of the server, `record` has the same transactions at other positions, and `checkpoint` may
-    have given up the number under which parts were written.
+    After a change of server, `record` has the same transactions at other positions, and `checkpoint` may have
+    abandoned the number under which parts were written.
     """
 
     def __init__(self, batches: Batches, checkpoint: Checkpoint, record: BatchRecord) -> None:
         self.checkpoint = checkpoint
         self.record = record
         self.learned = Learned()
-        # Whether a task met something that had to be prepared for.
+        # Whether a task met a surprise that had to be prepared for.
         self.has_surprises = False
         self._batches = batches
 
     def run(self) -> Outcome:
-        """Run the tasks to their end. Raises the errors of its tasks."""
+        """Run the tasks to their end. Raises any error that a task reports."""
         try:
             return self._rounds()
         except (ServerChanged, PositionInvalid):
@@ -246,14 +249,16 @@ class _Tasks:
             return self._rounds()
 
     def _plan_again(self) -> None:
-        """Plan the batch for the current server, whose log has the same transactions at other positions."""
+        """Plan the batch again for the current server, whose log has the same transactions at other
+        positions.
+        """
         batches = self._batches
         record = planned_again(batches.logs, self.record)
         if self._has_ranges_by_part():
             # Parts already written covered other ranges: a duplicate is better than a loss.
             self.checkpoint = batches.state.write(replace(self.checkpoint, number=record.number))
             record = replace(record, number=record.number + 1)
-        # No task runs on a plan that is not recorded: a later run would give its number to another plan.
+        # No task runs on an unrecorded plan: a later run would use its number for a different plan.
         batches.recording.begin(record, self.checkpoint)
         self.record = record
         self.learned.statements.clear()
@@ -290,7 +295,7 @@ class _Tasks:
                 # Each iteration stops at least one more table, so the loop ends.
                 if batches.settings.errors.table == "skip_table" and tables.stop(outcome.failures):
                     continue
-                # A run that was taken over raises LeaseLost instead: the target may have later batches.
+                # A run that was taken over raises LeaseLost, because the target may have later batches.
                 batches.state.confirm()
                 raise self._raised(outcome)
             if not outcome.surprises:

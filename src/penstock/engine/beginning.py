@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at the start of a run: the sink, rows that the target has already, pauses, and positions."""
+"""Checks at the start of a run: the sink, rows that are already in the target, pauses, and positions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -44,7 +44,7 @@ def check_sink(settings: PipelineSettings, sink: Sink) -> None:
 
 
 def refuse_undividable(settings: PipelineSettings) -> None:
-    """Raise OptionInvalid, with every reason, if a pipeline cannot be divided by tables."""
+    """Raise OptionInvalid, listing every reason, if a pipeline cannot be divided by tables."""
     reasons = []
     if len(settings.sinks) > 1:
         reasons.append("it has several sinks, each of which can have a pipeline of its own")
@@ -83,9 +83,9 @@ def refuse_undividable(settings: PipelineSettings) -> None:
 def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkpoint) -> None:
     """Raise OptionInvalid if the target has rows of a pipeline whose state is empty.
 
-    Either its state was lost, or another pipeline of this name has a state of its own. A load would delete
-    the other pipeline's rows, and a feed would have every row twice. Targets named by a column of the rows,
-    and targets of a source without a server, are not checked.
+    Either the state was lost, or another pipeline has the same name but a separate state. A load would delete
+    the other pipeline's rows, and a feed would contain every row twice. Targets named by a column of the
+    rows, and targets of a source without a server, are not checked.
     """
     if checkpoint.earlier is not None:
         if sink.keeps_state:
@@ -114,8 +114,9 @@ def refuse_outdated_state(
 ) -> None:
     """Raise StateOutdated if the target has a batch that the state does not know.
 
-    Every batch is recorded before it is written. The batch after the last recorded one is therefore not a
-    repetition either, although the sink could not tell once it is planned.
+    Every batch is recorded before it is written. An unrecorded batch in the target, even the one right after
+    the last recorded batch, is therefore not one that this state may repeat. Once that number is planned
+    again, the sink could not tell the two batches apart.
     """
     begun = state.begun(checkpoint)
     number = checkpoint.number if begun is None else begun.number
@@ -123,13 +124,13 @@ def refuse_outdated_state(
     tables = state.get_large("tables") or {"targets": []}
     targets = {target.name: target for target in map(Target.from_json, tables["targets"])}
     if sink.remembers_alone and number:
-        # Each table stores its number, and the target may have tables that the state does not know.
+        # Each table stores its own batch number, and the target may have tables that the state does not know.
         targets = {target.name: target for target in _first_targets(settings)} | targets
     is_repeated(mark, sink.last_number(mark, list(targets.values())))
 
 
 def _first_targets(settings: PipelineSettings) -> list[Target]:
-    """Return the targets of the tables that exist on the servers now, by name."""
+    """Return the targets of the tables that now exist on the servers, by name."""
     steps, targets = settings.make_steps(), dict[TableName, Target]()
     for source in settings.sources:
         tables = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
@@ -149,8 +150,8 @@ def first_offsets(
 ) -> dict[str, dict[str, Any]]:
     """Return where a run begins to read each source that has no offset yet.
 
-    Raises OptionInvalid if the state of a pipeline with a target was lost, StateOutdated if it is older than
-    the target, and what asking the logs raises.
+    Raises OptionInvalid if the state of a pipeline with a target was lost, StateOutdated if the state is
+    older than the target, or any error from querying the logs.
     """
     relayed: Mapping[str, Offset] = {}
     refuse_outdated_state(settings, sink, state, checkpoint)
@@ -158,7 +159,7 @@ def first_offsets(
         if checkpoint.earlier is None:
             relayed = relay_offsets(settings, state.store)
         if not relayed and settings.shard is None:
-            # The other shards may have written rows. All of them were checked together.
+            # The other shards may have written rows. All shards were checked together.
             refuse_lost_state(settings, sink, checkpoint)
     offsets = {}
     for name, log in logs.items():
@@ -174,8 +175,9 @@ def first_offsets(
 def refuse_keyless(
     known: Mapping[str, Target], source: str, tables: list[TableName], problem: PositionPurged
 ) -> None:
-    """Raise the error if a table has no key by which its rows in the target could be deleted. `known` are the
-    tables of the sources, by key."""
+    """Raise the error if a table has no key by which its rows in the target could be deleted. `known` maps
+    keys to the sources' tables.
+    """
     keyless = [
         str(table)
         for table in tables
@@ -190,7 +192,7 @@ def refuse_keyless(
 
 
 def purged(settings: PipelineSettings, sink: Sink, problem: PositionPurged) -> PositionPurged:
-    """Return the error for a purged log, with a hint that fits this pipeline."""
+    """Return the error for a purged log, with a hint for this pipeline."""
     again = f"penstock pipelines reset {settings.path or settings.name} --yes"
     hint = f"Set on_lost: repair for the source, which compares every table; or begin again: {again}"
     if not (sink.keeps_state and keeps_tables(sink)):
@@ -203,7 +205,8 @@ def purged(settings: PipelineSettings, sink: Sink, problem: PositionPurged) -> P
 
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
     """Report that a pipeline is paused. Raises OptionInvalid if the caller waits for it to catch up, because
-    the end of the run would look like that."""
+    the end of the run would look as if it had.
+    """
     hint = f"penstock pipelines resume {settings.path or settings.name}"
     if until_caught_up:
         raise OptionInvalid(f"{paused}, so it has not caught up", hint=hint)
@@ -213,8 +216,8 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
 def refuse_mixed(offsets: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise OptionInvalid if some sources are TiDB clusters and others are not, or if one is a merge.
 
-    The commit version of a TiDB cluster is its timestamp, which cannot be compared with a place in a log. A
-    merge has positions of its own, which say nothing of the rows that a load reads from a server.
+    The commit version of a TiDB cluster is its timestamp, which cannot be compared with a place in a log. The
+    positions of a merge do not correspond to the rows that a load reads from a server.
     """
     merges = [name for name, offset in offsets.items() if _is_of("merge", offset)]
     if merges:
@@ -238,9 +241,9 @@ def _is_of(kind: str, offset: Mapping[str, Any]) -> bool:
 def at_their_servers(
     logs: Mapping[str, SourceLog], checkpoint: Checkpoint, retried: Callable[[Callable[[], Any]], Any]
 ) -> Checkpoint:
-    """Return the checkpoint with the position of each source in the log of the server that answers now.
+    """Return the checkpoint with each source's position in the log of the server that answers now.
 
-    The rows of a load carry the epoch of that log. With the epoch of the previous server they would count as
+    The rows of a load carry the epoch of that log. With the previous server's epoch, they would count as
     older than the rows in the target.
     """
     offsets = dict(checkpoint.offsets)
@@ -249,7 +252,7 @@ def at_their_servers(
         try:
             here: Offset = retried(partial(log.resume, begin))
         except PositionPurged:
-            # The next plan raises the same error and handles it.
+            # The next plan raises and handles the same error.
             continue
         if (here.server_key, here.position.epoch) != (begin.server_key, begin.position.epoch):
             offsets[name] = here.to_json()

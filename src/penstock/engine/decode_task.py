@@ -77,7 +77,7 @@ def decode_works(
     *,
     is_in_process: bool = False,
 ) -> Iterator[Row]:
-    """Yield the rows and messages of one task's works, by their numbers.
+    """Yield the rows and messages of one task's works, which are given by number.
 
     `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
     which the caller closes; by default, from a pool for these works. `is_in_process` tells
@@ -98,7 +98,7 @@ def as_json(receipt: Receipt) -> bytes:
 
 
 class _Task:
-    """The works that share a writer, one after the other."""
+    """The works that share a writer, processed one after another."""
 
     def __init__(
         self,
@@ -121,7 +121,9 @@ class _Task:
         self._numbers = numbers
 
     def run(self) -> Iterator[Row]:
-        """Run the works. After an error or a surprise the others only report theirs: nothing is written."""
+        """Run the works. After an error or a surprise, the remaining works only report their own, and nothing
+        is written.
+        """
         has_failed = is_refused = False
         try:
             for number in self._numbers:
@@ -142,7 +144,7 @@ class _Task:
             for failure in self.writing.failures(problem) if self.writing.refused else [Failure(problem)]:
                 yield from _to_all_parts(self.plan, PROBLEM, self.part, pickle.dumps(failure))
         except BaseException:
-            # The consumer stopped reading, or a bug, which the driver raises.
+            # The consumer stopped reading, or there is a bug, which the driver raises.
             self.writing.abort()
             raise
         if not has_failed:
@@ -159,7 +161,7 @@ class _Task:
 
 
 class _Work:
-    """One run over one work of a batch.
+    """Processes one work of a batch.
 
     `is_refused` says whether it met an error or a surprise, and `has_failed` whether it met an error.
     """
@@ -173,19 +175,19 @@ class _Work:
         self._surprised: set[Any] = set()
         self._counts = task.counts
         self._steps = [task.resources.take(step, step.make) for step in plan.steps]
-        # Other steps refuse partial images of the columns that they read, and the target refuses them for the
-        # remaining columns.
+        # Steps refuse partial images of the columns that they read, and the target refuses partial images of
+        # the remaining columns.
         self._refuses_partial_input = plan.keeps_state and any(step.reads_any_column for step in self._steps)
         self._aside = open_dead_letter(plan.steps, plan.dead_letter, plan.mark, number)
         self._table = ""
-        # The source that is being read, "" after all of it was read.
+        # The source that is being read, "" once all of it has been read.
         self._source = self._work.source
         self._writing = task.writing
         self.has_failed = False
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
-        # Commit versions of transactions that a pipeline wrote itself.
+        # Commit versions of transactions that a pipeline itself wrote.
         self._marked: frozenset[int] = frozenset()
         self._covered: dict[int, tuple[Target, Target]] = {}
 
@@ -229,7 +231,7 @@ class _Work:
                 yield from self._statement(self._work, part)
                 continue
             mark = (part.table, part.schema_version)
-            # The batches of a wave hold everything between two positions of the log.
+            # The batches of a wave contain all changes between two positions of the log.
             if part.position != wave_position or mark in seen:
                 yield from self._wave(wave)
                 wave, wave_position, seen = [], part.position, set()
@@ -347,8 +349,8 @@ class _Work:
 
     def _is_written(self, work: RangeWork, statement: LoggedStatement) -> bool:
         """Return whether the sink receives a statement. It does not if a step changed the tables that the
-        statement defines or keeps the rows that it removes, nor if the loads of all of its tables already
-        include its effect.
+        statement defines or keeps the rows that the statement removes, nor if the loads of all its tables
+        already include the statement's effect.
         """
         if self._surprised or not self._plan.takes_statements:
             return False
@@ -388,7 +390,7 @@ class _Work:
                     continue
                 if self._plan.keeps_state:
                     refuse_partial(stepped.source, stepped.rows)
-                    # A removed row is located by the key of its target, which a step may have chosen.
+                    # A removed row is located by its target's key, which a step may have chosen.
                     refuse_absent(stepped.rows, stepped.target.primary_key, str(stepped.source))
                 passed.append(stepped)
             if self._steps:
@@ -413,8 +415,8 @@ class _Work:
             yield from self._emit(conformed)
 
     def _conformed(self, changes: Changes, prepared: Target) -> Changes | None:
-        """Return changes in the columns of their prepared target; None if rows lack columns of the key and
-        their table is read again later. Raises SchemaChanged.
+        """Return changes in the columns of their prepared target; None if key columns are missing from the
+        rows and the table is read again later. Raises SchemaChanged.
         """
         plan = self._plan
         if not plan.shares_columns or changes.target is prepared:

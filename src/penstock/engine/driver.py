@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of the drivers: where the tasks of a batch run, and how rows reach the tasks that write."""
+"""The interface of drivers, which determine where the tasks of a batch run and how rows reach the writing
+tasks.
+"""
 
 import threading
 from collections.abc import Iterable
@@ -17,7 +19,7 @@ class Driver(Protocol):
 
     @property
     def cores(self) -> int:
-        """How many tasks run at once."""
+        """How many tasks run at the same time."""
 
     @property
     def is_in_process(self) -> bool:
@@ -30,12 +32,12 @@ class Driver(Protocol):
     def run(self, plan: TaskPlan) -> Iterable[Row]:
         """Run the tasks of a plan to their end. Return their messages, unordered.
 
-        Call `decode_works` for each work. If the plan has one stage, that yields the messages. Otherwise pass
-        all rows of a part to one call of `write_parts`, sorted by work and seq. With `plan.in_driver` write
-        all parts in this process, one after the other.
+        Call `decode_works` for each work. If the plan has one stage, these calls yield the messages.
+        Otherwise pass all rows of a part to one call of `write_parts`, sorted by work and seq. With
+        `plan.in_driver` write all parts in this process, one after the other.
 
-        Tasks return their errors as messages. Raises a TransientError if a task itself was lost, and another
-        error of `penstock.errors` if it would be lost again.
+        Tasks return their errors as messages. Raises a TransientError if a task was lost, or another Penstock
+        error if the task would be lost again.
         """
 
     def cancelling(self, stop: threading.Event, seconds: float) -> AbstractContextManager[None]:
@@ -45,7 +47,7 @@ class Driver(Protocol):
         """
 
     def beside(self, runs: int, ranges: SharedRanges) -> "Driver":
-        """Return a driver for one of several runs that share the cores and the memory of this one.
+        """Return a driver for one of several runs that share this driver's cores and memory.
 
-        Tasks in this process read ranges of logs from `ranges`.
+        Tasks in this process read log ranges from `ranges`.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds columns of targets that were dropped by hand: writers leave them out without an error.
+"""Finds target columns that were dropped by hand, which writers omit without an error.
 
-A writer cannot refuse such a table. It may replay rows from before a DROP COLUMN that the target follows
-already, and with `schema_changes: ignore` a table may never have had the column.
+A writer cannot refuse such a table: it may be replaying rows from before a DROP COLUMN that the target
+already follows, and with `schema_changes: ignore` a table may never have had the column.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,21 +15,22 @@ from penstock.sinks.sink import Evolution, Receipt, Sink
 
 
 class DroppedColumns(NamedTuple):
-    """A target without columns that its rows have, and the error for it."""
+    """A target without some of the columns that its rows have, and the error to raise for it."""
 
     target: TableName
     error: SchemaChanged
 
 
 class ColumnCheck:
-    """Checks every target at the start of a run, and later those whose writers left columns out."""
+    """Checks every target at the start of a run, and later the targets whose writers left columns out."""
 
     def __init__(self, sink: Sink, policy: Evolution) -> None:
         self._sink = sink
         self._policy = policy
         # The targets to check; None for all.
         self._due: set[str] | None = None
-        # The columns that writers left out last, by target. They may be right: see the module's docstring.
+        # The columns that writers left out last, by target. The writers may be right: see the module's
+        # docstring.
         self._left_out: dict[str, tuple[str, ...]] = {}
 
     @property
@@ -49,9 +50,9 @@ class ColumnCheck:
     def find(
         self, prepared: Mapping[TableName, Target], current: Mapping[TableName, Target]
     ) -> list[DroppedColumns]:
-        """Return the targets that do not have columns which they were prepared with, and which rows have now.
+        """Return the targets that are missing columns which they were prepared with and which rows have now.
 
-        A column that the source has dropped is null in all new rows, so a target may be without it.
+        A column that the source has dropped is null in all new rows, so a target need not have it.
         """
         names = [name for name in current if name in prepared]
         checked = [prepared[name] for name in names if self._due is None or str(name) in self._due]
@@ -66,9 +67,9 @@ class ColumnCheck:
 
 
 def refuse_dropped(sink: Sink, policy: Evolution, before: Target, wanted: Target) -> None:
-    """Raise SchemaChanged if a target to be altered does not have columns that stay as they are.
+    """Raise SchemaChanged if a target that is to be altered is missing columns that should stay unchanged.
 
-    The statement would add them again, null in all rows.
+    The statement would add these columns again, null in all rows.
     """
     if policy is Evolution.IGNORE:
         return
@@ -79,7 +80,7 @@ def refuse_dropped(sink: Sink, policy: Evolution, before: Target, wanted: Target
 
 
 def _unchanged(before: Target, wanted: Target) -> Collection[str]:
-    # Changing a type may drop a column and add it again, in two statements.
+    # A type change may drop a column and add it again, in two statements.
     types = {column.name: column.type_text for column in wanted.columns}
     return {column.name for column in before.columns if types.get(column.name) == column.type_text}
 

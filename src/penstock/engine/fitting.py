@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing a target for another definition of its table, which its existing rows may not fit."""
+"""Prepares a target for a new definition of its table, which existing rows may not fit."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The next batch at the head of a daemon's log, with its bytes, in one request.
 
-A plan from a listing and the read of its range are two requests, which take longer than the few transactions
-of such a batch. Whoever is at the head of a file already knows everything that a listing says of it, so it is
-enough to ask for the bytes after that position. Whatever else there is, such as the next file, another
-server or a backlog, is left to the plan from a listing.
+Planning from a listing and then reading the range takes two requests, which last longer than processing the
+few transactions of such a batch. At the head of a file, a listing would say nothing new, so it is enough to
+request the bytes after the position. All other cases, such as the next file, another server or a backlog, are
+left to the plan from a listing.
 """
 
 import time
@@ -20,9 +20,9 @@ from penstock.source.daemon_client import ArrivedBytes
 from penstock.source.offsets import Offset
 from penstock.source.source import SourceOptions
 
-# More bytes than this are read by their task, while it decodes them.
+# If there are more bytes than this, the task reads them while it decodes them.
 _BYTES_MAX = MIB
-# The pause after an answer that could not be used: a version that cannot give it, or too many bytes.
+# The pause after an unusable answer: the daemon's version cannot give one, or there are too many bytes.
 _PAUSE_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ArrivedStretch:
-    """What follows an offset: its end, and its work, None if nothing is new."""
+    """The log after an offset: its end, and its work, None if nothing is new."""
 
     end: Offset
     work: RangeWork | None
@@ -52,7 +52,7 @@ class HeadFollower:
         self._source.close()
 
     def note(self, end: Offset, head: Offset, works: list[RangeWork]) -> None:
-        """Take note of a stretch that was planned from a listing."""
+        """Note a stretch that was planned from a listing."""
         last = works[-1] if len(works) == 1 else None
         is_plain = last is not None and last.bounds.gtid_after is None and not end.by_set
         is_at_head = end.position == head.position and bool(end.server_key)
@@ -61,7 +61,9 @@ class HeadFollower:
             self._planned = end, last
 
     def wait(self, begin: Offset, seconds: float) -> bool:
-        """Wait up to `seconds` for transactions after an offset. Return False if `next` cannot tell."""
+        """Wait up to `seconds` for transactions after an offset. Return False if this position needs a plan
+        from a listing.
+        """
         if self._planned is None or self._planned[0] != begin:
             return False
         arrived = self._ask(begin, seconds)
@@ -96,7 +98,7 @@ class HeadFollower:
         try:
             arrived = self._source.bytes_behind(begin.position, seconds, self._bytes_max)
         except PenstockError as problem:
-            # The plan from a listing meets the same error, and handles it.
+            # The plan from a listing meets and handles the same error.
             _log.debug("a daemon does not give the bytes at its head", why=str(problem))
             arrived = None
         if arrived is None:

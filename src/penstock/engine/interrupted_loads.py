@@ -2,7 +2,7 @@
 """Loads of tables without a key that were interrupted between the sink's commit and its record in the state.
 
 Such a load reads another snapshot each time, so it cannot be replayed. A mirror empties the target first. A
-feed would get every row twice, so the sink is asked whether it has the batch.
+feed would receive every row twice, so the sink is asked whether it has the batch.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,10 @@ def committed_floors(
     record: BatchRecord,
     begin: Offset,
 ) -> dict[str, int] | None:
-    """Return the floor of each table of an exact load that a feed has, None if the feed has no rows of it.
+    """Return the floor of each table in an exact load that a feed has, None if the feed has no rows of the
+    load.
 
-    A floor is the commit version from which changes of a table are not in its load. `begin` is the position
+    A floor is the commit version from which a table's changes are not in its load. `begin` is the position
     that the pipeline had applied before the load. Raises OptionInvalid if the feed has the load, but its
     position in the log is unknown, because another source writes to the same target.
     """
@@ -43,7 +44,7 @@ def committed_floors(
         targets = [
             tables.targets[name]
             for name in sorted(names & tables.targets.keys())
-            # Other targets got no rows, so they have no number of the batch.
+            # Other targets received no rows, so they do not have the batch number.
             if record.written is None or str(name) in record.written
         ]
         version = sink.settle_load(mark, targets)
@@ -56,7 +57,7 @@ def committed_floors(
 
 
 def record_written(state: PipelineState, record: BatchRecord, receipts: Sequence[Receipt]) -> BatchRecord:
-    """Record which targets an exact load wrote, before the sink commits it. Raises LeaseLost."""
+    """Record the targets that an exact load wrote, before the sink commits the load. Raises LeaseLost."""
     if record.is_exact:
         names = {name for receipt in receipts for name, rows in receipt.tables.items() if rows}
         record = replace(record, written=tuple(sorted(names)))
@@ -67,7 +68,7 @@ def record_written(state: PipelineState, record: BatchRecord, receipts: Sequence
 def _lowest_version(chunk: ChunkWork, begin: Offset) -> int:
     """Return the lowest `_commit_version` that rows of a chunk can have.
 
-    A TiDB cluster is read at the timestamp at which its load was planned, or later.
+    A TiDB cluster is read at its load's planning timestamp or later.
     """
     planned_ts: int | None = chunk.chunk.get("commit_ts")
     return begin.position.commit_version - 1 if planned_ts is None else planned_ts

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch as one job of a driver: collect the messages of its tasks and check that their ranges meet."""
+"""Runs one batch as one job of a driver: collects the messages of its tasks and checks that their ranges
+meet.
+"""
 
 import json
 import pickle
@@ -25,7 +27,7 @@ from penstock.sinks.sink import Receipt
 
 @dataclass
 class Outcome:
-    """The result of a job: receipts in part order, surprises in log order, or failures."""
+    """The outcome of a job: receipts in part order, surprises in log order, or failures."""
 
     receipts: list[Receipt] = field(default_factory=list)
     surprises: list[Surprise] = field(default_factory=list)
@@ -34,8 +36,9 @@ class Outcome:
 
 
 def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
-    """Run the tasks of a batch to their end. Raises RangesDisagree if their ranges do not meet, and what
-    `Driver.run` raises."""
+    """Run the tasks of a batch to their end. Raises RangesDisagree if their ranges do not meet, or any error
+    from `Driver.run`.
+    """
     outcome = _outcome(driver.run(plan))
     seen = {number: ends for counts in outcome.counts for number, ends in counts.ends.items()}
     prove_joints(plan.record.ranges, seen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the ranges of a batch met: compares what each task reports about its range, before the sink
+"""Checks whether the ranges of a batch meet: compares the tasks' reports about their ranges before the sink
 commits.
 """
 
@@ -14,7 +14,7 @@ from penstock.source.source import Source
 
 @dataclass(frozen=True)
 class Ends:
-    """Where a task opened its range, and where it proved that the next range's first event begins.
+    """Where a task opened its range, and where the task proved that the next range begins.
 
     `following` is None if no other range continues at the stop.
     """
@@ -34,7 +34,7 @@ def prove_joints(ranges: Sequence[RangeWork], ends: Mapping[int, Ends]) -> None:
     """Raise RangesDisagree if two ranges of a file do not meet, according to their tasks.
 
     `ends` maps the number of a work to its ends. A work without ends has failed and is skipped. The check
-    also detects hosts whose copies of a file differ.
+    also detects differing copies of a file on different hosts.
     """
     for (at, work), (following, after) in pairwise(enumerate(ranges)):
         if not work.byte_range.is_cut or at not in ends or following not in ends:

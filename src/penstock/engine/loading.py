@@ -2,8 +2,8 @@
 """Plans the chunks of the full load and of resnapshots.
 
 The rows of a chunk are applied before every change after the log position of their read, so the later change
-decides the value of each key. This holds however far the pipeline lags: a chunk may be read at any time, and
-nothing is locked.
+decides the value of each key. This is true however far the pipeline lags, so a chunk may be read at any time,
+and nothing is locked.
 """
 
 import hashlib
@@ -33,33 +33,33 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# Chunks per task in one batch: enough to amortize the overhead of a job, few enough that a restart repeats
-# little.
+# Chunks per task in one batch: enough to amortize the overhead of a job, few enough that little is repeated
+# after a restart.
 _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
-# A small table counts as this part of a chunk.
+# A small table counts as this fraction of a chunk.
 _SMALL_SHARE = 1 / 16
-# Fewer tables are cut one by one, which costs about as much.
+# Below this number, tables are cut one by one, which costs about as much.
 _SMALL_TABLES_MIN = 8
-# The reason of a full load that began again. Unlike the first attempt, it may meet its own rows in the
+# The reason for a full load that began again. Unlike the first attempt, it may find its own rows in the
 # target.
 _AGAIN = "again"
 
 
 class Loading:
-    """Plans loads, one table after the other."""
+    """Plans loads, one table after another."""
 
     def __init__(self, settings: PipelineSettings, state: PipelineState, sink: Sink, cores: int) -> None:
         self._settings = settings
         self._state = state
         self._sink = sink
         self._width = (settings.load.parallel or cores) * _CHUNKS_PER_CORE
-        # By the name of their record: the chunks of a table, or those of several small tables by key.
+        # Chunks by the name of their record: those of one table, or those of several small tables by key.
         self._chunks: dict[str, Any] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}
         self._sources = {source.name for source in settings.sources}
-        # The keys of tables whose loads wait, because a source that they need is set aside.
+        # The keys of tables whose loads wait for a source that is set aside.
         self._waiting: set[str] = set()
         # The keys of tables without a primary or unique key.
         self._keyless: set[str] = set()
@@ -68,7 +68,9 @@ class Loading:
 
     def reread(self, source: str, table: TableName, because: Position | str, *, remove: bool = False) -> None:
         """Request that a table is read again, because of a log position or for another reason. Repeated
-        requests with the same reason are one request, and one that waits already reads later than now."""
+        requests with the same reason count as one. A request that is already waiting will read the table
+        later than now, so it is sufficient.
+        """
         if any(
             wish.state == "asked" and wish.by_pipeline and wish.where is None and wish.remove >= remove
             for wish in self._state.requests()
@@ -80,7 +82,7 @@ class Loading:
         _log.info("a table is to be read again", source=source, table=str(table), because=str(because))
 
     def planned(self, checkpoint: Checkpoint, tables: PipelineTables) -> Checkpoint:
-        """Plan the load of every table of a full load, once, and of the tables that were requested."""
+        """Plan the load of every table of a full load, once, and of all requested tables."""
         loads = dict(checkpoint.loads)
         self._epochs = {
             name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()
@@ -100,7 +102,7 @@ class Loading:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
-        # A table that is read again was also prepared again.
+        # A table that is read again has also been prepared again.
         tables.check_columns()
         self._let_go(tables, loads)
         unfinished = {key: load for key, load in loads.items() if not load.finished}
@@ -116,12 +118,12 @@ class Loading:
                 self._state.note_request(wish, "running")
         for wish in wishes:
             if wish.state == "running" and wish.number not in running:
-                # A runner finished its last batch and died before it could record that.
+                # A runner completed its last batch and died before recording that.
                 self._note_ended(wish.number, checkpoint)
         return checkpoint
 
     def _plan_new(self, checkpoint: Checkpoint, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
-        """Plan the first load of every table that has none."""
+        """Plan the first load of every table that has no load yet."""
         remove = self._is_written_before(checkpoint)
         keys = [
             key
@@ -143,7 +145,8 @@ class Loading:
     def _waiting_keys(self, loads: Mapping[str, TableLoad], tables: PipelineTables) -> set[str]:
         """Return the loads that need a source that is set aside.
 
-        A load needs its own source. If it removes rows, it also needs the sources of the target's other rows.
+        A load needs its table's source. If the load removes rows, it also needs the sources of the target's
+        other rows.
         """
         aside = {_source_of(key) for key in tables.known_targets()} - self._sources if loads else set()
         return {
@@ -154,11 +157,13 @@ class Loading:
         }
 
     def _is_written_before(self, checkpoint: Checkpoint) -> bool:
-        """Return whether targets may have rows of an earlier generation, which a comparison would find."""
+        """Return whether targets may contain rows from an earlier generation, which a comparison would
+        find.
+        """
         return checkpoint.earlier is not None and self._sink.keeps_state and keeps_tables(self._sink)
 
     def _note_ended(self, number: str, checkpoint: Checkpoint) -> None:
-        """Record the result of a request whose last batch is done."""
+        """Record the outcome of a request whose last batch is done."""
         wish = self._state.request(number)
         if wish is None or wish.state not in ("asked", "running"):
             return
@@ -207,11 +212,11 @@ class Loading:
             return
         self._state.note_request(wish, "failed", failed)
         if stopped is not None:
-            # Continuing without the reread would leave a gap.
+            # Without the reread, there would be a gap.
             tables.stopped[key] = stopped
 
     def _let_go(self, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
-        """End the resnapshots of tables without which the pipeline continues."""
+        """End the resnapshots of tables that the pipeline continues without."""
         for key, why in tables.stopped.items():
             load = loads.get(key)
             if load is not None and load.request and not load.finished:
@@ -233,8 +238,8 @@ class Loading:
     ) -> TableLoad | None:
         """Cut a table into chunks, unless `pages` has them; return None if nothing has to be read.
 
-        With `afresh` the pipeline had continued without the table and may have missed deletes. With `remove`
-        its first load deletes rows that only the target has.
+        `afresh` means that the pipeline had continued without the table and may have missed deletes. With
+        `remove`, the table's first load deletes rows that only the target has.
         """
         name, table = split_key(key)
         source, target = self._settings.source(name), tables.source_target(key)
@@ -265,9 +270,9 @@ class Loading:
             )
             remove = False
         reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
-        # A table that is read again has rows in the target already, so its changes up to the watermark, with
-        # deletes and statements, are still applied. A table that was skipped has missed some of these
-        # changes, and a later one may be the change that made the pipeline skip it.
+        # When a table is read again, its target already has rows, so changes up to the watermark, including
+        # deletes and statements, are still applied. A skipped table has missed some of these changes, and a
+        # later one may be the change that made the pipeline skip the table.
         keyless = wish is not None and not wish.remove and not target.primary_key
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0
@@ -284,7 +289,7 @@ class Loading:
         )
 
     def _plan_again(self, key: str, tables: PipelineTables, load: TableLoad) -> TableLoad:
-        """Plan a load again from its beginning. The log has every change since its first plan."""
+        """Plan a load again from its beginning. The log has every change since the first plan."""
         target = tables.source_target(key)
         if target is None or tables.shared.target_of(key) is None:
             return replace(load, done=load.chunks, begins_again=False)
@@ -308,7 +313,7 @@ class Loading:
 
         Raises SchemaPending if the table was altered after its definition was read.
         """
-        # Chunks by a key that the target does not have would repeat the rows that changed since.
+        # Chunks by a key that the target does not have would repeat rows that have changed since.
         is_keyless = tables.is_keyless(key) and self._sink.keeps_state
         if is_keyless:
             self._refuse_others(key, tables, first=first)
@@ -326,7 +331,7 @@ class Loading:
     def _cut_small(self, keys: Sequence[str], tables: PipelineTables) -> dict[str, str]:
         """Find the small tables among those to be loaded first; return the record of their chunks, by key.
 
-        All of a source's small tables have one record.
+        All small tables of a source share one record.
         """
         pages: dict[str, str] = {}
         for source in self._settings.sources:
@@ -358,7 +363,8 @@ class Loading:
 
     def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
         """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
-        of other tables. In a `first` load, every existing row is one of another table."""
+        of other tables. In a `first` load, every existing row belongs to another table.
+        """
         hint = "Give the table a primary key, or write it to a target of its own"
         if may_have_other_rows(self._settings.make_steps(), tables.known_targets(), key, first=first):
             raise OptionInvalid(
@@ -377,8 +383,8 @@ class Loading:
             )
 
     def _session(self, source: PipelineSource) -> tuple[LoadSession, Watermark]:
-        """Return a session for planning, and a log position: rows read from now on include every change
-        before it.
+        """Return a planning session, and a log position. Rows read from now on include every change before
+        the position.
         """
         assert source.server is not None, "only tables of a server are cut into chunks"
         if source.name not in self._sessions:
@@ -390,7 +396,7 @@ class Loading:
     # --- Batches ----------------------------------------------------------------------------
 
     def is_asked(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a resnapshot is waiting or running, for a reason other than a source set aside."""
+        """Return whether a resnapshot is waiting or running, other than because a source was set aside."""
         unfinished = [
             (key, load) for key, load in checkpoint.loads.items() if load.request and not load.finished
         ]
@@ -403,14 +409,14 @@ class Loading:
         )
 
     def is_loading(self, checkpoint: Checkpoint) -> bool:
-        """Return whether tables are loaded now or next."""
+        """Return whether tables are being loaded, or are to be loaded next."""
         return not checkpoint.planned or any(
             not load.finished and key not in checkpoint.stopped and key not in self._waiting
             for key, load in checkpoint.loads.items()
         )
 
     def is_first_load(self, checkpoint: Checkpoint) -> bool:
-        """Return whether the full load is not done. Changes are read after it."""
+        """Return whether the full load is unfinished. Changes are read only after it."""
         return any(
             not load.finished
             and not load.request
@@ -420,8 +426,9 @@ class Loading:
         )
 
     def next(self, checkpoint: Checkpoint) -> tuple[list[ChunkWork], Mapping[str, int], list[str]]:
-        """Return the chunks of the next batch, the progress of each table after it, and the requests that it
-        finishes."""
+        """Return the chunks of the next batch, the progress of each table after the batch, and the requests
+        that the batch finishes.
+        """
         works: list[ChunkWork] = []
         rows, rows_max = 0, self._width * self._settings.load.chunk_rows
         room = float(_CHUNKS_MAX)
@@ -466,7 +473,7 @@ class Loading:
         return works, done, finished
 
     def begin_again(self, checkpoint: Checkpoint, keys: Collection[str]) -> Checkpoint:
-        """Record before a batch is committed that the loads of these tables begin again after it."""
+        """Record, before a batch is committed, that the loads of these tables begin again after the batch."""
         if not keys:
             return checkpoint
         again = {key: replace(checkpoint.loads[key], begins_again=True) for key in keys}
@@ -497,14 +504,14 @@ def _pages_of(what: str) -> str:
 
 
 def _source_of(key: str) -> str:
-    # This is called for every table in each batch, and `split_key` has to parse the name.
+    # Every batch calls this for every table, and `split_key` has to parse the name.
     return key.partition("/")[0]
 
 
 def ends_all(key: str, tables: PipelineTables) -> bool:
     """Return whether all open rows of a table's history end when the table is read again.
 
-    Raises OptionInvalid if some of them may be rows of other tables.
+    Raises OptionInvalid if some of the rows may belong to other tables.
     """
     effect = tables.shared.emptied(key, tables.targets)
     if effect not in (Emptied.WHOLE, Emptied.STAYS):

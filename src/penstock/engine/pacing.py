@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a run plans its next batch."""
+"""Determines when a run plans its next batch."""
 
 import threading
 import time
@@ -14,12 +14,12 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.retry import Backoff
 from penstock.sinks.sink import Sink
 
-# How often a run looks for changes, for requests, and for a pause.
+# How often a run looks for changes and requests, and for a pause.
 _POLL_SECONDS = 0.2
-# The interval between batches that cost much more than their rows.
+# The interval between batches whose overhead is much larger than the cost of their rows.
 _INTERVAL_SECONDS = 1.0
-# Pauses after consecutive batches without rows. A log may grow by other tables' changes alone, and each batch
-# is recorded in the state store.
+# Pauses after consecutive batches without rows. A log may grow only by changes to other tables, and each
+# batch is recorded in the state store.
 _EMPTY_PAUSES = Backoff(first=0.05, longest=0.5)
 
 _log = structlog.get_logger(__name__)
@@ -29,15 +29,15 @@ class Pacing:
     """The interval between batches, and the wait for new transactions.
 
     If no interval is set, it depends on what a batch costs. Batches follow one another without a pause if
-    they take milliseconds: the driver starts no jobs elsewhere, the logs are those of daemons, and the sink
-    makes no file for each batch. Under load such batches grow.
+    they take milliseconds, which is when the driver runs tasks in this process, the logs come from daemons,
+    and the sink does not create a file per batch. Under load such batches grow.
     """
 
     def __init__(self, settings: PipelineSettings, sink: Sink, driver: Driver, stop: threading.Event) -> None:
         self._stop = stop
         self._sink = sink
         self._arrived = threading.Event()
-        # The sources that a thread waits for.
+        # The sources for which a waiting thread is running.
         self._waiting: set[str] = set()
         self._lock = threading.Lock()
         self._is_continuous = False
@@ -50,7 +50,9 @@ class Pacing:
         self._interval = 0.0 if self._is_continuous else _INTERVAL_SECONDS
 
     def wait_after_batch(self, started: float, rows: int) -> None:
-        """Wait until the next batch may begin. `started` is when the last one did, as `time.monotonic`."""
+        """Wait until the next batch may begin. `started` is when the last batch began, by
+        `time.monotonic`.
+        """
         self._sink.keep_alive()
         pause = self._interval - (time.monotonic() - started)
         self._empty_batches = 0 if rows else self._empty_batches + 1
@@ -60,7 +62,7 @@ class Pacing:
             self._stop.wait(pause)
 
     def wait_for_changes(self, logs: Collection[SourceLog]) -> None:
-        """Wait until a log has grown, or until it is time to look. Only daemons report growth."""
+        """Wait until a log has grown, or until it is time to check. Only daemons report growth."""
         self._sink.keep_alive()
         reporting = [log for log in logs if log.reports_arrivals]
         if len(reporting) == len(logs) == 1:
@@ -86,7 +88,7 @@ class Pacing:
             if name in self._waiting:
                 return
             self._waiting.add(name)
-        # A daemon that hangs must not keep the process from ending.
+        # A hung daemon must not keep the process from ending.
         threading.Thread(target=wait, name=f"wait-{name}", daemon=True).start()
 
     def _wait_for(self, log: SourceLog) -> None:

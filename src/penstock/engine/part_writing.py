@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of one part of a batch, and the source tables whose rows it writes into each target.
 
-A sink knows only its own tables. If it rejects rows of a target, the engine needs to know their source table.
+A sink knows only its targets. If it rejects rows of a target, the engine needs the source table of these
+rows.
 """
 
 from collections import Counter
@@ -36,25 +37,25 @@ class PartWriting:
         self.refused = False
 
     def write(self, part: int, source: str, changes: Changes) -> None:
-        """Write changes of a source table. Raises the errors of the sink."""
+        """Write changes of a source table. Raises any error from the sink."""
         self._note(changes.target, table_key(source, changes.source))
         with self._asking():
             self._opened(part).write(changes)
         self._operations.update(count_changes(changes))
 
     def empty(self, part: int, key: str, target: Target, version: int) -> None:
-        """Empty the target of a table, as `Writer.empty` does. Raises the errors of the sink."""
+        """Empty the target of a table, as `Writer.empty` does. Raises any error from the sink."""
         self._note(target, key)
         with self._asking():
             self._opened(part).empty(target, version)
 
     def statement(self, part: int, statement: DefiningStatement) -> None:
-        """Write a statement, as `Writer.statement` does. Raises the errors of the sink."""
+        """Write a statement, as `Writer.statement` does. Raises any error from the sink."""
         with self._asking():
             self._opened(part).statement(statement)
 
     def finish(self) -> Receipt | None:
-        """Return the receipt, None if there were no rows. Raises the errors of the sink."""
+        """Return the receipt, None if there were no rows. Raises any error from the sink."""
         if self._writer is None:
             return None
         with self._asking():
@@ -71,7 +72,7 @@ class PartWriting:
             self._release_sink(is_intact=False)
 
     def failures(self, problem: PenstockError) -> list[Failure]:
-        """Return an error of the sink as failures: one for each source table of the target."""
+        """Return a sink's error as failures, one for each source table of the target."""
         at = None if self._writer is None else self._writer.at
         keys = self._tables.get(at, set()) if at is not None else set()
         return [Failure(problem, table=key) for key in sorted(keys)] or [Failure(problem)]
@@ -82,7 +83,7 @@ class PartWriting:
     def _opened(self, part: int) -> Writer:
         if self._writer is None:
             settings = self._plan.sink
-            # A transactional producer belongs to the same part in every batch.
+            # The producer is transactional, so it must belong to the same part in every batch.
             self._part, self._sink = part, self._resources.take((settings, part), settings.make)
             self._writer = self._sink.open(self._plan.mark, part)
         return self._writer

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a batch that a row goes to, by its key; and rows of any tables as one blob.
+"""Assigns rows to the parts of a batch by key, and packs rows of any tables into one blob.
 
 Values that the source considers equal must have the same part, and its collations consider many spellings
-equal. So only those characters of a text count that no collation equates with others: digits, and the letters
-that no other letter is equal to or expands to. This spreads rows well and never divides a key.
+equal. Only characters that no collation equates with others therefore count: digits, and the letters that no
+other letter equals or expands to. This spreads rows well and never divides a key.
 """
 
 import json
@@ -19,7 +19,7 @@ from penstock.changes import Changes, Origin, Target
 from penstock.model import TableName
 from penstock.sinks.sink import Spread
 
-# About how many bytes of rows one blob holds.
+# The approximate number of bytes of rows in one blob.
 BLOB_BYTES = 4 << 20
 
 _DROPPED = "[^0-9bcgkmpvwxz]"
@@ -39,7 +39,7 @@ def parts_of(
 ) -> numpy.ndarray | int:
     """Return the part of each row, or a single part for all.
 
-    Rows are `divided` by their primary key alone, so this is done only for tables without another unique key.
+    Rows are `divided` only by their primary key, so only tables without another unique key may be divided.
     """
     if spread is Spread.WHOLE or parts == 1:
         return 0
@@ -58,7 +58,7 @@ def parts_of(
 
 
 def _numbers(column: pyarrow.Array | pyarrow.ChunkedArray) -> Iterator[numpy.ndarray]:
-    """Yield numbers that agree for any two values of a column that the source may consider equal."""
+    """Yield numbers that are equal for any two values of a column that the source may consider equal."""
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pyarrow.ChunkedArray):
@@ -74,7 +74,8 @@ def _numbers(column: pyarrow.Array | pyarrow.ChunkedArray) -> Iterator[numpy.nda
         yield from _last_bytes(column)
     elif pyarrow.types.is_string(kind) or pyarrow.types.is_decimal(kind):
         yield from _last_bytes(pc.cast(_essence(pc.cast(column, pyarrow.string())), pyarrow.binary()))
-    # Positive and negative zero are the same key, and lists cannot be keys. Neither counts.
+    # Positive and negative zero are the same key, so the sign is ignored. Lists cannot be keys and are
+    # ignored as well.
 
 
 def _essence(texts: pyarrow.Array) -> pyarrow.Array:
@@ -116,7 +117,7 @@ def _last_bytes(column: pyarrow.Array) -> Iterator[numpy.ndarray]:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive rows of one of a blob's tables."""
+    """Consecutive rows from one of a blob's tables."""
 
     table: int
     first: int
@@ -124,7 +125,7 @@ class Run:
 
 
 def blob_of(tables: Sequence[Changes], runs: Sequence[Run] | None = None) -> bytes:
-    """Return changes as one blob; `runs` is their order, None for one table after the other."""
+    """Return changes as one blob; `runs` is their order, None for one table after another."""
     heads, streams = [], []
     for changes in tables:
         sink = pyarrow.BufferOutputStream()
@@ -147,7 +148,7 @@ def blob_of(tables: Sequence[Changes], runs: Sequence[Run] | None = None) -> byt
 
 
 def changes_of(blob: bytes) -> Iterator[Changes]:
-    """Yield what `blob_of` was given, in the order of its runs."""
+    """Yield the changes in a blob, in the order of its runs."""
     view = memoryview(blob)
     end = 4 + int.from_bytes(view[:4], "little")
     head = json.loads(bytes(view[4:end]))
@@ -172,7 +173,7 @@ def changes_of(blob: bytes) -> Iterator[Changes]:
 
 
 def slices(changes: Changes) -> Iterator[Changes]:
-    """Yield changes in pieces of about BLOB_BYTES, both images of an update in one."""
+    """Yield changes in pieces of about BLOB_BYTES, keeping both images of an update in the same piece."""
     rows = changes.rows
     if rows.nbytes <= BLOB_BYTES or rows.num_rows < 2:
         yield changes
@@ -203,7 +204,7 @@ def in_log_order(wave: Sequence[Changes]) -> list[Run]:
     index = numpy.concatenate([numpy.arange(len(changes)) for changes in wave])
     order = numpy.lexsort((index, numbers, versions))
     table, index = table[order], index[order]
-    # A run ends where the table changes, or where rows of the table were removed.
+    # A run ends where the table changes, or where rows of the table are missing in between.
     breaks = numpy.flatnonzero((numpy.diff(table) != 0) | (numpy.diff(index) != 1)) + 1
     starts = numpy.concatenate([[0], breaks])
     stops = numpy.concatenate([breaks, [len(order)]])

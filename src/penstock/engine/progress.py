@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress reports of a run: a line for each batch, and a record for `penstock pipelines show`."""
+"""A run's progress reports: a log line for each batch, and a record for `penstock pipelines show`."""
 
 import threading
 import time
@@ -21,16 +21,16 @@ _log = structlog.get_logger(__name__)
 
 # How often an idle run logs that there is nothing to do.
 SECONDS_SHOWN = 5.0
-# The minimum interval at which a run records and logs its progress. It reports every batch.
+# The minimum interval at which a run records and logs its progress. Every batch is reported.
 _PAUSE_SECONDS = 1.0
-# The state of a run whose batch takes long.
+# The state of a run whose batch takes a long time.
 _LONG_BATCH = "long batch"
 # How long a batch runs before it is reported, and how often it is reported from then on.
 _LONG_BATCH_SECONDS = 10.0
 
 
 class Progress:
-    """Counts and rates of one run."""
+    """The counts and rates of one run."""
 
     def __init__(
         self, settings: PipelineSettings, report: Callable[[Mapping[str, Any]], None] | None
@@ -44,12 +44,12 @@ class Progress:
         self._shown: dict[str, Any] = {}
         self._shown_at = 0.0
         self._failing = False
-        # The number of the batch in progress, and when it began, as `time.monotonic`.
+        # The number of the batch in progress, and when the batch began, by `time.monotonic`.
         self._batch: tuple[int, float] | None = None
         self._batch_lock = threading.Lock()
         # Whether batches were completed since the progress was last recorded.
         self._is_behind = False
-        # The rows of the last batch, and the rows of its chunks.
+        # The number of rows in the last batch, and the number in its chunks.
         self.rows_of_batch = 0
         self._loading_since = 0.0
         self._load_started_us = 0
@@ -57,18 +57,19 @@ class Progress:
         self._rejected = 0
         # Changes of targets that were not reported yet, by outcome.
         self.schema_changes: Counter[str] = Counter()
-        # Why the sources that the run continues without have failed.
+        # Why the sources failed that the run continues without.
         self.aside: Mapping[str, PenstockError] = {}
 
     def seen(self, source: str, end: Offset, head: Offset) -> None:
-        """Record the end of a source's log."""
+        """Record how far a source's log extends."""
         self._heads[source] = str(head.position)
 
     @contextmanager
     def watching_batches(self, state: Callable[[], PipelineState | None]) -> Iterator[None]:
-        """Report a batch that takes long, at intervals, while the block runs.
+        """Report a long-running batch at intervals while the block runs, because a hung batch reports nothing
+        itself.
 
-        A batch that hangs reports nothing itself. `state` returns the pipeline's state if it is open.
+        `state` returns the pipeline's state if it is open.
         """
         ended = threading.Event()
 
@@ -93,7 +94,7 @@ class Progress:
             self._batch = None
 
     def _report_long_batch(self, state: PipelineState | None) -> None:
-        # The end of the batch is reported after this.
+        # The end of the batch must be reported after this.
         with self._batch_lock:
             if self._batch is None:
                 return
@@ -112,7 +113,9 @@ class Progress:
         phases: Mapping[str, float],
         state: PipelineState,
     ) -> None:
-        """Report a batch that is done. `phases` are the seconds of its tasks, its commit and its record."""
+        """Report a completed batch. `phases` are the seconds spent in its tasks, its commit and its
+        record.
+        """
         self._end_batch()
         seconds = sum(phases.values())
         rows = sum(counts.rows + counts.chunk_rows for counts in outcome.counts)
@@ -158,7 +161,7 @@ class Progress:
         if record.chunks:
             shown |= self._of_load(checkpoint, record)
         if not self._failing and not record.chunks and time.monotonic() < self._shown_at + _PAUSE_SECONDS:
-            # Batches may take milliseconds, and recording one takes as long.
+            # Batches may take milliseconds, and recording the progress takes as long.
             self._shown, self._is_behind = shown, True
             self._tell(shown, state)
             return
@@ -188,19 +191,19 @@ class Progress:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
 
     def begin(self, state: PipelineState) -> None:
-        """Record that a run begins. Its first batch may take long."""
+        """Record that a run begins. Its first batch may take a long time."""
         self._write({"state": "starting"}, state)
 
     def end(self, state: PipelineState | None) -> None:
-        """Record the latest progress, and that the run ends as it should.
+        """Record the latest progress, and that the run ended normally.
 
-        A run without this record, and without an error, was killed.
+        A run with neither this record nor an error was killed.
         """
         self._is_behind = False
         self._write_if_held({**self._shown, "ended": True}, state)
 
     def retrying(self, problem: PenstockError, state: PipelineState | None) -> None:
-        """Report an error that is retried, until the next batch is done or there is nothing to do."""
+        """Report an error that is being retried, until the next batch is done or there is nothing to do."""
         self._failing = True
         self._shown_at = 0.0
         self._tell_problem("retrying", problem, state)
@@ -217,7 +220,7 @@ class Progress:
         self._tell(shown, state)
 
     def _write_if_held(self, shown: dict[str, Any], state: PipelineState | None) -> None:
-        # A runner without the lease must not report the pipeline's progress to others.
+        # A runner without the lease must not overwrite the pipeline's recorded progress.
         if state is not None and state.held:
             with suppress(CoordinationLost):
                 self._write(shown, state)
@@ -260,6 +263,8 @@ def _count_operations(outcome: Outcome) -> dict[str, dict[str, int]]:
 
 
 def _count_tables(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return how many tables are being loaded, have been loaded, and were stopped by an error."""
+    """Return how many tables are being loaded, how many have been loaded, and how many an error has
+    stopped.
+    """
     loaded = sum(load.finished for load in checkpoint.loads.values())
     return {"loading": len(checkpoint.loads) - loaded, "loaded": loaded, "stopped": len(checkpoint.stopped)}

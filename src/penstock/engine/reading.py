@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the input of a task: a byte range of a source's log, or a chunk of a table."""
+"""Reads the input of a task: a byte range of a source's log, or a chunk of a table."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -29,17 +29,17 @@ from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_o
 from penstock.source.source import open_source
 from penstock.source.tracking import known_schemas
 
-# A wave of batches is one Arrow batch of each table. Several waves fit into memory at once.
+# A wave of batches is one Arrow batch per table. Several waves fit into memory at once.
 _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
 # The retries take about three seconds. Then the driver retries the batch and reports the error.
 _RECONNECT_TRIES_MAX = 6
-# If the source has several servers, the driver decides how long to wait for one that hangs.
+# If the source has several servers, the driver decides how long to wait for a hung one.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 
 
-# A part of a range: a batch, a statement, or, as the first part, the versions of transactions that a pipeline
-# wrote itself.
+# One part of a range: a batch or a statement. The first part may instead be the versions of transactions that
+# a pipeline itself wrote.
 Part = Batch | LoggedStatement | frozenset[int]
 # Opens the range of a work, by its number in the plan.
 RangeParts = Callable[[TaskPlan, RangeWork, int, Callable[[Ends], None]], Iterator[Part]]
@@ -55,9 +55,9 @@ def range_parts(
 ) -> Generator[Part, None, None]:
     """Yield the typed batches and statements of a range, in order.
 
-    If transactions are marked, the first part is the versions of those that a pipeline wrote itself. `ends`
-    is called with the positions where the range was opened and where the next one begins. `tables` replaces
-    the plan's own tables. Connections to a daemon come from `resources`.
+    If transactions are marked, the first part holds the versions of transactions that a pipeline itself
+    wrote. `ends` is called with the positions where the range was opened and where the next range begins.
+    `tables` replaces the plan's own tables. Connections to a daemon come from `resources`.
     """
     pipeline_source = plan.sources[work.source]
     options = replace(
@@ -96,12 +96,12 @@ def range_parts(
         )
         is_read = True
     finally:
-        # Only connections to a daemon are reused. Those to a server belong to one range.
+        # Only connections to a daemon are reused. A connection to a server belongs to one range.
         resources.give_back(options, source, is_intact=is_read and options.daemon is not None)
 
 
 def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
-    """Return the tables of a source that the pipeline continues without."""
+    """Return the source's tables that the pipeline continues without."""
     keys = [key.partition("/") for key in plan.passed_over]
     return frozenset(TableName.parse(table) for name, _, table in keys if name == source)
 
@@ -109,7 +109,7 @@ def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
 def chunk_changes(
     plan: TaskPlan, work: ChunkWork, on_watermark: Callable[[Watermark], None], sessions: SessionPool
 ) -> Iterator[Changes]:
-    """Yield the rows of a chunk. Before reading, pass the log position of the read to `on_watermark`."""
+    """Yield the rows of a chunk. Passes the log position of the read to `on_watermark` before reading."""
     source = plan.sources[work.source]
     known = plan.tables[table_key(work.source, work.table)]
     assert source.server is not None, "only tables of a server are cut into chunks"
@@ -131,7 +131,8 @@ def chunk_changes(
 
 
 def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> Iterator[Changes]:
-    """Yield deletes for the target's rows in a chunk's range that no source has. Do not apply steps to them.
+    """Yield deletes for the rows in a chunk's range that the target has but no source has. Callers must not
+    apply steps to these deletes.
 
     Raises OptionInvalid if the target may have rows of a table that the pipeline continues without.
     """
@@ -153,9 +154,9 @@ def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> I
 def _others(
     plan: TaskPlan, steps: Sequence[Step], own: SourceTable, target: Target, shard: ShardValue | None
 ) -> list[SourceTable]:
-    """Return the other tables that may share the target. A row that any of them has must stay.
+    """Return the other tables that may share the target. If any of them has a row, the row must stay.
 
-    Their definitions are read from their servers. A table that was dropped has no rows that could stay.
+    Their definitions are read from their servers. A dropped table has no rows that could stay.
     """
     known: dict[str, list[TableName]] = {}
     for key, table in plan.tables.items():

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a run records the batches that it begins and completes.
+"""Determines when a run records the batches that it begins and completes.
 
 A batch is recorded before it runs, so that a replay covers the same changes under the same number, and again
-when it is done. A sink that `can_rewind` needs neither: a replay may begin at any earlier position. Its small
-batches at the head of a log take less time than two durable writes, so their ends are recorded together. The
-records of loads, of rejected rows and of batches that met something new are never delayed.
+when it is done. A sink that `can_rewind` needs neither record, because a replay may begin at any earlier
+position. Its small batches at the head of a log take less time than two durable writes, so the ends of
+several batches are recorded together. Loads, rejected rows and batches that met surprises are always recorded
+immediately.
 """
 
 import time
@@ -13,34 +14,35 @@ from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.sinks.sink import Sink
 
-# How much of the target's latest changes a replay after a crash may write again.
+# How much of the latest log a replay after a crash may write to the target again.
 _UNRECORDED_SECONDS_MAX = 0.1
 
 
 class Recording:
-    """Records the batches of one attempt of a run. Its methods raise LeaseLost and CoordinationLost."""
+    """Records the batches of one attempt of a run. The methods raise LeaseLost and CoordinationLost."""
 
     def __init__(self, state: PipelineState, sink: Sink) -> None:
         self._state = state
         self._can_rewind = sink.can_rewind
         self._recorded_at = 0.0
         self._confirmed_at = 0.0
-        # Whether batches are done that the state does not have yet.
+        # Whether there are completed batches that the state does not have yet.
         self.is_behind = False
 
     def begin(self, record: BatchRecord, checkpoint: Checkpoint) -> None:
-        """Record a batch before it runs, if its replay must be the same batch."""
+        """Record a batch before it runs, if a replay must be the same batch."""
         if self._can_rewind and not record.chunks:
             self._confirm()
             return
-        # A batch that was begun is found by the number after the checkpoint's.
+        # A batch that was begun has the number after the checkpoint's number.
         self.settle(checkpoint)
         self._state.begin(record)
 
     def end(self, record: BatchRecord, checkpoint: Checkpoint, *, is_plain: bool) -> bool:
-        """Record that a batch is done, now or with later batches. Return whether it is recorded.
+        """Record that a batch is done, now or together with later batches. Return whether it has been
+        recorded.
 
-        A plain batch has rows of known tables alone, none of which was rejected.
+        A plain batch contains only rows of known tables, none of which was rejected.
         """
         is_due = time.monotonic() >= self._recorded_at + _UNRECORDED_SECONDS_MAX
         self.is_behind = True
@@ -50,14 +52,16 @@ class Recording:
         return True
 
     def settle(self, checkpoint: Checkpoint) -> None:
-        """Record the run's latest checkpoint, unless the state has it."""
+        """Record the run's latest checkpoint, unless the state already has it."""
         if self.is_behind:
             self._state.write(checkpoint)
             self.is_behind = False
             self._recorded_at = time.monotonic()
 
     def _confirm(self) -> None:
-        """Check the lease, unless it was checked just now: after a suspension, another process may write."""
+        """Check the lease, unless it was checked a moment ago: while this process was suspended, another may
+        have taken over.
+        """
         checked_at = max(self._recorded_at, self._confirmed_at)
         if time.monotonic() >= checked_at + _UNRECORDED_SECONDS_MAX:
             self._state.confirm()

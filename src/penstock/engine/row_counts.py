@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by stage of a batch and by operation, for the progress of a run.
+"""Counts rows by batch stage and operation, for the progress of a run.
 
-An update counts once, although it may have two images. Rows of a full load are the operation `load`.
+An update counts once, even if it has two images. Rows of a full load count as the operation `load`.
 """
 
 from collections import Counter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a pipeline: acquire the lease, plan one batch after the other, and continue after outages."""
+"""The loop of a pipeline: acquire the lease, plan one batch after another, and continue after outages."""
 
 import math
 import threading
@@ -51,7 +51,7 @@ _log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 0.5
 _BACKOFF = Backoff(first=0.5)
-# After this time a stopped run cancels its batch, and the next run replays it.
+# A stopped run cancels its batch after this time, and the next run replays the batch.
 _STOP_SECONDS_MAX = 8.0
 # The store releases the lease of a dead runner shortly after it has expired.
 _LEASE_MARGIN_SECONDS = 2.0
@@ -62,9 +62,10 @@ class PipelineRun:
 
     Servers, daemons, stores and executors that do not answer are retried for `errors.retry_for`. If a retry
     in place does not help, the run restarts from the recorded state, as a new process would. With
-    `until_caught_up` the run ends once the target has all that was logged before its start, or before its
-    loads ended; with `to_barrier` too, at the barrier of its shards. `report` gets the progress of each batch
-    and each error. Runs of several sinks share the ends of batches, by source. A `standby` waits its turn.
+    `until_caught_up`, the run ends once the target has everything that was logged before the run started or
+    its loads ended; with `to_barrier` as well, it ends at the barrier of its shards. `report` receives the
+    progress of each batch, and each error. Runs of several sinks share the ends of batches, by source. A
+    `standby` waits while another process runs the pipeline.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class PipelineRun:
         self._cascades = CascadeWatch(settings, self._sink)
         self._progress = Progress(settings, report)
         self._stretches = Stretches(self._progress, until_caught_up=until_caught_up, to_barrier=to_barrier)
-        # The state and the checkpoint of the last attempt; None before the first attempt.
+        # The state and the checkpoint of the latest attempt; None before the first attempt.
         self._state: PipelineState | None = None
         self._checkpoint: Checkpoint | None = None
         self._exhausted: PenstockError | None = None
@@ -104,13 +105,15 @@ class PipelineRun:
         self._restarts = self._new_retries()
 
     def stop(self) -> None:
-        """End the run after its batch, or cancel the batch after 8 seconds. Safe in signal handlers."""
+        """End the run after its batch, or cancel the batch after 8 seconds. Safe to call from signal
+        handlers.
+        """
         self._stop.set()
 
     def run(self) -> Checkpoint:
         """Run until stopped, paused, or caught up, and return the checkpoint.
 
-        Raises LeaseLost if another process runs the pipeline, OptionInvalid if the sink cannot be used, and
+        Raises LeaseLost if another process runs the pipeline, OptionInvalid if the sink cannot be used, or
         the error that ended the run.
         """
         try:
@@ -128,7 +131,7 @@ class PipelineRun:
             self._sink.close()
 
     def _run_until_lost(self) -> Checkpoint | None:
-        """Run from the recorded state. Return None after an outage that may be over by now."""
+        """Run from the recorded state. Return None after an outage that may have ended by now."""
         try:
             state = self._state = PipelineState.of(self._settings)
             checkpoint = self._take(state)
@@ -166,7 +169,7 @@ class PipelineRun:
                 state_taken.close()
 
     def _prefer_servers(self, checkpoint: Checkpoint) -> None:
-        """Continue with the server that the positions belong to: a replaced server may answer again."""
+        """Use the servers that the positions belong to, because a replaced server may answer again."""
         for name, offset in checkpoint.offsets.items():
             self._servers.prefer(name, Offset.from_json(offset).server_key)
 
@@ -177,7 +180,7 @@ class PipelineRun:
         if not isinstance(problem, TransientError) or problem is self._exhausted:
             return True
         if self._standby and isinstance(problem, LeaseLost):
-            # Another process has the pipeline now, and this one waits for its end.
+            # Another process has the pipeline now, so this process waits for that one to end.
             self._checkpoint = None
             self._stop.wait(_PAUSE_SECONDS)
             return False
@@ -210,7 +213,9 @@ class PipelineRun:
         return True
 
     def _take(self, state: PipelineState) -> Checkpoint:
-        """Acquire the lease, if necessary after a dead runner's session. Raises LeaseLost."""
+        """Acquire the lease, if necessary after waiting for a dead runner's session to end. Raises
+        LeaseLost.
+        """
         deadline: float | None = None
         while True:
             try:
@@ -242,7 +247,7 @@ class PipelineRun:
         resumed: Checkpoint | None = None
         pacing = Pacing(self._settings, self._sink, self._driver, self._stop)
         while not self._stop.is_set():
-            # Between two records of plain batches, the state is not asked for a pause and for requests.
+            # While the record of plain batches is delayed, do not check the state for pauses and requests.
             is_recorded = not batches.recording.is_behind
             if is_recorded and (paused := state.pause_message()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
@@ -277,7 +282,7 @@ class PipelineRun:
         return checkpoint
 
     def _batches(self, state: PipelineState) -> Batches:
-        """Return what runs the batches of this attempt."""
+        """Return the object that runs the batches of this attempt."""
 
         def succeed(record: BatchRecord) -> None:
             self._aside.worked(record.sources)
@@ -311,7 +316,7 @@ class PipelineRun:
         return checkpoint
 
     def _begin(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
-        """Record the start of each source before reading any of it, then read the tables' definitions."""
+        """Record the start of each source before reading any, then read the table definitions."""
         find = partial(first_offsets, self._settings, self._sink, state, self._logs, checkpoint)
         new = self._retried(find, state)
         refuse_mixed({**checkpoint.offsets, **new})
@@ -344,7 +349,9 @@ class PipelineRun:
         return BatchRecord(number, begin, end, *works, parts, loads, tuple(finished), divided, groups=groups)
 
     def _after_loss(self, state: PipelineState, checkpoint: Checkpoint, error: PositionPurged) -> Checkpoint:
-        """Continue at the end of each purged log and reread its tables. Raises `error` if none may."""
+        """Continue at the end of each purged log and reread its tables. Raises `error` if no source may
+        continue.
+        """
         offsets = dict(checkpoint.offsets)
         for name, log in self._logs.items():
             if log.source.on_lost == "stop":
@@ -353,7 +360,7 @@ class PipelineRun:
                 self._retried(partial(self._stretches.next, checkpoint, name), state)
             except PositionPurged as lost:
                 begin = Offset.from_json(checkpoint.offsets[name])
-                # The tables are read after this position, so none of their changes is missed.
+                # The tables are read after this position, so none of their changes are missed.
                 offsets[name] = self._retried(partial(log.after_loss, begin), state).to_json()
                 tables = self._tables.jump(log.source)
                 refuse_keyless(self._tables.known_targets(), name, tables, lost)
@@ -383,7 +390,7 @@ class PipelineRun:
 
     def _retried(self, work: Callable[[], Any], state: PipelineState) -> Any:
         """Retry work after transient errors, for `errors.retry_for` and while this run has the lease."""
-        # The other sources do not wait longer for one that fails.
+        # The other sources must not wait longer for a failing source.
         waits_short = self._aside.has_several
         retries = self._new_retries(ASIDE_SECONDS if waits_short else math.inf)
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the server that a run reads from, for sources that name several."""
+"""Chooses the server that a run reads from, for sources that name several."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from penstock.mysql.connection import connect
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.source_servers import key_of_server, read_at
 
-# A daemon's default. Another server starts a new epoch, so do not fail over for a short outage.
+# The default, as in a daemon. Another server starts a new epoch, so do not fail over for a short outage.
 _FAIL_OVER_SECONDS = 10.0
 _WATCH_SECONDS = 10.0
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class _Cluster:
-    """The servers of one source, and since when the chosen server has failed."""
+    """The servers of one source, and when the chosen server began to fail."""
 
     servers: tuple[ServerAddress, ...]
     chosen: int = 0
@@ -36,7 +36,7 @@ class _Cluster:
 
 
 class SourceServers:
-    """The server in use of each source that names several. For one thread."""
+    """The server in use for each source that names several. For one thread."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self._given = settings
@@ -49,7 +49,7 @@ class SourceServers:
         return replace(self._given, sources=tuple(self._in_use(source) for source in self._given.sources))
 
     def prefer(self, name: str, server_key: str) -> None:
-        """Choose the server that a source's position belongs to, unless it does not answer."""
+        """Choose the server that a source's position belongs to, unless that server does not answer."""
         cluster = self._clusters.get(name)
         if cluster is None or not server_key:
             return
@@ -59,13 +59,13 @@ class SourceServers:
                 return
 
     def turn(self, problem: PenstockError) -> bool:
-        """Check after a failure whether the servers in use answer.
+        """After a failure, check whether the servers in use answer.
 
-        Returns whether a server that has failed for ten seconds was replaced by another.
+        Returns whether a server that had failed for ten seconds was replaced by another.
         """
         turned = False
         for name, cluster in self._clusters.items():
-            # Checking a server that hangs takes long, and the server has been failing since the check began.
+            # Checking a hung server takes long, and the server has been failing since the check began.
             begun = time.monotonic()
             if not isinstance(problem, ServerBehind) and key_of_server(cluster.address) is not None:
                 cluster.failing_since = None

@@ -2,7 +2,8 @@
 """Sources that a run continues without, until they answer again.
 
 A source that fails is set aside with its position, its loads and its requests. The other sources of the
-pipeline continue. A thread asks for the source from time to time, and the run takes it back when it answers.
+pipeline continue. A thread checks the source from time to time, and the run takes the source back when it
+answers.
 """
 
 import threading
@@ -22,15 +23,15 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# Pauses before a source is asked again. Taking it back restarts the run, so they grow.
+# Pauses before a source is checked again. They grow, because taking a source back restarts the run.
 _PAUSES = Backoff(first=5.0, longest=300.0)
-# How long a source is retried, and the others wait, before it is set aside.
+# How long a source is retried, while the other sources wait, before it is set aside.
 ASIDE_SECONDS = 10.0
 
 
 @dataclass
 class _Aside:
-    """A source that failed: why, and how often since it last worked."""
+    """A source that failed: the reason, and the number of failures since it last worked."""
 
     problem: PenstockError
     failures: int = 1
@@ -42,28 +43,28 @@ class _Aside:
 class SourcesAside:
     """The sources of one run that are set aside, by name.
 
-    `ask` asks for a source and raises a PenstockError if it does not answer.
+    `ask` checks a source and raises a PenstockError if the source does not answer.
     """
 
     def __init__(self, settings: PipelineSettings, ask: Callable[[PipelineSource], None]) -> None:
         self._sources = {source.name: source for source in settings.sources}
         self._ask = ask
         self._aside: dict[str, _Aside] = {}
-        # Failures since the last batch, also of sources that were taken back.
+        # Failures since the last batch, including those of sources that were taken back.
         self._failures: dict[str, int] = {}
 
     @property
     def problems(self) -> Mapping[str, PenstockError]:
-        """Why each source that is aside failed."""
+        """Why each source that is set aside failed."""
         return {name: aside.problem for name, aside in self._aside.items()}
 
     @property
     def has_returned(self) -> bool:
-        """Whether a source that is aside answers again."""
+        """Whether a source that is set aside answers again."""
         return any(aside.has_returned.is_set() for aside in self._aside.values())
 
     def active(self, settings: PipelineSettings) -> PipelineSettings:
-        """Return the settings without the sources that are aside."""
+        """Return the settings without the sources that are set aside."""
         return replace(
             settings, sources=tuple(source for source in settings.sources if source.name not in self._aside)
         )
@@ -74,12 +75,12 @@ class SourcesAside:
         return len(self._sources) > 1
 
     def may_set_aside(self, problem: PenstockError) -> bool:
-        """Return whether an error may have been caused by a single one of several active sources."""
+        """Return whether a single one of several active sources may have caused an error."""
         is_of_state = isinstance(problem, (CoordinationLost, LeaseLost))
         return len(self._sources) - len(self._aside) > 1 and not is_of_state
 
     def set_aside(self, name: str, problem: PenstockError) -> None:
-        """Continue without a source, and ask for it from time to time."""
+        """Continue without a source, and check it from time to time."""
         failures = self._failures[name] = self._failures.get(name, 0) + 1
         aside = self._aside[name] = _Aside(problem, failures)
         pause = _PAUSES.bound(failures)
@@ -94,7 +95,7 @@ class SourcesAside:
         ).start()
 
     def take_back(self, *, everything: bool = False) -> None:
-        """Continue with the sources that answer again, or with all."""
+        """Continue with the sources that answer again, or with all sources."""
         for name, aside in list(self._aside.items()):
             if everything or aside.has_returned.is_set():
                 _log.warning("a source that was set aside is read again", source=name)
@@ -102,7 +103,7 @@ class SourcesAside:
                 del self._aside[name]
 
     def worked(self, names: Iterable[str]) -> None:
-        """Forget the failures of sources that a batch has read."""
+        """Reset the failures of sources that a batch has read."""
         for name in names:
             self._failures.pop(name, None)
 
@@ -127,13 +128,15 @@ class SourcesAside:
 
 
 def named(source: str, problem: PenstockError) -> PenstockError:
-    """Return the error of a source with the source's name."""
+    """Return a source's error with the source's name added."""
     message = f"source {source}: {problem.message}"
     return type(problem)(message, position=problem.position, hint=problem.hint)
 
 
 def ask_source(settings: PipelineSettings, source: PipelineSource) -> None:
-    """Ask a source's log for its end, and its server for a session. Raises what they raise."""
+    """Query a source's log for its end, and its server for a session. Raises the error if either query
+    fails.
+    """
     with closing(SourceLog(source, settings, cores=1)) as log:
         log.target()
     if source.server is not None:
@@ -143,9 +146,10 @@ def ask_source(settings: PipelineSettings, source: PipelineSource) -> None:
 def failed_sources(
     logs: Mapping[str, SourceLog], offsets: Mapping[str, Mapping[str, Any]], problem: PenstockError
 ) -> dict[str, PenstockError]:
-    """Return the sources that an error may come from, with their own errors: those that fail when asked.
+    """Return the sources that may have caused an error, each with its own error: those that fail when
+    queried.
 
-    An error that is not transient comes from a source that fails with the same error.
+    A source causes an error that is not transient only if it fails with the same error.
     """
     if not isinstance(problem, TransientError | OperatorError):
         return {}

@@ -2,8 +2,8 @@
 """Where the batches of several sinks end in one source's log, so that their ranges can be shared.
 
 Two sinks that plan at different moments see different ends of the log. A sink takes the end that another sink
-has planned from the same position. A sink that is behind ends its batch where a batch of another sink begins
-or ends, so that both are at the same position afterwards.
+has planned from the same position. A sink that is behind ends its batch where another sink's batch begins or
+ends, so that both are then at the same position.
 """
 
 import threading
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from penstock.source.offsets import Offset
 from penstock.source.source import place_of
 
-# A sink that is further behind makes larger batches of its own.
+# A sink that is further behind makes its own, larger batches.
 _STRETCHES_KEPT = 8
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """The log between two offsets that a batch covers; `head` is the end of the log that was seen."""
+    """The part of the log between two offsets that a batch covers; `head` is the end of the log when it was
+    planned.
+    """
 
     begin: Offset
     end: Offset
@@ -39,7 +41,9 @@ class SharedEnds:
             return self._stretches.get(begin)
 
     def agree(self, stretch: Stretch) -> Stretch:
-        """Return the stretch to read: the planned one, or a shorter one that another sink agreed on."""
+        """Return the stretch to read: the planned stretch, or a shorter one that another sink has agreed
+        on.
+        """
         with self._lock:
             known = self._stretches.get(stretch.begin)
             if known is not None and _is_before(known.end, stretch.end):
@@ -61,7 +65,7 @@ class SharedEnds:
 
 
 def _is_before(first: Offset, second: Offset) -> bool:
-    """Return whether an offset is before another one in the log of one server."""
+    """Return whether an offset is before another in the log of the same server."""
     is_same_log = (first.server_key, first.position.epoch) == (second.server_key, second.position.epoch)
     is_exact = not (first.by_set or second.by_set)
     return is_same_log and is_exact and place_of(first.position) < place_of(second.position)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoded ranges that the runs of several sinks share in one process.
+"""Decoded ranges that the runs of several sinks in one process share.
 
 Sinks at the same position plan the same ranges. The first task that opens a range starts its decoder, and the
 tasks of the other sinks receive the same batches, each at its own speed: the task that needs the next batch
@@ -22,9 +22,9 @@ from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.pipeline.record import RangeWork
 from penstock.source.reading import Batch, LoggedStatement
 
-# The memory of decoded batches that wait for other sinks.
+# The memory for decoded batches that wait for other sinks.
 SHARED_BYTES_MAX = 128 << 20
-# Ranges without rows take no memory, but are not kept forever either.
+# Ranges without rows take no memory, but must not accumulate forever.
 _RANGES_MAX = 1024
 
 _log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ _Key = tuple[RangeWork, frozenset[TableName]]
 
 
 class _NoLongerInMemory(Exception):
-    """Raised for a reader that is so far behind that its next part was dropped."""
+    """Raised for a reader that is so far behind that its next part has been dropped."""
 
 
 class _SharedRange:
@@ -51,7 +51,7 @@ class _SharedRange:
         self.has_ended = False
         self.error: PenstockError | None = None
         self.readers = 0
-        # The sinks that have read the whole range.
+        # The sinks that have finished reading the range.
         self.sinks_done: set[str] = set()
         # Whether the range accepts no further readers. Its current readers keep the decoder.
         self.is_closed = False
@@ -93,7 +93,7 @@ class SharedRanges:
     ) -> Iterator[Part]:
         """Yield the parts of a range as `range_parts` does, decoded once for all sinks at this position.
 
-        Raises what `range_parts` raises, and ConnectionLost if the batch has to be run again.
+        Raises any error from `range_parts`, and ConnectionLost if the batch has to be run again.
         """
         key = work, passed_over_tables(plan, work.source)
         alone = plan.mark.generation, key
@@ -164,8 +164,9 @@ class SharedRanges:
             self._bytes -= shared.drop_part()
 
     def _next(self, shared: _SharedRange, count: int) -> Part | None:
-        """Return the part after the first `count` parts, None at the end. Raises _NoLongerInMemory, and the
-        error of the decoder."""
+        """Return the part after the first `count` parts, None at the end. Raises _NoLongerInMemory, or the
+        decoder's error.
+        """
         while True:
             with self._lock:
                 if count < shared.dropped:
@@ -188,8 +189,8 @@ class SharedRanges:
                 shared.error, shared.has_ended = problem, True
             raise
         except BaseException as bug:
-            # The decoder's generator is finished now. Other readers must not mistake that for the end of the
-            # range.
+            # The decoder's generator has finished by raising. Other readers must not mistake that for the end
+            # of the range.
             unread = ConnectionLost(
                 f"the decoding of a range ended in another sink: {bug!r}", hint="The batch is run again"
             )
@@ -213,13 +214,14 @@ class SharedRanges:
 
 
 def _identity(part: Part) -> str:
-    """Return a text by which a part is recognized when its range is decoded again."""
+    """Return a text that identifies a part when its range is decoded again."""
     return f"{part!r} {part.schema_version}" if isinstance(part, Batch) else repr(part)
 
 
 def _after(parts: Iterator[Part], count: int, last: str) -> Iterator[Part]:
-    """Yield the parts after the first `count` parts, of which the last one is known. Raises ConnectionLost if
-    the range was decoded differently."""
+    """Yield the parts after the first `count` parts, the last of which is known. Raises ConnectionLost if the
+    range was decoded differently.
+    """
     for number in range(1, count + 1):
         part = next(parts, None)
         if number == count and (part is None or _identity(part) != last):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tables of a pipeline write to the same target, and what that means when one of them is emptied."""
+"""Determines which tables of a pipeline write to the same target, and the effect of emptying one of them."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,9 @@ from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_
 
 
 class SharedTargets:
-    """The targets of a pipeline's tables. `tables` are all known tables by key, also those known later."""
+    """The targets of a pipeline's tables. `tables` are all known tables by key, including tables added
+    later.
+    """
 
     def __init__(
         self, settings: PipelineSettings, steps: Sequence[Step], tables: Mapping[str, TrackedTable]
@@ -25,12 +27,12 @@ class SharedTargets:
         self._tables = tables
 
     def target_of(self, key: str) -> Target | None:
-        """Return the target that the steps give to a table, None if no row of it passes them."""
+        """Return the target that the steps give to a table, None if the steps drop all of its rows."""
         table = self._tables.get(key)
         return None if table is None else target_through(self._steps, table.current)
 
     def sharing(self, key: str, target: TableName) -> Iterator[str]:
-        """Yield the other tables, by key, whose rows come into a target."""
+        """Yield the other tables, by key, whose rows are written to a target."""
         for other in self._tables:
             if other != key:
                 other_target = self.target_of(other)
@@ -38,7 +40,7 @@ class SharedTargets:
                     yield other
 
     def may_meet(self, keys: Collection[str]) -> bool:
-        """Return whether rows of other tables may have the same keys as rows of these tables in one
+        """Return whether rows of other tables may have the same keys as rows of these tables in the same
         target.
         """
         by_target: dict[TableName, list[str]] = {}
@@ -87,7 +89,7 @@ class SharedTargets:
     def wanted(
         self, stopped: Collection[str], known: Collection[TableName]
     ) -> dict[TableName, tuple[Target, str]]:
-        """Return the targets that tables need as they are now, each with the key of a table.
+        """Return the targets that the tables need now, each with the key of a table.
 
         `stopped` are the tables that the pipeline continues without, `known` the targets that rows may name.
         """
@@ -106,7 +108,9 @@ class SharedTargets:
         return wanted
 
     def names_of(self, source: Target, stepped: Target, known: Collection[TableName]) -> list[TableName]:
-        """Return the names of a table's targets. Targets named by rows are known once such rows were read."""
+        """Return the names of a table's targets. Targets that rows name are known only once such rows have
+        been read.
+        """
         if not named_by_rows(self._steps, source):
             return [stepped.name]
         return [name for name in sorted(known) if could_be_named(stepped.name, name)]

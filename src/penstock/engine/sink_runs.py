@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a pipeline with several sinks: one for each sink, side by side in one process."""
+"""The runs of a pipeline with several sinks: one run per sink, all in one process."""
 
 import threading
 import time
@@ -32,13 +32,12 @@ _LEASE_MARGIN_SECONDS = 2.0
 class SinkRuns:
     """The runs of all sinks of a pipeline, each from its own position.
 
-    Sinks at the same position share what is decoded in this process: see `shared_ranges`.
-    A sink that does not answer, or that fails, falls behind alone. Its run ends with an error, which is
-    logged and shown with the sink's name. It is started again from its own position, after a pause that
+    Sinks at the same position share the ranges decoded in this process: see `shared_ranges`. A sink that
+    fails or does not answer falls behind without affecting the others. Its run ends with an error, which is
+    logged and shown with the sink's name. The run is restarted from the sink's position, after a pause that
     doubles up to five minutes, until it works. Once all sinks have failed, `run` raises the error. With
-    `until_caught_up` a sink that failed is not started again: `run` raises its error after the other sinks
-    have caught up. `report` is called as by `PipelineRun`, by one thread at a time; each report names its
-    `sink`.
+    `until_caught_up`, a failed sink is not restarted: `run` raises its error after the other sinks have
+    caught up. `report` is called as by `PipelineRun`, by one thread at a time; each report names its `sink`.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SinkRuns:
     def run(self) -> dict[str, Checkpoint]:
         """Run until stopped, paused, or caught up, and return the checkpoint of each sink.
 
-        Raises LeaseLost if another process runs the pipeline, and the error of a sink as described above.
+        Raises LeaseLost if another process runs the pipeline, or a sink's error as described above.
         """
         self._wait_for_leases()
         threads = [
@@ -155,7 +154,9 @@ class SinkRuns:
         return not self._stop.wait(pause)
 
     def end_after(self, name: str) -> None:
-        """End all runs after the run of a sink has ended by a pause. A sink that has caught up ends alone."""
+        """End all runs after the run of one sink ended because of a pause. A sink that has caught up ends
+        alone.
+        """
         if not self._until_caught_up and not self._stop.is_set():
             _log.info("the runs of all sinks end with a pause", pipeline=self._name, sink=name)
             self._stop.set()
@@ -173,7 +174,7 @@ class SinkRuns:
 
 
 class _SinkRun:
-    """One sink: its current run, and why its last run failed."""
+    """Runs one sink: its current run, and why its last run failed."""
 
     def __init__(self, runs: SinkRuns, settings: PipelineSettings, driver: Driver) -> None:
         self._runs = runs
@@ -185,7 +186,7 @@ class _SinkRun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last run failed, and no run has worked since."""
+        """Whether the last run failed and no run has worked since."""
         return self.failure is not None and not (self._current and self._current.has_progressed)
 
     def open_state(self) -> PipelineState:
@@ -211,7 +212,7 @@ class _SinkRun:
                         return
                 else:
                     self.failure = None
-                    # A pause ends all runs, also those that would not see it before it is lifted.
+                    # A pause ends all runs, even those that would not notice the pause before it is lifted.
                     self._runs.end_after(self._settings.sink.name)
                     return
         except BaseException as bug:
@@ -222,7 +223,7 @@ class _SinkRun:
     def _failed(self, error: Exception) -> PenstockError:
         """Convert the error that ended a sink into a PenstockError.
 
-        An error that is not a PenstockError, such as that of a client library, is logged with its traceback.
+        Any other error, such as one from a client library, is logged with its traceback.
         """
         if isinstance(error, PenstockError):
             return error
@@ -231,7 +232,7 @@ class _SinkRun:
 
 
 def _named(sink: str, problem: PenstockError) -> PenstockError:
-    """Return the error of a sink with the sink's name."""
+    """Return a sink's error with the sink's name added."""
     message = f"sink {sink}: {problem.message}"
     return type(problem)(message, position=problem.position, hint=problem.hint)
 
@@ -246,9 +247,10 @@ def run_of(
     report: Callable[[Mapping[str, Any]], None] | None = None,
     standby: bool = False,
 ) -> PipelineRun | SinkRuns:
-    """Return the run of a pipeline with one sink or with several. Raises OptionInvalid if it has shards.
+    """Return the run of a pipeline with one sink or with several.
 
-    Only a shard, whose pipeline has one sink, runs `to_barrier`.
+    Raises OptionInvalid if the pipeline has shards. Only the run of a shard, whose pipeline has one sink, may
+    use `to_barrier`.
     """
     if settings.shards > 1 and settings.shard is None:
         raise OptionInvalid(

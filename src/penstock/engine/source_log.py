@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.engine.head_follower import ArrivedStretch, HeadFollower
     from penstock.source.daemon import DaemonSource, Listing
 
-# Only one attempt, so that reading continues where a lost connection ended.
+# Only one attempt, because reading must continue where a lost connection ended.
 _RECONNECT_TRIES_MAX = 1
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class SourceLog:
         self._shared_ends = shared_ends
         count = len(settings.sources)
         self._settings = ReadSettings(
-            # The driver retries, and reports what it waits for.
+            # The driver retries, and reports the error that it waits out.
             source=replace(source.options, reconnect_tries=_RECONNECT_TRIES_MAX),
             tables=PipelinePatterns(source.tables),
             mode=ENVELOPE,
@@ -61,17 +61,17 @@ class SourceLog:
             fail_on_data_loss=source.fail_on_data_loss,
             schemas=source.schemas,
         )
-        # The driver retries, and reports what it waits for.
+        # The driver retries, and reports the error that it waits out.
         self._log = _opened_log(self._settings)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
-        # Each sink and shard registers its own hold on the log, so the daemon keeps the log from the smallest
-        # position.
+        # Each sink and shard registers a separate hold on the log, so the daemon keeps the log from the
+        # lowest position.
         part = (str(name) for name in (settings.sink.name, settings.shard) if name)
         self._reader = ("pipeline", settings.name, source.name, *part)
         self._hold_at = 0.0
-        # The end of the log when a batch was last planned, and the source that waits for growth beyond it.
-        # Any thread may use them.
+        # The end of the log when a batch was last planned, and the source that waits for growth beyond that
+        # end. Any thread may use them.
         self._head: Offset | None = None
         self._arrivals: DaemonSource | None = None
         self._listing: Listing | None = None
@@ -80,7 +80,7 @@ class SourceLog:
         self._may_follow = (
             follows_head
             and source.options.daemon is not None
-            # Other sources wait in threads of their own, and other sinks agree on the ends.
+            # Other sources wait in separate threads, and other sinks agree on the ends.
             and count == 1
             and shared_ends is None
             and settings.batch.rows is None
@@ -90,7 +90,7 @@ class SourceLog:
         self._outgrown: Offset | None = None
 
     def close(self) -> None:
-        """End the sessions. The next query opens new ones."""
+        """End the sessions. The next query opens new sessions."""
         self._log.close()
         if self._arrivals is not None:
             self._arrivals.close()
@@ -106,8 +106,8 @@ class SourceLog:
     def wait(self, seconds: float) -> bool:
         """Wait until the log has grown since `next`, for at most `seconds`. For one thread at a time.
 
-        Return False at once if growth was reported before and `next` did not see it, because another daemon
-        answered that lags behind. Raises the daemon's errors.
+        Return False at once if growth was reported earlier but `next` did not see it because a lagging daemon
+        answered. Raises the daemon's errors.
         """
         head = self._head
         assert head is not None, "the caller asks `reports_arrivals`"
@@ -148,8 +148,8 @@ class SourceLog:
     def first(self, earlier: Mapping[str, Any] | None = None) -> Offset:
         """Return where the pipeline begins in this log.
 
-        `earlier` is its position before it was reset: the commit versions of new changes must be higher, even
-        if file numbers restart.
+        `earlier` is the pipeline's position before a reset: the commit versions of new changes must be
+        higher, even if file numbers restart.
         """
         first = self._log.first()
         if earlier is None or self.source.options.address is None:
@@ -158,7 +158,7 @@ class SourceLog:
         return replace(first, position=replace(first.position, epoch=epoch))
 
     def target(self) -> Offset:
-        """Return the current end of the log, at which a run that catches up will end."""
+        """Return the current end of the log, where a run that catches up will end."""
         return self._log.target()
 
     def resume(self, begin: Offset) -> Offset:
@@ -166,12 +166,13 @@ class SourceLog:
         return self._log.resume(begin)
 
     def has(self, target: Offset, here: Offset) -> bool:
-        """Return whether a target belongs to the same log as an offset of `resume`."""
+        """Return whether a target belongs to the same log as an offset that `resume` returned."""
         return self._log.has(target, here)
 
     def next(self, here: Offset, until: Offset | None) -> tuple[Offset, Offset] | None:
-        """Return the end of the batch that begins at an offset of `resume`, and the end of the log. Return
-        None if there is nothing new. If several sinks read the log, they agree on the end."""
+        """Return the end of the batch that begins at an offset from `resume`, and the end of the log; None if
+        there is nothing new. If several sinks read the log, they agree on the end.
+        """
         log = self._log
         if self._shared_ends is not None:
             shared = self._shared_ends.stretch_from(here)
@@ -189,14 +190,14 @@ class SourceLog:
         return stretch.end, stretch.head
 
     def arrived(self, begin: Offset) -> "ArrivedStretch | None":
-        """Return what follows the end of the last batch, None if it must be planned from a listing."""
+        """Return the log after the end of the last batch, None if it must be planned from a listing."""
         stretch = None if self._follower is None else self._follower.next(begin)
         if stretch is not None:
             self._head = stretch.end
         return stretch
 
     def note_planned(self, end: Offset, head: Offset, works: list[RangeWork]) -> None:
-        """Take note of a stretch planned from a listing: `arrived` may continue at its end."""
+        """Note a stretch planned from a listing, at whose end `arrived` may continue."""
         if not self._may_follow or not end.server_key:
             return
         if self._follower is None or self._followed != _epochs_of(end):
@@ -212,11 +213,11 @@ class SourceLog:
         self._follower.note(end, head, works)
 
     def after_loss(self, begin: Offset) -> Offset:
-        """Return where to continue if everything from a purged offset to the log's current end is lost."""
+        """Return where to continue when everything from a purged offset to the log's current end is lost."""
         return self._log.after_loss(begin)
 
     def works(self, begin: Offset, end: Offset) -> list[RangeWork]:
-        """Cut a stretch into byte ranges, using only a listing of the log."""
+        """Cut a stretch into byte ranges, based only on a listing of the log."""
         source, ranges, bounds = self._log.plan(begin, end)
         options = source.options
         start = self.source.start
@@ -241,7 +242,7 @@ class SourceLog:
         return [self._tracked.at(work.byte_range.position) for work in works]
 
     def _tracked_settings(self) -> ReadSettings:
-        """Return settings for the schema history: ranges shared by sinks are decoded for all tables."""
+        """Return settings for the schema history. Ranges that sinks share are decoded for all tables."""
         if self._shared_ends is None:
             return self._settings
         patterns = self.source.tables

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a batch whose tasks request the same preparations again after they were made."""
+"""Detects a batch whose tasks request the same preparations again after they were made."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from penstock.pipeline.state import table_key
 
 
 def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> bool:
-    """Return whether a round of a batch asked only for what the previous round asked for.
+    """Return whether a round of a batch requested only the preparations that the previous round requested.
 
     Tables that are altered while a chunk of them is read are counted elsewhere.
     """
@@ -20,7 +20,7 @@ def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> boo
 
 
 def no_progress(record: BatchRecord, surprise: Surprise) -> SchemaChanged:
-    """Return the error for a batch that cannot be prepared for."""
+    """Return the error for a batch for which preparations do not help."""
     work = record.works[surprise.work]
     position = f"{work.byte_range.file}:{work.byte_range.start}" if isinstance(work, RangeWork) else None
     match surprise.what:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the next batch goes in the log of each source."""
+"""Determines how far the next batch extends in the log of each source."""
 
 from collections.abc import Mapping
 
@@ -19,9 +19,9 @@ _log = structlog.get_logger(__name__)
 class Stretches:
     """The stretches of the logs that a run reads next, through all restarts of the run.
 
-    With `until_caught_up` they end where the logs ended when the loads were done, and with `to_barrier` too
-    at the barrier of the pipeline's shards. Any other run passes a barrier: an interrupted change of the
-    number of shards may have left it behind.
+    With `until_caught_up`, the stretches end where the logs ended when the loads were done; with `to_barrier`
+    as well, at the barrier of the pipeline's shards. Any other run ignores barriers, which an interrupted
+    change of the number of shards may have left behind.
     """
 
     def __init__(self, progress: Progress, *, until_caught_up: bool, to_barrier: bool) -> None:
@@ -33,17 +33,19 @@ class Stretches:
         self._targets: dict[str, Offset] | None = None
 
     def open(self, logs: Mapping[str, SourceLog], loading: Loading, shards: ShardRecords) -> None:
-        """Use the logs, the loads and the barrier of an attempt of the run. Raises CoordinationLost."""
+        """Start to use the logs, the loads and the barrier of an attempt of the run. Raises
+        CoordinationLost.
+        """
         self._logs, self._loading = logs, loading
         barrier = shards.barrier() if self._to_barrier else None
         if barrier is not None:
-            # Shards get a barrier only after all of their tables are loaded.
+            # Shards receive a barrier only after all of their tables are loaded.
             self._targets = {name: Offset.from_json(offset) for name, offset in barrier.items()}
 
     def next(self, checkpoint: Checkpoint, name: str) -> tuple[Offset, Offset, list[RangeWork]] | None:
-        """Return the begin, the end and the ranges of a source's next stretch, None if nothing is new.
+        """Return the start, the end and the ranges of a source's next stretch, None if nothing is new.
 
-        Raises PositionPurged, and what reading the log raises.
+        Raises PositionPurged, or any error from reading the log.
         """
         target = self._until(name, checkpoint)
         skips = checkpoint.skips.get(name, ())
@@ -76,7 +78,7 @@ class Stretches:
         return self._targets is not None and not self._is_loading(checkpoint)
 
     def _until(self, name: str, checkpoint: Checkpoint) -> Offset | None:
-        """Return the position at which this run ends in a source; None if there is none yet."""
+        """Return the position where this run ends in a source; None if there is none yet."""
         if not self._until_caught_up:
             return None
         if self._targets is None:
@@ -85,7 +87,7 @@ class Stretches:
             # The rows of a load are consistent only together with the changes made during the load.
             self._targets = {source: log.target() for source, log in self._logs.items()}
         if name not in self._targets:
-            # The source was set aside until now, so it has no end yet.
+            # The source was set aside until now, so it has no end position yet.
             self._targets[name] = self._logs[name].target()
         return self._targets[name]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's knowledge of tables: their definitions, and the targets that were prepared for them.
 
-It is stored in the pipeline's state. Tasks report unknown tables as surprises. `learn` processes them in log
-order, prepares targets, and returns what the batch has to know before it is replayed.
+It is stored in the pipeline's state. Tasks report unknown tables as surprises. `learn` processes surprises in
+log order, prepares targets, and returns the information that the batch needs before it is replayed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -68,21 +68,21 @@ from penstock.source.reading import LoggedStatement, schema_version
 
 _log = structlog.get_logger(__name__)
 
-# Errors that may concern a single table, if it is known which one. All other errors stop the pipeline: a full
+# Errors that may concern a single table, if that table is known. All other errors stop the pipeline: a full
 # disk or a refused login would otherwise skip every table in turn. If no row of a batch could be written, the
 # run treats such an error as a problem of the whole target.
 _OF_ONE_TABLE = (StreamError, OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupported)
 
-# The number of times that a chunk is retried with a new definition because its table was altered.
+# The maximum number of times that a chunk is retried with a new definition because its table was altered.
 _LOOKS_MAX = 5
 
 
 class PipelineTables:
     """All tables of a pipeline.
 
-    `reread(source, table, because, remove=False)` requests that a table is read again. Repeated requests with
-    the same `because`, a log position or another text, are one request. `remove` also deletes target rows
-    that the source does not have.
+    `reread(source, table, because, remove=False)` requests that a table be read again. Repeated requests with
+    the same `because`, a log position or other text, count as one. `remove` also deletes target rows that the
+    source does not have.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class PipelineTables:
         self._tables: dict[str, TrackedTable] = {}
         self.shared = SharedTargets(settings, steps, self._tables)
         self.targets: dict[TableName, Target] = {}
-        # Targets from before a reset. Their rows must be deleted, although no new row may name them.
+        # Targets from before a reset. Their rows must be deleted even if no new row names these targets.
         self._written: set[TableName] = set()
         self.fitting = TargetFitting(sink, settings.schema_changes)
         self.columns = ColumnCheck(sink, settings.schema_changes)
-        self._created: set[str] = set()  # So far known only from their CREATE TABLE.
+        self._created: set[str] = set()  # Tables that are known only from their CREATE TABLE.
         # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
         self.stopped: dict[str, str] = {}
 
@@ -114,7 +114,8 @@ class PipelineTables:
     def open(self, *, checks_patterns: bool = True) -> None:
         """Load the tables of the state, add those that the servers have now, and prepare new targets.
 
-        Pass `checks_patterns=False` if the settings lack sources whose tables a pattern may match.
+        Pass `checks_patterns=False` if sources whose tables a pattern may match are missing from the
+        settings.
         """
         tables, self.targets, self._written = self._record.read()
         self._tables.update(tables)
@@ -141,7 +142,7 @@ class PipelineTables:
         }
 
     def there(self) -> list[str]:
-        """Return the sorted keys of the tables that their sources have."""
+        """Return the sorted keys of the tables that exist in their sources."""
         return sorted(key for key, table in self._tables.items() if not table.gone)
 
     def is_streamed(self, key: str) -> bool:
@@ -174,9 +175,9 @@ class PipelineTables:
     ) -> dict[TableName, Target]:
         """Read the current definitions from a server, record them and return them.
 
-        A server is ahead of its log: rows still to be read may violate a unique key that the table has gained
-        since, and would replace each other in the target. With `new_keys`, such keys are adopted
-        nevertheless.
+        The server's definitions are ahead of the log: rows still to be read may violate a unique key that the
+        table has gained since, and would replace each other in the target. With `new_keys`, such keys are
+        adopted nevertheless.
         """
         if source.server is None:
             return {}
@@ -203,7 +204,7 @@ class PipelineTables:
     def jump(self, source: PipelineSource) -> list[TableName]:
         """Adopt the current definitions of a source's server after a part of its log was lost.
 
-        Returns the known tables that still exist. They must be read again.
+        Returns the known tables that still exist, which must be read again.
         """
         assert source.server is not None, "only tables of a server are read again"
         known = {
@@ -227,7 +228,7 @@ class PipelineTables:
         return [split_key(key)[1] for key in sorted(known & on_server)]
 
     def done(self) -> None:
-        """Save which tables are gone. Call it once the sink has committed the batch."""
+        """Save which tables are gone. Call this once the sink has committed the batch."""
         for table in self._tables.values():
             table.was_gone = table.gone
         self._save()
@@ -283,7 +284,7 @@ class PipelineTables:
         elif tracked.gone:
             tracked.gone = False
         if columns_agree(tracked.current, value["columns"]):
-            # The columns are the same, but the server declares their types more precisely than the log does.
+            # The columns are the same, but the server declares their types more precisely than the log.
             logged = replace(tracked.current)
         elif source.server is None:
             # The source names no server that could have a later definition.
@@ -294,7 +295,8 @@ class PipelineTables:
     def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
         """Read the definition of a table that was altered while its chunk was read.
 
-        If its key now orders rows differently, or the table is altered too often, its load begins again.
+        If the table's key now orders rows differently, or the table has been altered too often, its load
+        begins again.
         """
         name, problem, chunk = surprise.value
         source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
@@ -335,7 +337,7 @@ class PipelineTables:
         version = statement.version
 
         def ours(names: Iterable[TableName]) -> list[TableName]:
-            # A load that started after the statement has already read its effect.
+            # A load that started after the statement already includes its effect.
             return [
                 name
                 for name in sorted(names)
@@ -383,7 +385,7 @@ class PipelineTables:
         statement: LoggedStatement,
         spelling: ServerSpelling,
     ) -> None:
-        """Record the definition that a table has after a statement."""
+        """Record a table's definition after a statement."""
         new_keys = (
             consequences.alters_keys
             or name in consequences.swapped | consequences.replaced
@@ -436,7 +438,9 @@ class PipelineTables:
     def _note_added_and_removed(
         self, source: PipelineSource, consequences: Consequences, ours: Any
     ) -> set[TableName]:
-        """Record tables that a statement dropped or created; return those whose targets must be emptied."""
+        """Record tables that a statement dropped or created; return the tables whose targets must be
+        emptied.
+        """
         emptied = set(ours(consequences.emptied))
         for name in ours(consequences.added):
             self._created.add(table_key(source.name, name))
@@ -463,7 +467,7 @@ class PipelineTables:
         statement: LoggedStatement,
         emptied: set[TableName],
     ) -> None:
-        """Request that tables are read again whose new values are not in the log."""
+        """Request a reread of the tables whose new values are not in the log."""
         if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
             hidden_changes.warn_of_feed(self._settings, rereads.tables, statement)
             return
@@ -476,7 +480,7 @@ class PipelineTables:
                     position=str(statement.position),
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
-            # Requests with the same reason are merged, so include what an emptied table needs.
+            # Requests with the same reason are merged, so each must include all that an emptied table needs.
             key = table_key(source.name, name)
             how = self.shared.emptied(key, self.targets) if name in emptied else Emptied.STAYS
             remove = name in rereads.compared or (how is Emptied.COMPARED and keeps_tables(self._sink))
@@ -513,9 +517,9 @@ class PipelineTables:
         return True
 
     def take_up(self, key: str) -> None:
-        """Include a stopped table again; the caller has to load all of its rows.
+        """Include a stopped table again; the caller must load all of its rows.
 
-        If its target cannot be prepared, raises that error and leaves the table stopped.
+        If the table's target cannot be prepared, raises the error and leaves the table stopped.
         """
         name, table = split_key(key)
         why = self.stopped.pop(key)
@@ -564,7 +568,7 @@ class PipelineTables:
                     self._continue_without(stopped, problem.error)
 
     def _prepare_met(self, key: str, target: Target) -> None:
-        """Prepare a target for rows that were read. A target that was prepared before keeps its keys."""
+        """Prepare a target for rows that were read. A target that was already prepared keeps its keys."""
         known = self.targets.get(target.name)
         if known is not None:
             target = replace(target, primary_key=known.primary_key, unique_keys=known.unique_keys)

@@ -12,7 +12,7 @@ from penstock.pipeline.state import PipelineState
 
 
 class TablesRecord:
-    """Reads the record once, and writes it whenever it has changed since."""
+    """Reads the record once, and writes it only when it has changed."""
 
     def __init__(self, state: PipelineState) -> None:
         self._state = state
@@ -31,8 +31,8 @@ class TablesRecord:
         targets: Mapping[TableName, Target],
         written: Collection[TableName],
     ) -> None:
-        """Write the record, unless nothing was replaced since it was written last."""
-        # Every batch calls this, and few change anything. Identical objects have identical JSON.
+        """Write the record, unless nothing has been replaced since the last write."""
+        # Every batch calls this, but few batches change anything. Identical objects have identical JSON.
         parts = [*tables, *targets.values(), *written]
         parts += (part for table in tables.values() for part in table.parts)
         saved = self._saved

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan that the tasks of a batch receive, and the messages that they return. Everything pickles.
+"""The plan that the tasks of a batch receive, and the messages that they return. All objects here can be
+pickled.
 
 A batch is one job of a driver. Tasks decode rows and apply steps. If the sink needs rows grouped by key or
-table, they emit them as blobs, which the driver shuffles to the tasks that write. A task that meets something
-unprepared (a definition, a statement, a new target) writes nothing and returns a surprise. All surprises
+table, they emit them as blobs, which the driver shuffles to the tasks that write. A task that meets a
+definition, a statement or a target that is not prepared writes nothing and returns a surprise. All surprises
 arrive before anything is written, so the engine prepares for them and runs the same batch again.
 """
 
@@ -49,7 +50,7 @@ BETWEEN_SQL = (
 
 # The subjects of surprises.
 OF_DEFINITION, OF_STATEMENT, OF_TARGET, OF_MOVE = "definition", "statement", "target", "move"
-# A table whose chunk cannot be read with the known columns.
+# A table whose chunk cannot be read with the columns known to the plan.
 OF_CHUNK = "chunk"
 
 
@@ -57,8 +58,8 @@ OF_CHUNK = "chunk"
 class KnownTable:
     """A source's table: its definitions so far, by number, and the current definition.
 
-    `floor` is the commit version before which its load has its changes already, 0 for none. A table is `gone`
-    after its source has dropped it; its rows stay in the target.
+    `floor` is the commit version below which changes are already included in the table's load, 0 without a
+    load. A table is `gone` after its source has dropped it; its rows stay in the target.
     """
 
     definitions: Mapping[int, Target]
@@ -102,25 +103,26 @@ class TaskPlan:
     loops: LoopSettings = field(default_factory=LoopSettings)
     dead_letter: str = field(default="", repr=False)
     rate_rows: int | None = None
-    # The epoch of each source's positions now.
+    # The current epoch of each source's positions.
     epochs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def in_one_stage(self) -> bool:
-        """Whether tasks write what they decode."""
+        """Whether tasks write the rows that they decode."""
         return self.spread is Spread.RANGES
 
     @property
     def reads_in_driver(self) -> bool:
-        """Whether tasks compare keys with a target that only the pipeline's own process can read."""
+        """Whether tasks compare keys with a target that only the pipeline's process can read."""
         removes = self.keeps_state and any(chunk.remove for chunk in self.record.chunks)
         return removes and self.sink.make().reads_in_driver
 
 
 @dataclass(frozen=True)
 class Surprise:
-    """Something that the engine must prepare for before a task can continue. `work` and `seq` are its order,
-    and `what` says what `value` is."""
+    """A finding that the engine must prepare for before a task can continue.||`work` and `seq` determine its
+    order, and `what` says what kind of object `value` is.
+    """
 
     what: str
     work: int
@@ -131,7 +133,7 @@ class Surprise:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of a task, with the key of its table if that is known, and the source if reading it failed."""
+    """A task's error, with the key of its table if known, and the source if reading the source failed."""
 
     error: PenstockError
     table: str = ""
@@ -140,7 +142,7 @@ class Failure:
 
 @dataclass
 class Counts:
-    """What one work's task has seen. `floors` are by table key."""
+    """The counts from one work's task. `floors` are by table key."""
 
     rows: int = 0
     bytes: int = 0
@@ -155,7 +157,7 @@ class Counts:
     floors: dict[str, int] = field(default_factory=dict)
     # Tables, by key, whose changes may have changed rows of other tables without a log record.
     cascaded: set[str] = field(default_factory=set)
-    # For a range: where it was opened and where the next range begins, by the number of the work.
+    # For a range, by work number: where it was opened and where the next range begins.
     ends: dict[int, Ends] = field(default_factory=dict)
 
     def count(self, stage: str, operations: Counter[str]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows between the two stages of a batch, and the messages of its tasks.
 
-Within a process they are tuples, and a few rows of a table are passed as they are. Between processes and on
-disk they are Arrow rows of BETWEEN, and the rows of tables in them are blobs.
+Within a process, they are tuples, and small numbers of table rows are passed unencoded. Between processes and
+on disk, they are Arrow rows with the schema BETWEEN, which hold table rows as blobs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +15,12 @@ from penstock.engine.parts import Run, blob_of, changes_of
 from penstock.engine.task_plan import BETWEEN, ROWS
 from penstock.limits import MIB
 
-# More rows than this are compressed also within a process.
+# Above this number, rows are compressed even within a process.
 _PLAIN_BYTES_MAX = MIB
 
 
 class Row(NamedTuple):
-    """A row for a part, or a message for the engine. `body` has changes or what encodes them."""
+    """A row for a part, or a message for the engine. `body` holds changes, or a blob that encodes them."""
 
     part: int
     work: int
@@ -40,7 +40,7 @@ class Row(NamedTuple):
         return self.body if isinstance(self.body, tuple) else changes_of(self.body)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the row as one row of BETWEEN."""
+        """Return the row in the BETWEEN schema."""
         body = blob_of(self.body) if isinstance(self.body, tuple) else bytes(self.body)
         columns = [[self.part], [self.work], [self.seq], [self.kind], [body]]
         arrays = [pyarrow.array(values, field.type) for values, field in zip(columns, BETWEEN, strict=True)]
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def rows_in(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row]:
-    """Yield the rows of batches of BETWEEN, without copying the rows of tables."""
+    """Yield the rows in batches of the BETWEEN schema, without copying the table rows inside."""
     for batch in batches:
         *columns, bodies = batch.columns
         values = (column.to_pylist() for column in columns)
@@ -59,7 +59,7 @@ def rows_in(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row]:
 def body_of(
     tables: Sequence[Changes], runs: Sequence[Run] | None = None, *, is_in_process: bool
 ) -> bytes | tuple[Changes, ...]:
-    """Return changes as the body of a row; `runs` is their order, None for one table after the other."""
+    """Return changes as the body of a row; `runs` is their order, None for one table after another."""
     if not is_in_process or sum(changes.rows.nbytes for changes in tables) > _PLAIN_BYTES_MAX:
         return blob_of(tables, runs)
     if runs is None:

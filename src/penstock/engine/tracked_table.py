@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of one table of a source, as the driver keeps it."""
+"""The driver's state of one table of a source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ class TrackedTable:
     are unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
     `gone` says whether the table was dropped as of that position, whatever its server has now, and `was_gone`
     whether it was dropped at the end of the last completed batch. `dropped` are the lower-case names of all
-    columns that it ever lost: targets may still have their values.
+    columns that were ever dropped from the table: targets may still have their values.
     """
 
     current: Target
@@ -40,7 +40,7 @@ class TrackedTable:
         return (*known, *self.definitions, *self.definitions.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as of the end of the last completed batch."""
+        """Return plain JSON values with the state at the end of the last completed batch."""
         return {
             "current": self.current.to_json(),
             "definitions": [[number, target.to_json()] for number, target in self.definitions.items()],
@@ -55,8 +55,8 @@ class TrackedTable:
     def has_same_rows(self, copy: Target) -> bool:
         """Return whether a copy that replaced the table has the same rows with the same values.
 
-        Tools for schema changes truncate and round values to the copy's types, and drop rows that are
-        duplicates by the copy's keys.
+        Schema-change tools truncate and round values to the copy's types, and drop rows that the copy's keys
+        make duplicates.
         """
         if self.logged is None or self.keys is None:
             return False
@@ -80,12 +80,12 @@ class TrackedTable:
 
 
 def keys_of(target: Target) -> Keys:
-    """Return a table's primary key, and its unique keys in no particular order."""
+    """Return a table's primary key and its unique keys, the latter in no particular order."""
     return target.primary_key, frozenset(target.unique_keys)
 
 
 def with_known_keys(target: Target, before: Target) -> Target:
-    """Return a target without the unique keys that it did not have before."""
+    """Return a target without the unique keys that it did not have earlier."""
     return replace(target, unique_keys=tuple(key for key in target.unique_keys if key in before.unique_keys))
 
 
@@ -99,11 +99,11 @@ def columns_agree(target: Target, columns: Sequence[Any]) -> bool:
 
 @dataclass
 class Learned:
-    """The results of the surprises of one batch.
+    """The outcome of processing the surprises of one batch.
 
     `statements` are the handled statements, as in `TaskPlan`. All rows of the tables in `together` go to one
-    part. The chunks of the tables in `unread` are skipped. `again` are those of them whose loads begin
-    again. `altered` counts how often each table was altered while it was read.
+    part. The chunks of the tables in `unread` are skipped. `again` are the tables among them whose loads
+    begin again. `altered` counts how often each table was altered while it was read.
     """
 
     statements: dict[str, dict[str, TableName]] = field(default_factory=dict)
