@@ -92,7 +92,7 @@ def test_small_table_is_one_chunk_after_three_statements(
     server.sql(f"DELETE FROM {database}.t2 WHERE id > 2")
     server.sql(f"DELETE FROM {database}.t3 WHERE id % 7 > 2")
     for number in range(TABLES):
-        # Neither purged rows nor new statistics change the server's estimate for a range.
+        # Prevent purges and new statistics from changing the server's estimate for a range.
         server.sql(f"ALTER TABLE {database}.t{number} FORCE, STATS_AUTO_RECALC = 0")
         server.sql(f"ANALYZE TABLE {database}.t{number}")
     targets = targets_of(address, TablePatterns(f"{database}.*"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions that do not fit rows of a target, or older rows of the log: SQL targets, in one process."""
+"""Definitions that do not fit a target's rows, or older rows of the log, for SQL targets in one process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tests.support.sinks.backends import MongoBackend, PostgresBackend, running_
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tools.servers import Server
 
-# By table: the first type, a value of it, the type that it becomes, and a value of that.
+# By table: the first type and a value of it, then the later type and a value of it.
 CHANGES = {
     "moments": ("INT", "20260102", "DATETIME", "'2026-02-03'"),
     "bodies": ("DECIMAL(10,2)", "7.5", "BLOB", "'z'"),
@@ -28,7 +28,7 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """A target as named in a pipeline file, and the operations of its own client."""
+    """A target as named in a pipeline file, and operations with the target's own client."""
 
     sink: dict[str, Any]
     rows: Callable[[str, str], list[Row]]

@@ -39,7 +39,7 @@ SECOND_US = 1_000_000
 
 
 class Clock:
-    """Seconds since 1970; an hour passes with each requested segment."""
+    """Seconds since 1970; each requested segment advances the clock by an hour."""
 
     def __init__(self, now: float = TIME_S) -> None:
         self.now = now
@@ -338,7 +338,7 @@ def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.Mo
     assert kept.broken == ()
     kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=bound))
     free[0] += sum(segment.stored_bytes for segment in before[:2])
-    # In the pass that breaks it the hold still counts, so that other removals are tried first.
+    # The hold still counts in the pass that breaks it, so that other removals are tried first.
     assert kept.run(log).departures == []
     assert broken_by(kept) == {"far": "the disk has less than hold_free_bytes free"}
     assert [departure.segment for departure in kept.run(log).departures] == before[2:4]
@@ -371,7 +371,7 @@ def test_free_disk_limit_does_not_break_a_hold_on_tiered_segments(
     put_holds(log, far=2, near=8)
     monkeypatch.setattr(log.disk, "free_bytes", lambda _: 0)
     policy = RetentionPolicy(age_seconds=0, hold_free_bytes=1)
-    # The first local segment frees space; without a local segment breaking a hold frees none.
+    # Removing the first local segment frees space; without a local segment, breaking a hold frees none.
     for first_here, broken in ((1, set()), (6, {"far"}), (8, {"far", "near"}), (len(before), set())):
         segments = [
             replace(segment, state=TIERED) if at < first_here else segment

@@ -88,7 +88,7 @@ def test_transactions_lost_on_mariadb_are_accepted_and_no_reader_mistakes_new_on
             primary.sql(f"INSERT INTO d.u VALUES ({value})")
         wait_for_position(capture, head_of(primary))
         assert capture.snapshot().gtid_set == lost
-        # The promoted server gives the numbers of the lost transactions to its own.
+        # The promoted server assigns the numbers of the lost transactions to its own transactions.
         for value in (4, 5, 6, 7):
             promoted.sql(f"INSERT INTO d.t VALUES ({value})")
         primary.stop()

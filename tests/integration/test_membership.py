@@ -50,7 +50,7 @@ class Subscriber:
         self.store = open_store(url)
         self.gained: list[HeldShard] = []
         self.lost: list[tuple[int, str]] = []
-        # The reaction of a consumer when its shard is given up.
+        # The consumer's reaction when its member gives up the shard.
         self.ending: Callable[[HeldShard], None] = lambda held: None
         # Sessions and grace periods do not time out unless a test sets shorter ones.
         settings = {
@@ -67,7 +67,7 @@ class Subscriber:
 
     @property
     def shards(self) -> set[int]:
-        """The shards that it holds and may consume."""
+        """The shards that the member holds and may consume."""
         return {shard for shard, held in self.member.shards.items() if held.held}
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ def test_running_members_are_resized(crowd: Crowd) -> None:
     subscribers = [crowd.join("one"), crowd.join("two")]
     crowd.wait_spread()
     for one in subscribers:
-        # A consumer may still finish what it has begun, and that counts.
+        # A consumer may still finish the batch that it has begun, and its checkpoint counts.
         one.ending = lambda held: held.note(at(320 + 16 * held.shard))
         for held in one.gained:
             held.note(at(160))
@@ -412,7 +412,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         for shard, numbers in each(delivered(tmp_path / "deliveries").items()):
             checkpoint = checkpoints.read(shard)
             assert checkpoint is not None
-            # A member that leaves properly has noted everything that it consumed.
+            # A member that leaves in order has recorded everything that it consumed.
             assert checkpoint.position == at(numbers[-1] + 16).position
     finally:
         processes.close()
@@ -427,12 +427,14 @@ def is_spread(store: CoordinationStore, subscription: Subscription, members: set
 
 
 def shards_in(file: Path, begin: int) -> set[int]:
-    """Return the shards that delivered something since the file had a length."""
+    """Return the shards with deliveries after an offset of the file."""
     return {int(line.split()[0]) for line in file.read_bytes()[begin:].decode().splitlines()}
 
 
 def delivered(file: Path) -> dict[int, list[int]]:
-    """Return the deliveries of each shard, after proving that one holder followed the other without a gap."""
+    """Return the deliveries of each shard, after checking that each holder continued where the previous
+    holder ended.
+    """
     numbers: dict[int, list[int]] = {shard: [] for shard in range(SHARDS)}
     tokens = dict.fromkeys(numbers, 0)
     for line in file.read_text().splitlines():
@@ -442,7 +444,7 @@ def delivered(file: Path) -> dict[int, list[int]]:
         if token == tokens[shard]:
             assert number == expected, line
         else:
-            # Rows that a killed holder had not noted yet are repeated, and nothing is left out.
+            # Rows that a killed holder had not recorded are repeated, and none is skipped.
             assert number <= expected, line
         tokens[shard] = token
         numbers[shard].append(number)
@@ -469,7 +471,7 @@ def test_selection_holds_from_the_checkpoint_at_which_each_shard_is_taken_again(
     assert {why for subscriber in (first, second) for _, why in subscriber.lost} == {SELECTED}
     for subscriber in (first, second):
         assert {held.subscription.selection for held in subscriber.member.shards.values()} == {selection}
-    # Setting the same selection again disturbs nobody.
+    # Setting the same selection again does not disturb any member.
     assert crowd.subscriptions.select("shop", "cache", lambda current: selection) == changed
 
 
@@ -479,7 +481,7 @@ def test_paused_subscription_has_no_holder_until_it_is_resumed(crowd: Crowd) -> 
     paused = crowd.subscriptions.pause("shop", "cache", paused=True)
     wait_until(lambda: not crowd.subscriptions.held(paused))
     assert {why for _, why in subscriber.lost} == {PAUSED}
-    # A member that joins now does not take a shard either.
+    # A member that joins now does not receive a shard either.
     other = crowd.join("b")
     wait_until(lambda: len(crowd.subscriptions.members(paused)) == 2)
     assert not subscriber.shards

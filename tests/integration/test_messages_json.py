@@ -37,7 +37,7 @@ pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, END = 0, 1, 2, 3, 5
 DIFFERENCES_SHOWN_MAX = 8
-# Arrow does not know the declared digits of a fraction, so these types may have another slot there.
+# Arrow does not know the declared digits of a fraction, so these types may have a different slot in Arrow.
 SLOTS_DIFFER = ("time", "datetime", "timestamp")
 
 
@@ -408,7 +408,7 @@ def test_composite_keys_have_the_same_slots_everywhere(server: Server, fresh_dat
         database=database,
     )
     table = f"{database}.t"
-    # Listed in another order than the table's columns; the list's order counts.
+    # The columns are listed in a different order than in the table; the list's order counts.
     key = list("ihgfedcba")
     rows = penstock.read_binlog(str(file), table, changes=["insert", "update_postimage", "delete"])
     slots = [slot for batch in rows for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()]

@@ -71,7 +71,7 @@ def test_definitions_are_named_by_the_objects_they_define(
         assert entry.store.isDdl
         assert entry.message.kind == STATEMENT
         assert entry.message.slot == -1
-        # It commits by itself, so it has an end offset.
+        # The statement commits by itself, so its message has an end offset.
         assert entry.message.end_offset == entry.header.logfileOffset + entry.header.eventLength
     assert [entry.store.sql for entry in messages[:2]] == [text for text, _, _ in wanted[:2]]
 
@@ -81,7 +81,7 @@ def test_definitions_are_named_by_the_objects_they_define(
     ]
     assert all(message["isDdl"] and message["data"] is None and message["old"] is None for message in flat)
     events = [event_of(message.value) for message in read(file, "ptubes", f"{database}.*")]
-    # Ptubes reports it by the first name in the statement.
+    # Ptubes reports the statement under the first name in it.
     before = {"RENAME TABLE a TO b": "a", "ALTER TABLE b RENAME TO c": "b"}
     assert [(event.isDdl, event.eventType, event.ddlSchemaName) for event in events] == [
         (True, 7, f"{database}.{before.get(text, table)}") for text, _, table in wanted
@@ -101,10 +101,10 @@ def test_truncate_is_an_envelope_without_rows_for_readers_of_debezium(
     assert list(emptied["source"]) == list(inserted["source"])
     assert (emptied["op"], emptied["before"], emptied["after"]) == ("t", None, None)
     assert (emptied["source"]["db"], emptied["source"]["table"]) == (database, "a")
-    # Every shard gets it, and it commits by itself.
+    # Every shard gets the statement, which commits by itself.
     assert (messages[-1].kind, messages[-1].slot, messages[-1].rows) == (STATEMENT, -1, 0)
     assert messages[-1].end_offset is not None
-    # A schema needs the columns of the table, which the log does not have.
+    # A message with a schema needs the table's columns, which the log does not have.
     *_, with_schema = read(file, "debezium_schema", f"{database}.*")
     assert json.loads(with_schema.value)["payload"]["ddl"] == "TRUNCATE TABLE a"
 
@@ -351,7 +351,7 @@ def test_prepared_transaction_is_reported_when_it_commits(
         )
     ]
     file = run_logged(server, *statements, database=database)
-    # MariaDB logs the text of statements with their rows.
+    # MariaDB logs the text of statements together with their rows.
     messages = [entry for entry in entries(file, f"{database}.t", schemas) if entry.header.eventType != QUERY]
     assert [entry.message.kind for entry in messages] == [4, INSERT, END, STATEMENT]
     begin, row, end, known = messages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrated settings run: they continue on a real server where the original stopped."""
+"""Migrated settings work on a real server and continue where the original system stopped."""
 
 import json
 import shutil
@@ -100,7 +100,7 @@ def test_client_of_canal_continues_at_its_cursor(server: Server, tmp_path: Path)
             client.subscribe()
             assert drain(client) == ["3", "4"]
         with connect(daemon, 8) as client:
-            # A client that is new sees the instance's tables too, from the start of the log.
+            # A new client also sees the instance's tables, from the start of the log.
             client.subscribe()
             assert {"1", "2", "3", "4"} <= set(drain(client))
         with connect(daemon, 9) as client:

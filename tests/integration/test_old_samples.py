@@ -145,7 +145,7 @@ def test_log_of_two_servers_returns_each_row_once(sample: Sample) -> None:
     assert [epoch.epoch for epoch in log.epochs.epochs] == [0, 1]
     first = [extent for extent in log.extents() if extent.epoch == 0]
     assert str(first[-1].last) == moved["first_end"]
-    # Version 0.1 named the newest transaction of a domain alone.
+    # Version 0.1 recorded only the newest transaction of a domain.
     newest = [
         str(GtidSet.parse(log.gtid_set(position)).position()) for position in (first[-1].last, log.head())
     ]

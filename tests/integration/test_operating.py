@@ -65,7 +65,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         assert daemon.get("/readyz").count(b"ok") == 4
         server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b INT, c TEXT)")
         server.sql(f"ALTER DATABASE {database} CHARACTER SET latin1")
-        # More than a block, which gives the log a first time.
+        # Write more than a block, which gives the log its first commit time.
         server.sql(f"INSERT INTO {database}.t VALUES (1, 1, ''), (2, 2, REPEAT('x', 10000))")
         server.sql(f"DELETE FROM {database}.t WHERE a = 1")
         for thread in dump_threads(server):
@@ -77,7 +77,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         daemon.post("/v1/instances/shop/position", reader="cache", position=str(end))
         with pytest.raises(Refused):
             daemon.get("/metrics", {"Host": "elsewhere.example"})
-        # The server is surveyed, and the log synced, a moment after the connection.
+        # The daemon surveys the server and syncs the log shortly after it connects.
         later = {("penstock_server_binlog_bytes", "shop"), ("penstock_log_durable_binlog_file", "shop")}
         wait_until(lambda: later <= scrape(daemon).keys())
         values = scrape(daemon)

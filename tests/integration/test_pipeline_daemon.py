@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline in one process from a real server's daemon into a real Redis."""
+"""A pipeline in one process copies from a real server's daemon into a real Redis."""
 
 import itertools
 import json
@@ -93,7 +93,7 @@ def shop(
 
 
 class Running:
-    """A run in a thread inside the block. It reports what failed and every batch."""
+    """A run in a thread inside the block, which records every batch and every failure."""
 
     def __init__(self, settings: PipelineSettings, *, standby: bool = False) -> None:
         self.reports: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ class Running:
         return [report for report in self.reports if "batch" in report and "error" not in report]
 
     def wait(self) -> BaseException | None:
-        """Wait until it ends by itself."""
+        """Wait until the run ends by itself."""
         self._thread.join(WAIT_SECONDS_MAX)
         assert not self._thread.is_alive()
         return self.failure

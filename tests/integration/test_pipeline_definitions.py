@@ -46,7 +46,7 @@ _SWAP_FOR_A_UNIQUE_KEY = """
     INSERT IGNORE INTO _{t}_new SELECT * FROM {t};
     RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old"""
 
-# The statements for a table, and whether it is read again because of them.
+# The statements for a table, and whether the pipeline reads the table again because of them.
 CASES = {
     "emptied": ("TRUNCATE TABLE {t}; INSERT INTO {t} VALUES (8, 'new')", False),
     "emptied_last": ("INSERT INTO {t} VALUES (8, 'old'); TRUNCATE TABLE {t}", False),
@@ -232,7 +232,7 @@ def test_columns_are_only_added_if_configured(
     run_to_end(LocalDriver(2), settings)
     followed = [(1, 2, None), (2, 1, 5), (3, None, 6), (4, 1, 7)]
     assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
-    # The rows that were written since no longer have a name for the column.
+    # Rows written since then no longer have a name for the column.
     left = mariadb_server.sql(f"SELECT id, name FROM {database}.t WHERE name IS NOT NULL ORDER BY id")
     assert left == [(2, "b"), (3, "c")]
     # A value that the old type cannot hold, and rows that are equal under the old key, stop with a named

@@ -14,7 +14,7 @@ from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# Per table: its changes, and the rows that its inserts left in a feed; the first row was loaded.
+# By table: its changes, and the rows that its inserts leave in a feed. The first row was loaded.
 TABLES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "added": (
         "ALTER TABLE {t} ADD COLUMN n INT NULL; INSERT INTO {t} VALUES (3, 30, 300, 7)",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step `lookup` on a real server: what rows get, how new it is, and what ends the step."""
+"""The step `lookup` on a real server: the values that rows get, how fresh they are, and the conditions that
+end the step.
+"""
 
 import pickle
 from collections.abc import Callable

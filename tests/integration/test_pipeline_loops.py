@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers replicate to each other without a loop."""
+"""Pipelines copy between two servers in both directions without a loop."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing

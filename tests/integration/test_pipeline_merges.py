@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many tables merged into one: the rows that are deleted when one of them is emptied or read again."""
+"""Many tables merged into one: only the right rows are deleted when one of them is emptied or read again."""
 
 import json
 from contextlib import closing
@@ -124,7 +124,7 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     run_to_end(LocalDriver(2), shards.settings)
     shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
     run_to_end(LocalDriver(2), shards.settings)
-    # Nothing distinguishes the rows that `a` lost from those of `b`, so the error names `a`, and it is
+    # Nothing distinguishes the rows that `a` lost from those of `b`, so the error names `a`, and `a` is
     # skipped as well.
     assert shards.stopped() == [f"shop/{shards.table(name)}" for name in "ab"]
     assert set(shards.keys()) >= {11, 12, 13, 21, 22, 23}
@@ -133,7 +133,8 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     assert "the pipeline goes on without it" in result.open
     (line,) = map(json.loads, penstock("verify", shards.file, "--json").out.splitlines())
     assert (line["equal"], line["complete"], line["open"]) == (False, False, result.open)
-    # Both are read again at once. A table that is dropped in the meantime keeps no rows and stops nothing.
+    # Both tables are read again at once. A table that is dropped in the meantime keeps no rows and stops
+    # nothing.
     shards.server.sql(
         "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database
     )

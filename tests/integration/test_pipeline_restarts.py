@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's knowledge of tables and loads after a restart at any point."""
+"""After a restart at any point, the driver restores its knowledge of tables and loads."""
 
 import shutil
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class Driver:
         self.begin()
 
     def begin(self) -> None:
-        """Start like a runner that knows only the stored state."""
+        """Start like a runner that has only the stored state."""
         sink, steps = self.settings.make_sink(), self.settings.make_steps()
         self.loading = Loading(self.settings, self.state, sink, 2)
         self.tables = PipelineTables(self.settings, self.state, sink, steps, self.loading.reread)
@@ -88,7 +88,7 @@ def driver(mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path) 
 
 
 def test_dropped_and_recreated_table_is_empty_after_any_driver_restart(driver: Driver) -> None:
-    """The server has recreated the table long before the log reaches that statement."""
+    """The server has recreated the table long before the pipeline reaches that statement."""
     assert driver.meet("DROP TABLE t", 1000) == ()
     driver.tables.done()
     driver.begin()
@@ -326,7 +326,7 @@ def test_swap_for_a_unique_key_deletes_the_rows_that_the_copy_omitted(
     driver.meet(swap, 1000)
     assert not driver.state.requests(), "a copy with the same columns and keys has the same rows"
     mysql_server.sql("ALTER TABLE t ADD UNIQUE (id)", database=driver.database)
-    # The server has the new key before the log reaches the swap.
+    # The server has the new key before the pipeline reaches the swap.
     driver.begin()
     driver.meet(swap, 2000)
     assert [request.remove for request in driver.state.requests()] == [True]

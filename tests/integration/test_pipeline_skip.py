@@ -111,7 +111,7 @@ def test_changes_are_replayed_from_an_earlier_position(
     executed = str(mysql_server.sql("SELECT @@GLOBAL.gtid_executed")[0][0]).replace("\n", "")
     mysql_server.sql("INSERT INTO t VALUES (2, 2); UPDATE t SET n = 10 WHERE id = 1", database=database)
     run_to_end(LocalDriver(2), settings)
-    # Rows that were lost in the target since are written again.
+    # Rows that the target has lost in the meantime are written again.
     mariadb_server.sql("DELETE FROM t WHERE id = 2; UPDATE t SET n = 0 WHERE id = 1", database=database)
     mariadb_server.sql("INSERT INTO t VALUES (9, 9)", database=database)
     refused = penstock("pipelines", "reset", file, "--gtid-set", executed)

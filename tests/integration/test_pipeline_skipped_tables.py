@@ -63,7 +63,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
     tmp_path: Path,
     mode: str,
 ) -> None:
-    """A mirror is written in the second stage, a feed where rows are decoded."""
+    """A mirror is written in the second stage, a feed by the tasks that decode rows."""
     database = fresh_database(mysql_server)
     good, refused, dropped = (TableName(database, name) for name in ("good", "refused", "dropped"))
     for table in (good, refused, dropped):
@@ -188,7 +188,7 @@ def test_error_of_all_tables_stops_none_of_them(
         assert not tables.stop([Failure(ConnectionLost("away"), first)])
         assert not tables.stop([Failure(ValueMalformed("odd"))])
         assert not tables.stopped
-        # A transient error is retried without the table.
+        # After a transient error, the batch is retried without the table.
         assert tables.stop([Failure(ConnectionLost("away"), first), Failure(PrivilegeMissing("no"), other)])
         assert list(tables.stopped) == [other]
         assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"
@@ -258,7 +258,7 @@ def test_type_of_rows_within_a_batch_that_a_history_cannot_take_stops_their_tabl
         database=database,
     )
     run_to_end(LocalDriver(), settings)
-    # The table's last definition fits again, so it has been read again.
+    # The table's last definition fits again, so the pipeline has read the table again.
     assert stopped(settings) == {}
     lake = f"{tmp_path}/lake/{database}"
     assert {row["id"] for row in delta_rows(f"{lake}/t")} == {1, 2}

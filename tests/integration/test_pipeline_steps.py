@@ -163,7 +163,7 @@ def test_poison_row_is_rejected_and_delivered_once_it_is_fixed(
     assert sum(done.read_again for done in replay(pipeline.settings)) == 2
     pipeline.run(spark, until="caught-up")
     assert fleet.merged() == fleet.expected()
-    # The updates that fixed them have the poison value in the before image.
+    # The updates that fixed the rows have the poison value in the before image.
     again = [
         rows_of_letter(pipeline.settings, dead_letter.name).rows
         for dead_letter in dead_letters(pipeline.settings)
@@ -201,7 +201,7 @@ def test_rows_that_name_their_table_arrive_in_tables_created_for_them(
     for status in ("draft", "paid", "sent"):
         wanted = f"SELECT * FROM {database}.orders_0 WHERE status = '{status}' ORDER BY id"
         assert rows(target, f"SELECT * FROM {database}.of_{status} ORDER BY id") == rows(source, wanted)
-    # A table that rows no longer name is compared as well.
+    # A target table to which rows are no longer routed is compared as well.
     source.sql(f"DELETE FROM {database}.orders_0 WHERE status = 'draft'")
     pipeline.run(spark, until="caught-up")
     target.sql(f"INSERT INTO {database}.of_draft SELECT * FROM {database}.of_paid LIMIT 1")

@@ -208,7 +208,7 @@ def test_repair_leaves_rows_with_a_change_rejected_by_a_step(
     pipeline.load()
     before = mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id IN (5, 6) ORDER BY id")
     assert len(before) == 2
-    # The step fails on the new values, so the target keeps the earlier rows.
+    # The step rejects the new values, so the target keeps the earlier rows.
     mysql_server.sql("UPDATE orders SET code = 'none' WHERE id IN (5, 6)", database=database)
     pipeline.follow()
     mariadb_server.sql(f"INSERT INTO {database}.orders VALUES (900, 'C', 1, NULL)")
@@ -338,7 +338,7 @@ def test_started_batch_leaves_its_keys_undecided(pair: Pair) -> None:
         "INSERT INTO accounts (id, owner) VALUES (9001, 'new'), (9002, 'new')", database=pair.database
     )
     pair.pipeline.begin()
-    # Part of the batch is in the target: one of its keys, and one unrelated wrong row.
+    # Simulate a partly written batch in the target: one of its keys, and one unrelated wrong row.
     pair.spoil("INSERT INTO accounts (id, owner, balance) VALUES (9001, 'new', 0), (9003, 'besides', 0)")
     (result,) = pair.verify("accounts").results
     assert {(difference.row["id"], str(difference.kind)) for difference in result.found} == {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XA transactions prepared on one server and finished on the replica that takes over."""
+"""XA transactions prepared on one server and committed or rolled back on the replica that takes over."""
 
 from pathlib import Path
 

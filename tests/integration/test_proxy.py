@@ -15,7 +15,7 @@ from tools.servers.ports import free_port
 
 PAYLOAD_BYTES = 3_000_000
 UNREAD_BYTES = 200_000_000
-# More than a client's kernel buffers for a slow reader, less than the sender's buffer.
+# More bytes than a client's kernel buffers for a slow reader, and fewer than the sender's buffer holds.
 LATE_BYTES = 1_000_000
 
 

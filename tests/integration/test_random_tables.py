@@ -220,7 +220,7 @@ def test_random_tables_are_read_back_equal(flavor: str, metadata: str, module_se
     def prove(made: list[Table]) -> None:
         database = f"random_{metadata.lower()}_{next(number)}"
         path = write(server, database, made)
-        # Without names in the log, its CREATE TABLE statements provide them.
+        # If the log has no column names, its CREATE TABLE statements provide them.
         schemas: dict[str, Any] | None = None if metadata == "FULL" else {}
         gathered: dict[str, list[Row]] = {}
         for batch in penstock.read_binlog([str(path)], f"{database}.*", schemas=schemas):

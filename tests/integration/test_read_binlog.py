@@ -275,7 +275,7 @@ def test_gtid_sets_before_a_position_equal_the_servers(written: Written) -> None
     paths = [str(path) for path in written.files]
     files, live = (open_source(SourceOptions.parse(source)) for source in (paths, written.server.url()))
     assert files.gtid_set(written.middle) == live.gtid_set(written.middle)
-    # Other tests of the server may have written with another server id.
+    # Other tests of the server may have written with a different server id.
     assert str(GtidSet.parse(live.gtid_set(live.head())).position()) == gtids_of(written.server)
     live.close()
 
@@ -503,7 +503,8 @@ def test_connection_lost_anywhere_loses_and_duplicates_no_row(
     large: tuple[Server, str, Position], how: Any
 ) -> None:
     server, database, start = large
-    # Batches this small are returned inside the transaction, so a cut falls into a partly returned one.
+    # Batches this small are returned inside the transaction, so a cut falls into a partly returned
+    # transaction.
     small = {"batch_rows_max": 100, "batch_bytes_max": 16_384, "held_bytes_max": 65_536}
     expected = read_live(server.url(), database, start, **small)
     assert len(expected) == 5 + 4000 + 2002

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.deep(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3 | str]:
-    """The server, or why it is missing."""
+    """The server, or the reason why it is missing."""
     server = S3()
     try:
         server.start()

@@ -106,7 +106,7 @@ def test_positions_are_located(
     daemon.wait_for_head(after.file, after.offset)
     assert shop(daemon, "earliest") == {"position": str(start)}
     logged = shop(daemon, "gtid_set", position=str(before))["gtid_set"]
-    # Other tests of the server may have written with another server id.
+    # Other tests of the server may have written with a different server id.
     assert str(GtidSet.parse(logged).position()) == gtid_set
     located = Position.parse(shop(daemon, "locate", gtid_set=gtid_set)["position"])
     assert start <= located <= before
@@ -331,7 +331,7 @@ def test_daemon_asked_to_stop_leaves_everything_durable(
         assert_equal_to_server(tmp_path / "log" / "shop", mariadb_server, start)
         noted = json.loads((tmp_path / "log" / "shop" / "position.json").read_text())
         assert (noted["file"], noted["offset"]) == (head.file, head.offset)
-        # The second process continues from there.
+        # The second process continues from that position.
         daemon.start()
         head = insert(mariadb_server, f"{database}.t", 20)
         daemon.wait_for_head(head.file, head.offset)

@@ -70,7 +70,7 @@ def test_cluster_of_one_master_has_every_key() -> None:
     with Node() as node:
         node.command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         wait_until(lambda: "cluster_state:ok" in node.command("CLUSTER", "INFO"))
-        # The first address does not answer.
+        # The sink's first address does not answer.
         sink = sink_of(f"redis://127.0.0.1:1,127.0.0.1:{node.port}")
         assert sink.check() == []
         writer = sink.open(MARK, 0)
@@ -80,7 +80,7 @@ def test_cluster_of_one_master_has_every_key() -> None:
         writer.finish()
         sink.close()
         assert node.command("KEYS", "*") == ["shop:orders:3"]
-        # A master without slots serves none.
+        # A master without slots serves no keys.
         node.command("CLUSTER", "DELSLOTSRANGE", 0, 16383)
         with pytest.raises(ServerBusy, match=r"CLUSTERDOWN|no master"):
             write(sink, changes_of(ORDERS, insert(8, id=4)))

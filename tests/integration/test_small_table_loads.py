@@ -32,7 +32,7 @@ LARGE = SMALL_TABLE_ROWS + 1
 
 
 class Death(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def create_tables(server: Server, database: str) -> dict[str, list[int]]:
@@ -56,7 +56,7 @@ def loaded(folder: Path, database: str, tables: list[str]) -> dict[str, list[int
 
 
 def records_of(patch: pytest.MonkeyPatch) -> list[BatchRecord]:
-    """Return a list that grows with each batch that is begun."""
+    """Return a list to which each new batch adds its record."""
     records: list[BatchRecord] = []
     begin = PipelineState.begin
 
@@ -73,7 +73,7 @@ def files_pipeline(server: Server, database: str, folder: Path, **more: Any) -> 
 
 
 def test_tables_of_few_rows_are_one_chunk(server: Server, fresh_database: FreshDatabase) -> None:
-    """A table that is gone leaves those that are counted with it to be cut one by one."""
+    """If a table of a shared count is gone, the other tables of the count are cut one by one."""
     database = fresh_database(server)
     ids = create_tables(server, database)
     address = ServerAddress.parse(server.url("repl"))
@@ -126,7 +126,7 @@ def test_crash_of_a_load_of_small_tables_leaves_every_row_once(
 def test_tables_that_are_refused_stop_alone(
     server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables that share their task with them are loaded."""
+    """Other tables that share their task are loaded."""
     database = fresh_database(server)
     ids = create_tables(server, database)
     refused = {"t3", "t4", "t17"}

@@ -378,7 +378,8 @@ def test_connection_cut_anywhere_loses_and_duplicates_no_row(served: Served) -> 
         for sequence in ((400_000, 150_000), (400_000, 150_000, 5_000, 300_000)):
             for after in sequence:
                 proxy.cut_after(after)
-            # With this bound a transaction is returned in parts, so a cut falls into a partly returned one.
+            # With this bound, a transaction is returned in parts, so a cut falls into a partly returned
+            # transaction.
             source = opened(url_of(served.whole, proxy.port))
             assert rows_of(source, held_bytes_max=1) == whole, sequence
             proxy.disarm()

@@ -368,7 +368,7 @@ def test_reader_beside_the_writer_sees_whole_transactions_as_they_arrive(kept: K
         source = open_source(SourceOptions.parse(tmp_path / "shop"))
         assert source.head() == places[5]
         assert rows_of(source, source.split()) == rows_in_files(kept, None, places[5])
-        # The writer is inside a transaction.
+        # At this point, the writer is inside a transaction.
         (segment,) = (tmp_path / "shop").glob("*/*.binlog")
         before = segment.stat().st_size
         torn = kept_bytes(kept, file, places[5].offset, places[6].offset)[:-7]
@@ -403,7 +403,7 @@ def failed_over(lend_server: LendServer, tmp_path_factory: pytest.TempPathFactor
         uuid = str(first.sql("SELECT @@server_uuid")[0][0])
         for number in (1, 2):
             run_as(second, uuid, number, "CREATE DATABASE shop" if number == 1 else CREATE_T)
-        # Another order, like that of a replica with several workers.
+        # A different order, as on a replica with several workers.
         for number in (3, 4, 5, 8, 6, 7, 10, 9):
             run_as(second, uuid, number, f"INSERT INTO shop.t VALUES ({number - 2}, 'first')")
         second.sql("INSERT INTO shop.t VALUES (100, 'second'), (101, 'second')")

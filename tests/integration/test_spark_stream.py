@@ -304,7 +304,8 @@ def test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart(
     server.sql("INSERT INTO d.t VALUES (1,'a','b')")
     run_to_head(stream_of(spark, server, "d.t", **options), Collected("id"), tmp_path / "checkpoint")
     server.sql("INSERT INTO d.t VALUES (2,'a','b')")
-    # The new definition also fits the old rows' table map, so only the history distinguishes them.
+    # The new definition also fits the old rows' table map, so only the history distinguishes the two
+    # definitions.
     server.sql("ALTER TABLE d.t MODIFY COLUMN b VARCHAR(9) AFTER id; INSERT INTO d.t VALUES (3,'b','a')")
     collected = Collected("id", "a", "b")
     run_to_head(stream_of(spark, server, "d.t", **options), collected, tmp_path / "checkpoint")

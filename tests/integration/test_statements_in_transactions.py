@@ -50,7 +50,7 @@ def test_rows_of_the_statements_own_transaction_are_kept(
     for statement in statements:
         assert parts[statement + 1][0] == "rows"
         assert parts[statement][1] < parts[statement + 1][1]
-    # Rows from before the table was dropped have lower versions.
+    # Rows that were inserted before the table was dropped have lower versions.
     assert parts[statements[0] + 1][1] <= parts[statements[1]][1]
     assert sum(part[2] for part in parts if len(part) == 3) == 2 * ROWS
 

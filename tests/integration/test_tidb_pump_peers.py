@@ -138,7 +138,7 @@ def store_in_both(cluster: PeerCluster, pumps: list[PumpDaemon]) -> tuple[int, i
 def decide_open_prewrites(pump: PumpDaemon, outcomes: dict[int, int]) -> None:
     """Decide the prewrites whose outcome is in another Pump, as an operator.
 
-    TiKV has no trace of the pump client's transactions, so the Pump holds them, and everything after them.
+    TiKV has no trace of the pump client's transactions, so the Pump holds them and all later transactions.
     """
 
     def is_decided() -> bool:

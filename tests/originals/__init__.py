@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium and Canal themselves beside Penstock, over one server and one file of statements.
+"""Run Debezium and Canal themselves beside Penstock, on one server and one file of statements.
 
 statements.sql      what all of them are given
 differences.toml    what may differ, and where docs/formats/messages.md names it

@@ -42,8 +42,8 @@ class Difference:
 class Rule:
     """A difference that docs/formats/messages.md names, in the row whose first cell is `what`.
 
-    The others are regular expressions over the whole of a difference's own texts; `unseen` says why the
-    statements do not show it.
+    The other fields are regular expressions that match the whole of a difference's texts. `unseen` tells why
+    the statements do not produce the difference.
     """
 
     what: str

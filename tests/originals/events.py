@@ -65,7 +65,7 @@ def keyed_events(messages: Sequence[tuple[str, Any, Any]]) -> list[Event]:
 
 
 def steady_tables(messages: Sequence[tuple[str, Any, Any]]) -> set[str]:
-    """Return the tables whose rows and keys have the same columns in all of Debezium's messages."""
+    """Return the tables whose rows and keys have the same columns in every Debezium message."""
     columns: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for table, key, value in messages:
         row = value["payload"]["after"] or value["payload"]["before"]

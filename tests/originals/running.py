@@ -41,11 +41,11 @@ _OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Duser.timezone=UTC"
 
 @dataclass(frozen=True)
 class Written:
-    """What each system wrote of the statements, in its order.
+    """The output of each system for the statements, in order.
 
-    `debezium` has key and value of each event, `entries` are Canal's as bytes; what begins with `our_` is
-    Penstock's. `our_keyed` are the messages that a sink writes: table, key and value, of tables that have
-    the same columns at the end.
+    `debezium` has the key and value of each event; `entries` are Canal's, as bytes. Fields that begin with
+    `our_` are Penstock's. `our_keyed` has the messages that a sink writes (table, key and value) for tables
+    whose columns are the same at the end.
     """
 
     debezium: list[tuple[Any, Any]]
@@ -107,7 +107,7 @@ class Original:
         if not path.exists():
             return False
         with path.open("rb") as content:
-            # A mark is among the most recent events.
+            # Search only the most recent events, which contain the mark.
             content.seek(max(0, path.stat().st_size - (1 << 17)))
             return text in content.read()
 
@@ -134,7 +134,7 @@ def _built(name: str, main: str) -> Path:
 
 
 def write_all(server: Server, folder: Path) -> Written:
-    """Run the statements, and return what each system wrote. Raises PartMissing."""
+    """Run the statements, and return the output of each system. Raises PartMissing."""
     server.sql("CREATE USER original@'%' IDENTIFIED BY 'original'; GRANT ALL ON *.* TO original@'%'")
     start = _new_file(server)
     server.sql(f"CREATE DATABASE {MARKS}; CREATE TABLE {MARKS}.marks (mark varchar(40) PRIMARY KEY)")

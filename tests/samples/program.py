@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that write samples, each in a process of its own and on a host of a neutral name.
+"""The programs that write samples, each in a separate process and on a host with a neutral name.
 
 python -m tests.samples.program penstock WORDS...             the product's command line
 python -m tests.samples.program follow URL COORDINATION       a subscriber, until it is killed

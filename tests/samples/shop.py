@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that the samples are written from: its tables, what is done to them, and its own account of it.
+"""The server from which the samples are written: its tables, their changes, and the server's own record of
+them.
 
-Rows are held as JSON values: numbers, and text for everything else. Nothing here is decoded by Penstock, so
-the account is what a sample is compared with.
+Rows are held as JSON values: numbers, and text for everything else. This module does not use Penstock's
+decoding, so samples are compared with its record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Shop:
-    """A server with the tables `shop.orders` and `shop.notes`. Every change is written down as it is made.
+    """A server with the tables `shop.orders` and `shop.notes`. Every change is recorded as it is made.
 
     `changes` are the row changes of each table in commit order, as [change type, row].
     """
@@ -102,7 +103,7 @@ class Shop:
         return phase
 
     def rows(self, table: str, order: str) -> list[dict[str, Any]]:
-        """Return a table's rows as the server has them now."""
+        """Return the current rows of a table on the server."""
         database, _, name = table.partition(".")
         columns = self.server.sql(
             "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"

@@ -3,8 +3,9 @@
 
     python -m tests.samples.write VERSION
 
-The pipelines' files and the settings files of the version's folder are written by hand; everything else in it
-is made here, in a folder that has no such samples yet. Identities, times and ports differ from run to run.
+The pipelines' files and the settings files of the version's folder are written by hand; this program writes
+everything else in the folder, which must not contain samples yet. Identities, times and ports differ from run
+to run.
 """
 
 import json
@@ -48,7 +49,7 @@ from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 SAMPLES = Path(__file__).parent
 ROOT = SAMPLES.parents[1]
 ACCOUNT = "account.json"
-# Files of a running process that are not kept.
+# Files of a running process, which are not part of a sample.
 _NOT_KEPT = shutil.ignore_patterns("lock", "*.tmp", "*-wal", "*-shm", "_staged_aside")
 _FOREVER_SECONDS = 100 * 365 * 86_400
 
@@ -161,7 +162,9 @@ def _run_words(work: Path, pipeline: str) -> tuple[object, ...]:
 
 
 def begin_batch(shop: Shop, work: Path) -> None:
-    """Let the feed's pipeline begin a batch that fails, because its folder for staged files is a file."""
+    """Make the feed's pipeline begin a batch that fails: a file has the name of its folder for staged
+    files.
+    """
     staged = work / "pipelines/feed/shop/orders/_staged"
     staged.rename(staged.with_name("_staged_aside"))
     staged.write_text("")

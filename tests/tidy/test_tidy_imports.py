@@ -148,7 +148,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": LEAVES | {"source", "binlog", "pipelines"},
 }
 
-# Folders of variants that do not depend on each other, and the folders that several variants share.
+# Folders whose variants must not depend on each other, and the folders that several variants share.
 VARIANTS = {"sinks": {"document", "search", "lake", "sql"}, "serve": set[str]()}
 
 # The file or folder in which a third-party package may be imported.

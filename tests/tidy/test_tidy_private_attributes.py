@@ -2,7 +2,7 @@
 """The private attributes of other libraries in use are listed here, exist, and are pinned by an upper bound.
 
 A library may change a private attribute in any release. Each attribute that the code uses is listed below, so
-a new release fails here by name and not in production.
+a new release fails this test by name instead of failing in production.
 """
 
 import ast

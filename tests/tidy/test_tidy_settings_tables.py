@@ -18,7 +18,8 @@ from penstock.sinks.sink import settings_of
 from tests.tidy.tree import ROOT
 
 HEAD = re.compile(r"^\| setting[^|]* \| default \| meaning \|$")
-# The classes of the tables of a page, in order. The other pages have the table of the sink of their name.
+# The settings classes of a page's tables, in order. Every other page has one table, for the sink with the
+# page's name.
 CLASSES: dict[str, list[type[BaseModel]]] = {
     "console.md": [ConsoleSection],
     "fleet.md": [Settings],
@@ -74,12 +75,12 @@ def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def shown_in(cell: str) -> list[str]:
-    """Return the values and words that the second cell of a row shows, without their spaces."""
+    """Return the values and words in the second cell of a row, without spaces."""
     return [part.strip("` ").replace(" ", "") for part in cell.split(", ")]
 
 
 def values_of(default: Any) -> set[Any]:
-    """Return the values that mean a default, if a table has to show it."""
+    """Return the texts that stand for a default, if a table has to show the default."""
     if isinstance(default, tuple) and len(default) == 1:
         return values_of(default[0])
     if isinstance(default, bool):
@@ -88,7 +89,7 @@ def values_of(default: Any) -> set[Any]:
 
 
 def value_in(shown: str) -> Any:
-    """Return what a text in a table stands for: a number, of seconds or bytes too, or the text itself."""
+    """Return the value of a text in a table: a number (also of seconds or bytes), or the text itself."""
     if shown == "UTC":
         return "+00:00"
     if re.fullmatch(r"[\d.]+(ms|s|m|h|d)?", shown):

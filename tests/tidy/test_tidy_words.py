@@ -19,7 +19,7 @@ HERE = Path(__file__)
 
 # Variables, parameters, attributes and functions of the product carry their noun instead.
 HOLLOW_VARIABLES = {"one", "found", "told", "made", "place", "standing", "manner", "mend"}
-# A file leaves this list with its last hollow variable, and no file joins it.
+# Remove a file from this list when its last hollow variable is renamed; add no file.
 FILES_WITH_HOLLOW_VARIABLES = {
     f"src/penstock/{name}"
     for name in (

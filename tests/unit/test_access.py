@@ -119,7 +119,8 @@ def test_accounts_print_no_secret() -> None:
     assert "sesame-42" not in repr(vars(access))
 
 
-# --- What it may read -----------------------------------------------------------------------
+# --- The tables and columns that an account may read
+# -----------------------------------------------------------------------
 
 
 def account(**settings: Any) -> Account:
@@ -194,7 +195,8 @@ def test_only_admins_administer_and_only_within_their_rights() -> None:
     assert not account().may_administer("shop")
 
 
-# --- What it may use ------------------------------------------------------------------------
+# --- The resources that an account may use
+# ------------------------------------------------------------------------
 
 
 def test_requests_in_progress_are_bounded_and_released() -> None:
@@ -210,7 +212,7 @@ def test_requests_in_progress_are_bounded_and_released() -> None:
 
 def test_bytes_are_spent_at_the_configured_rate() -> None:
     cache = account(bytes_per_second=1000)
-    # After an idle time one second's quota is free; more bytes have to wait.
+    # After an idle period, one second's quota is available; further bytes have to wait.
     assert cache.spend(1000, now=100.0) == 0.0
     assert cache.spend(500, now=100.0) == pytest.approx(0.5)
     assert cache.spend(0, now=100.5) == 0.0

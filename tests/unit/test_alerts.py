@@ -41,7 +41,7 @@ NOW_US = 1_700_000_000_000_000
 
 
 class Webhook:
-    """A webhook that keeps what it gets, and answers as told."""
+    """A webhook that records requests and sends configured answers."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []

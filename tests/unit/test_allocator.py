@@ -11,7 +11,8 @@ import pytest
 
 from penstock.engine import allocator
 
-# Once a large buffer was freed, glibc takes others from the heap, which a small value keeps from shrinking.
+# After a large buffer was freed, glibc allocates further large buffers on the heap, and a small value on top
+# keeps the heap from shrinking.
 KEPT = """
 import sys
 from penstock.engine.allocator import return_large_buffers

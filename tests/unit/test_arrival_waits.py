@@ -193,7 +193,7 @@ def test_arrivals_between_two_turns_of_the_loop_wake_it_once() -> None:
                 assert loop.calls == turn
 
     for _ in range(2):
-        # A loop that ended before its turn does not keep the next one asleep.
+        # A loop that ended before its turn does not block the next loop.
         loop = CountedLoop()
         with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:  # type: ignore[misc]
             runner.run(wait(loop))
@@ -215,7 +215,7 @@ def test_pieces_of_a_view_are_further_apart_the_more_followers_it_has(log: Log) 
             cursors += [Cursor(pieces, view, Started(log.visible)) for _ in range(count - len(cursors))]
             pieces._decoded_at[view] = 1000.0
             measured.append(pieces._gap(view, log.visible))
-        # A follower that catches up does not wait for the others.
+        # A follower that catches up does not wait for other followers.
         far_behind = replace(log.visible, offset=log.visible.offset - (1 << 20))
         return [*measured, pieces._gap(view, far_behind)]
 
@@ -226,7 +226,7 @@ def test_pieces_of_a_view_are_further_apart_the_more_followers_it_has(log: Log) 
 @pytest.mark.parametrize("ends", [False, True])
 def test_follower_to_whose_piece_nothing_is_added_does_not_wait_for_others(log: Log, ends: bool) -> None:
     if not ends:
-        # It is in an earlier file than those at the end.
+        # This follower is in an earlier file than the followers at the end.
         Captured(log).run()
     start = log.earliest()
     assert start is not None

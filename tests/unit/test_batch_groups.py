@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunks share a task, and that the record of a batch keeps it."""
+"""Tests which chunks share a task, and that a batch's record keeps the groups."""
 
 from dataclasses import replace
 from random import Random
@@ -47,7 +47,7 @@ def test_exact_load_is_alone() -> None:
 
 
 def test_record_keeps_its_groups_and_one_without_has_a_task_for_each_chunk() -> None:
-    """A sink knows the parts of a batch that an earlier version began by the numbers of its chunks."""
+    """If an earlier version began a batch, the sink identifies the parts by chunk number."""
     record = record_of([chunk_of(number, 1) for number in range(5)], (2, 3))
     assert BatchRecord.from_json(record.to_json()) == record
     assert record.tasks == (range(2), range(2, 5))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the batches of a run are recorded in its state."""
+"""Tests when a run records its batches in the state."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock.pipeline.state import Checkpoint
 
 
 class State:
-    """Keeps what is recorded, in order: a batch that begins, or the number of the last one that is done."""
+    """Keeps the records in order: a batch that begins, or the number of the last completed batch."""
 
     def __init__(self) -> None:
         self.records: list[str] = []
@@ -88,7 +88,7 @@ def test_load_of_a_sink_that_can_rewind_is_recorded_after_all_batches_before_it(
     run(recordings, batch(1))
     run(recordings, batch(2))
     assert run(recordings, batch(3, chunk))
-    # A batch that was begun is looked for under the number after the recorded one.
+    # A restarted run looks for a begun batch under the number after the recorded number.
     assert state.records == ["done 1", "done 2", "begin 3", "done 3"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded of a batch before its tasks run, whatever fails."""
+"""Tests the record of a batch that is written before its tasks run, whatever fails."""
 
 import threading
 from collections.abc import Callable

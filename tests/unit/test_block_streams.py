@@ -143,7 +143,7 @@ def test_transaction_left_open_by_a_dead_server_ends_with_its_file() -> None:
     assert [record.file_number for record in first.records + other.records] == [1, 2]
 
 
-# --- What is no event of the file ------------------------------------------------------------
+# --- Events that are not in the file ------------------------------------------------------------
 
 
 def test_heartbeats_are_reported_and_move_no_position(log: Path) -> None:

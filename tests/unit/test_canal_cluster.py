@@ -62,7 +62,7 @@ def test_destination_is_shown_where_it_is_served_and_follows_it(layout: MemorySt
     wait_until(lambda: running(layout, "users") == {"active": True, "address": "10.0.0.2:11111"})
     for path in ("/otter/canal/cluster", "/otter/canal/destinations/shop/cluster"):
         assert list(layout.list(path)) == ["10.0.0.1:11111", "10.0.0.2:11111"]
-    # The second daemon is first to serve it, and waits until the first has removed its node.
+    # The second daemon starts to serve the destination before the first has removed its node, so it waits.
     second_serves.add("shop")
     first_serves.remove("shop")
     wait_until(lambda: running(layout, "shop") == {"active": True, "address": "10.0.0.2:11111"})

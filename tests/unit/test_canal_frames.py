@@ -103,7 +103,7 @@ def test_protobuf_library_reads_a_batch(batch_id: int, entries: list[bytes]) -> 
     assert (batch.batch_id, list(batch.messages)) == (batch_id, entries)
 
 
-# --- What is no frame -----------------------------------------------------------------------
+# --- Invalid frames -----------------------------------------------------------------------
 
 
 def test_oversized_length_is_refused_before_any_byte_is_read() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of a Canal client reach any listener process, and its state follows them."""
+"""A Canal client may connect to any listener process, and its state follows the connection."""
 
 import asyncio
 import pickle
@@ -38,7 +38,7 @@ def log() -> Iterator[Log]:
 
 
 class Processes:
-    """Listener processes over one log, and what the daemon knows of them. All run in one event loop."""
+    """Listener processes over one log, and the daemon's state about them. All run in one event loop."""
 
     def __init__(self, log: Log, count: int = 2, return_seconds_max: float = WAIT_SECONDS_MAX) -> None:
         self.store = MemoryStore(f"moves-{id(self)}")
@@ -119,7 +119,7 @@ def test_client_that_reaches_another_process_goes_on_at_its_last_acknowledged_en
         cursor.acknowledge(4)
         moved.note()
         await processes.clients[1].release(moved, "second")
-        # So it is after a connection has ended.
+        # The same holds after a connection has ended.
         _, cursor = await processes.connect(0, "third")
         assert await take(cursor, 1) == (6, expected[2])
         assert processes.superseded == ["first"]
@@ -150,7 +150,7 @@ def test_client_of_a_process_that_has_ended_goes_on_at_its_checkpoint(log: Log, 
         assert len(again) < len(acknowledged) + len(rest)
         cursor.acknowledge(1)
         moved.note()
-        # What the process before writes late is fenced.
+        # Late writes of the previous process are fenced.
         first[1].acknowledge(2)
         client.note()
         with pytest.raises(LeaseLost):

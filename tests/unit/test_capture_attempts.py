@@ -68,7 +68,7 @@ def test_lost_server_is_retried_before_the_next_server_is_tried(clock: Clock) ->
     clock.seconds += 0.01
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 1
-    # The next one has its own while.
+    # The next server gets its own period.
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 1
 
@@ -83,7 +83,7 @@ def test_the_next_server_is_asked_when_its_time_has_come_and_without_a_pause(clo
         clock.seconds += pause + 0.01
     assert clock.seconds - begun < 11
     assert pause == RECONNECT.first
-    # Servers that refuse in turn are not asked without end and without a pause.
+    # Servers that refuse one after the other are not retried endlessly without a pause.
     pauses = []
     for _ in range(9):
         assert made.failed(ServerBehind("no")) is None
@@ -106,7 +106,9 @@ def test_each_change_of_servers_doubles_the_patience_until_it_resets(clock: Cloc
     made.progressed()
 
     def seconds_until_change() -> float:
-        """Let the server fail every half second until another server is chosen, which then sends."""
+        """Make the server fail every half second until the capture chooses another server, which then sends
+        data.
+        """
         begun, chosen = clock.seconds, made.chosen
         while made.chosen == chosen:
             assert made.failed(ConnectionLost("gone")) is None
@@ -185,7 +187,7 @@ def test_backoff_grows_while_two_replicas_replace_each_other(clock: Clock) -> No
     made = attempts()
     pauses = []
     for _ in range(9):
-        # Each of them receives something before the other one comes.
+        # Each server sends data before the capture switches to the other.
         made.progressed()
         made.failed(DumpReplaced("another replica has our id"))
         pauses.append(made.pause_seconds())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of capture processes: what ends is started again, or set aside, and the rest goes on."""
+"""The supervisor of capture processes: a process that ends is restarted or set aside, and all others
+continue.
+"""
 
 import errno
 import os
@@ -231,7 +233,7 @@ def test_silent_process_is_killed_and_instances_of_a_failing_process_are_separat
     os.kill(again, signal.SIGKILL)
     wait_until(lambda: None not in processes() and len(set(processes())) == 3)
     assert supervisor.instances["users"].exits[-1].reason == "SIGKILL"
-    # The process that did not fail goes on.
+    # The process that did not fail continues.
     assert processes()[2] == other
     assert not supervisor.instances["other"].exits
 

@@ -146,7 +146,7 @@ def reopened(log: Log, disk: SimulatedDisk) -> Log:
     return open_log(disk)
 
 
-# --- Which set belongs to a position ----------------------------------------------------------
+# --- The GTID set of a position ----------------------------------------------------------
 
 
 def test_latest_includes_transactions_not_yet_in_gtid_executed(places: FileSource) -> None:
@@ -311,7 +311,7 @@ def test_lost_transaction_of_mysql_is_located_before_the_epoch_that_lacks_it() -
     log.close()
 
 
-# --- What version 0.1 wrote -------------------------------------------------------------------
+# --- Logs written by version 0.1 -------------------------------------------------------------------
 
 
 def test_incomplete_gtid_set_of_an_older_epoch_is_completed_for_every_later_position(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of the last 24 hours: what the daemon keeps for them, and how the console draws them."""
+"""Charts of the last 24 hours: the values that the daemon keeps for them, and the drawings of the console."""
 
 import math
 from collections.abc import Iterator

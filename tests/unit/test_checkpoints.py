@@ -341,7 +341,7 @@ def test_shards_with_other_columns_start_at_the_lowest_checkpoint(store: MemoryS
     assert [view.state for view in subscriptions.shards(keyed)] == [ShardState(at(160))] * 2
     assert Subscription.decode(keyed.encode()) == keyed
     for columns in (asked, wanted):
-        # A program may ask for what it did before, and for what an operator has set.
+        # A program may request its previous selection, and the selection that an operator has set.
         requested = Subscription("shop", "cache", shard_count=2, shard_columns=columns)
         assert subscriptions.create(requested) == keyed
     with pytest.raises(OptionInvalid, match="subscriptions set"):

@@ -31,7 +31,7 @@ def test_written_files_are_valid(folder: Path, examples: bool, monkeypatch: pyte
         for path in folder.glob("*.yaml"):
             text, count = re.subn(r"(?m)^(\s*)#(?=\S|  -)", r"\1", path.read_text())
             assert count >= 5, f"{path.name} has examples"
-            # The files that these name do not exist here.
+            # The files named in these settings do not exist on this machine.
             path.write_text(re.sub(r"(?m)^\s*(password_file|tls): .*\n", "", text))
     pipeline = load_pipeline(folder / "pipeline.yaml")
     assert [source.name for source in pipeline.sources] == ["db1" if examples else "db1:3307"]

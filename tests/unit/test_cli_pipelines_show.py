@@ -57,7 +57,7 @@ def test_text_has_no_labels_without_values(file: Path) -> None:
 
 
 def table_lines(file: Path) -> dict[str, dict[str, Any]]:
-    """Return what `penstock pipelines tables` says, by table."""
+    """Return the output of `penstock pipelines tables`, by table."""
     lines = map(json.loads, penstock("pipelines", "tables", file, "--json").out.splitlines())
     return {f"{line['source']}/{line['table']}": line for line in lines}
 

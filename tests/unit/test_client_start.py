@@ -24,12 +24,12 @@ BEGIN = Place(Position(0, "mysql-bin.000001", 4))
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.001)
-    # What is read behind the start is not looked at.
+    # The test ignores changes after the start.
     monkeypatch.setattr(Intake, "_run", lambda self: None)
 
 
 def late(answer: Any, problem: Exception, tries: list[str], name: str) -> Callable[..., Any]:
-    """Return what fails twice, then answers."""
+    """Return a function that fails twice, then answers."""
 
     def ask(*_: Any) -> Any:
         tries.append(name)

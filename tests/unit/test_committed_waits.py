@@ -14,7 +14,9 @@ AFTER_SYNC = {"rpl_semi_sync_source_wait_point": "AFTER_SYNC", "rpl_semi_sync_so
 
 
 class ServerWithoutGtids:
-    """Answers what a server answers on which sessions wait for a replica, each time another number."""
+    """Answers queries for the number of sessions that wait for a replica with a different number each
+    time.
+    """
 
     address = "db1:3306"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The web console over a daemon in this process: what pages show, and what is refused."""
+"""The web console over a daemon in this process: the content of pages, and refused requests."""
 
 import ast
 import itertools
@@ -50,7 +50,7 @@ ACCOUNTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[ServedLog]:
-    """A daemon that asks for no credentials. Its log is held by nobody but tests that name the reader."""
+    """A daemon that asks for no credentials. No reader holds its log unless a test names one."""
     with captured_log() as log, serving(log) as daemon:
         yield daemon
 
@@ -253,7 +253,7 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
 def test_tail_shows_each_change_once_from_its_first_moment(
     daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The place is the head when the tail begins; here the head is the start of the log."""
+    """A tail starts at the head; in this test the head is the start of the log."""
     earliest = str(daemon.log.earliest())
     asked = Fleet.ask_instance
 
@@ -378,7 +378,7 @@ def test_account_sees_and_does_what_the_daemon_permits_it(guarded: ServedLog) ->
 
 
 def test_login_is_refused_where_the_daemon_asks_for_no_credentials(daemon: ServedLog) -> None:
-    # Otherwise any token would do for visitors from elsewhere.
+    # Otherwise the console would accept any token from visitors on other hosts.
     with console_of(daemon, hosts=("console.example.com",)) as browser:
         assert browser.get("/").status == 303
         refused = browser.post("/login", {"token": "anything"})

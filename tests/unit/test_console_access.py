@@ -34,7 +34,7 @@ REFUSED = AuthenticationFailed("the credentials are wrong")
 
 
 class Daemons:
-    """What daemons answer to each call: by URL, and by URL and token. Records who was asked."""
+    """The answers of daemons to each call, by URL, or by URL and token. Records the called daemons."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, dict[str, object] | PenstockError] = {}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting a capture that was set aside: shown first, for administrators, and recorded."""
+"""Restarting a capture that was set aside: the console shows a preview, requires an administrator, and
+records the action.
+"""
 
 from collections.abc import Iterator
 from typing import Any

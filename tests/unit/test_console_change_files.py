@@ -95,7 +95,7 @@ def test_file_has_masks_and_problems_and_no_formulas(browser: Browser) -> None:
 
 
 def written(parts: list[dict[str, Any]], file_format: str) -> str:
-    """Return the text of a file, as a browser gets it."""
+    """Return the text of a file as a browser receives it."""
     answer: Any = export_changes("x", parts, file_format)
     pieces: list[str] = []
 

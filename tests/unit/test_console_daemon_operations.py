@@ -48,7 +48,7 @@ class KeptChannel(Channel):
 
 
 class Given:
-    """The settler of a capture, which keeps the definitions that it is given."""
+    """Stands in for a capture's settler, and records the definitions passed to it."""
 
     def __init__(self) -> None:
         self.definitions: list[tuple[TableName, Position, dict[str, Any]]] = []
@@ -173,7 +173,7 @@ def test_definition_is_refused_without_the_right_or_past_the_end(log: Log, daemo
     call = f"/v1/instances/{INSTANCE}/definitions"
     assert daemon.ask("POST", call, body, token="reader-token").status == 403
     assert daemon.ask("POST", call, body, token="limited-token").status == 403
-    # No capture has reached its server, so nothing could keep it.
+    # No capture has reached its server, so the definition cannot be stored.
     assert daemon.ask("POST", call, {**body, "dry_run": False}, token=TOKEN).status == 503
     beyond = str(replace(end, offset=end.offset + 1))
     assert daemon.ask("POST", call, {**body, "position": beyond}, token=TOKEN).status == 416

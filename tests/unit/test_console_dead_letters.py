@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console's pages of rejected rows: what they show, what they hide, and what a replay does."""
+"""The console's pages of rejected rows: their content, masked values, and the effect of a replay."""
 
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace

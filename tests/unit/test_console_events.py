@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events and sessions: what is kept of the log, who may see it, and what the pages show."""
+"""Events and sessions: the stored log lines, the accounts that may see them, and the content of the pages."""
 
 from collections.abc import Iterator
 from typing import Any

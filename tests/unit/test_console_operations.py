@@ -21,7 +21,7 @@ CONSOLE = Path(operation.__file__).parent
 
 
 def texts_of_code() -> set[str]:
-    """Return the texts that the code of the console says on pages."""
+    """Return the texts that the console's code writes on pages."""
     texts = set()
     for file in each(CONSOLE.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):

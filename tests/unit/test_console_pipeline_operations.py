@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resetting, rewinding and correcting stopped pipelines in the console: shown first, and recorded."""
+"""Resetting, rewinding and correcting stopped pipelines in the console: each has a preview first and is
+recorded.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager

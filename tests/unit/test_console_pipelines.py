@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console's pages about many pipelines: what they ask the store, and which pipelines they show."""
+"""The console's pages about many pipelines: their queries to the store, and the pipelines that they show."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -58,7 +58,7 @@ def test_console_that_cannot_be_started_does_not_stop_the_daemon(
 
 
 class _Server:
-    """What `penstock console` starts; it records its settings and ends at once."""
+    """Stands in for the server that `penstock console` starts: records its settings and ends at once."""
 
     settings: ConsoleSettings
 

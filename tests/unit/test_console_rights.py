@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an account may not do or see is on no page of the console, in no action and in no export."""
+"""No page, action or export of the console shows an account anything that it may not do or see."""
 
 import random
 import re

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pausing subscriptions and pipelines: shown first, for administrators, and recorded."""
+"""Pausing subscriptions and pipelines: the console shows a preview, requires an administrator, and records
+the action.
+"""
 
 import re
 from collections.abc import Iterator

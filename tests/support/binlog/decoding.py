@@ -63,7 +63,7 @@ def decode(
     Looks for the rows of XA transactions prepared before these bytes in `whole`, the complete file.
 
     `schemas` answers table requests by name; without it the log's own column metadata is used. Only tables
-    whose names start with `tables` are read. Raises the errors of the decoder.
+    whose names start with `tables` are read. Errors of the decoder propagate.
     """
     decoder = Decoder(instance="test", file=file, **options)
     out = Decoded()

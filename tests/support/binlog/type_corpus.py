@@ -45,7 +45,7 @@ def quoted(values: Sequence[str]) -> list[str]:
 
 
 def decimal_rows(shapes: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
-    """Return extremes, zero, the smallest fraction, and random digits, of both signs."""
+    """Return numbers of both signs: extremes, zero, the smallest fraction, and random digits."""
     chance = random.Random(65)
 
     def literal(digits: str, scale: int) -> str:
@@ -268,12 +268,12 @@ class TypeTable:
 
     @cached_property
     def texts(self) -> Sequence[Sequence[str | None]]:
-        """What the client shows of each row."""
+        """The client's output for each row."""
         return shown_by_client(self.server, self.name, self.case.types)
 
 
 class TypeCorpus:
-    """The tables of the cases on a server of their own, each written at its first use."""
+    """The tables of the cases on a separate server, each written at its first use."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -308,7 +308,7 @@ CorpusOf = Callable[[str], TypeCorpus]
 
 
 def on_each(cases: Mapping[str, Case], flavors: Sequence[str] = FLAVORS) -> pytest.MarkDecorator:
-    """Parametrize a test with each case on each of these servers that has its types."""
+    """Parametrize a test with each case, on each of these servers that supports the case's types."""
     pairs = [(flavor, name) for name, case in cases.items() for flavor in case.flavors if flavor in flavors]
     return pytest.mark.parametrize(("flavor", "name"), pairs)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that Canal and Ptubes give a value, by its SQL type and the text that the server's client shows.
+"""Computes the forms in which Canal and Ptubes write a value, by its SQL type and the text that the server's
+client shows.
 
 Shares no code with the kernel: it starts from the client's output and computes with Python numbers.
 """

@@ -25,7 +25,7 @@ SESSION_SECONDS = 60.0
 SESSION_SECONDS_SHORT = 1.0
 # A session notices its end with its next heartbeat; it sends four heartbeats per timeout.
 SESSION_SECONDS_ENDED = 12.0
-# Tests that disconnect a store wait no longer than this.
+# The timeout of a store's operations in tests that disconnect the store.
 OPERATION_SECONDS_SHORT = 4.0
 
 _numbers = itertools.count(1)
@@ -63,7 +63,7 @@ class Backend(Protocol):
         ...
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """End a session the way its expiry does."""
+        """End a session as its expiry would."""
         ...
 
     def cut_off(self, store: CoordinationStore) -> AbstractContextManager[None]:
@@ -91,7 +91,7 @@ class MemoryBackend:
         return self._stack.enter_context(_closing(open_store(self.url)))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """End a session the way its expiry does."""
+        """End a session as its expiry would."""
         assert isinstance(store, MemoryStore)
         assert isinstance(session, MemorySession)
         store.lose(session)
@@ -186,8 +186,8 @@ class ZooKeeperBackend:
         number = session._connection.client.client_id
 
         def is_gone() -> bool:
-            # The session's own connection is disconnected by this one, and may return before this one has
-            # closed.
+            # The session's own connection is disconnected by this one, and may return before this connection
+            # has closed.
             other = KazooClient(self._ensemble.hosts, client_id=number, timeout=SESSION_SECONDS)
             other.start(WAIT_SECONDS_MAX)
             other.stop()

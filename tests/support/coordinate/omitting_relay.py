@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A relay to a ZooKeeper server that leaves out answers, as a server that has lost its leader can."""
+"""A relay to a ZooKeeper server that omits answers, as a server that has lost its leader may do."""
 
 import socket
 import struct
@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("!i")
 
 
 class OmittingRelay:
-    """As a context manager it relays inside the block. Set `omits` to leave out the next answer."""
+    """As a context manager it relays inside the block. Set `omits` to omit the next answer."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
@@ -77,7 +77,7 @@ class OmittingRelay:
             while True:
                 (length,) = _LENGTH.unpack(answers.read(_LENGTH.size))
                 answer = answers.read(length)
-                # Those to pings and of watches have negative numbers.
+                # Answers to pings and notifications of watches have negative numbers.
                 (number,) = _LENGTH.unpack(answer[: _LENGTH.size])
                 if number > 0 and self.omits.is_set():
                     self.omits.clear()

@@ -76,7 +76,7 @@ def hold(store: CoordinationStore, path: str, holder: str, seconds: float) -> No
             lease = _acquire(store, path, holder, seconds)
             held = lease
             print(lease.token, flush=True)
-        # A signal may arrive in another thread and is handled here when this thread wakes.
+        # A signal may arrive in another thread. This thread handles it when it wakes.
         time.sleep(0.01)
 
 
@@ -150,7 +150,7 @@ def member(
 
 
 def main(words: list[str]) -> None:
-    """Run one verb; its output is meant for the test alone."""
+    """Run one verb. Only the test reads its output."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     verb, url, *rest = words
     store = open_store(url, WAIT_SECONDS_MAX)

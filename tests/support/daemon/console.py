@@ -23,7 +23,7 @@ from penstock.telemetry.recent_events import RECENT_EVENTS
 from tests.support.daemon.served_log import ServedLog
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
-# The address of a daemon that no test starts.
+# An address at which no test starts a daemon.
 ANYWHERE = DaemonAddress.parse("penstock://127.0.0.1:1/all")
 
 
@@ -37,14 +37,14 @@ class Page:
 
     @property
     def words(self) -> str:
-        """The text as a reader sees it, with single blanks."""
+        """Return the text as a reader sees it, with single blanks."""
         parser = _Text()
         parser.feed(self.text)
         return re.sub(r"\s+", " ", " ".join(parser.pieces))
 
     @property
     def problem(self) -> str:
-        """The text of the problems that the page shows. The hidden notice of a stale page is none."""
+        """Return the text of the problems that the page shows, without the hidden notice of a stale page."""
         found = re.findall(r'<p class="notice bad" role="alert">(.*?)</p>', self.text, re.DOTALL)
         return " ".join(Page(self.status, {}, text).words for text in found)
 

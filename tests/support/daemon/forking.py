@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# What `penstock serve` imports. PyArrow imports pandas by itself once it converts values.
+# The modules that `penstock serve` imports. PyArrow imports pandas by itself once it converts values.
 MODULES = [
     "pandas",
     "pyarrow.pandas_compat",
@@ -52,7 +52,7 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            # It may end meanwhile, and its status is known a moment later.
+            # The process may end at this moment; its status is available shortly afterwards.
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 

@@ -34,7 +34,7 @@ def process_serving(daemon: DaemonProcess, client: socket.socket) -> int:
 def _remote_ports(pid: int) -> list[int]:
     links = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        # It may be closed by now.
+        # The connection may already be closed.
         with suppress(FileNotFoundError):
             links.append(os.readlink(path))
     inodes = {match[1] for link in links if (match := re.fullmatch(r"socket:\[(\d+)\]", link))}

@@ -14,7 +14,9 @@ _PIECE_BYTES = 4096
 
 
 class Proxy:
-    """Its `url`, the cookies that were set through it, and the paths outside of its own that it refused."""
+    """The proxy's `url`, the cookies set through it, and the paths that it refused because they are outside
+    its own path.
+    """
 
     def __init__(self) -> None:
         self.url = ""

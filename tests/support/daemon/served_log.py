@@ -74,7 +74,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServedLog:
-    """Listeners that run in a thread of this process."""
+    """The listeners, which run in a thread of this process."""
 
     log: Log
     served: Served
@@ -141,11 +141,12 @@ def serving(
     instances: instance_routes.Instances | None = None,
     alerting: Alerting | None = None,
 ) -> Iterator[ServedLog]:
-    """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
+    """Serve a log inside the block.
 
-    `check` returns the findings about the servers of an instance; `resume` starts what was set aside, and
-    `control` has the jobs and members of a fleet, `fleet_status` its state, `instances` those of its store.
-    `alerting` says what to alert on, and where to. With `copies`, readers get what this many members have
+    `listen` and `access` are the sections of penstock.yaml with these names. `check` returns the findings
+    about the servers of an instance, and `resume` restarts a capture that was set aside. `control` has the
+    jobs and members of a fleet, `fleet_status` its state, and `instances` the instances in its store.
+    `alerting` has the alert rules and their receivers. With `copies`, readers get what this many members have
     synced.
     """
     settings = Settings.model_validate(

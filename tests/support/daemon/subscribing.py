@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table whose changes subscribers consume, and subscribers that run beside the test."""
+"""A table whose changes subscribers consume, and subscribers that run in threads beside the test."""
 
 import threading
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet in one thread: the real members, leaders and placement over a store with a clock of its own.
+"""A fleet in one thread: the real members, leaders and placement over a store with a simulated clock.
 
 A step of the simulation is a step of one member. Heartbeats, the end of sessions, watches and the time that
 work needs to end follow the simulated clock, so that a run with a seed is the same every time.
@@ -32,7 +32,7 @@ _COPIED = Position(0, "mysql-bin.000001", 4)
 
 
 class SimulatedTime:
-    """Stands for the module `time`; `jump_us` is what the wall clock of the host that runs now is off by."""
+    """Stands for the module `time`; `jump_us` is the error of the wall clock on the host that runs now."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class SimulatedTime:
 
 
 class Space:
-    """The records of the simulated ensemble, and the sessions that it knows. `operations` are counted."""
+    """The records and sessions of the simulated ensemble. `operations` counts the operations on it."""
 
     def __init__(self, time: SimulatedTime) -> None:
         self.time = time
@@ -140,7 +140,8 @@ class SimulatedSession:
         self.number = number
         self._store = store
         self._space = store.space
-        # The store's view, and the member's own: it counts from when it sent the heartbeat.
+        # The session's end in the store's view, and in the member's view, which counts from the time when it
+        # sent the heartbeat.
         self.expires = self._confirmed_until = self._space.time.now + SESSION_SECONDS
         self._lost: list[Callable[[], None]] = []
         self._ended = False
@@ -162,7 +163,7 @@ class SimulatedSession:
         self._lost.append(lost)
 
     def beat(self) -> None:
-        """Send a heartbeat; learn that the session has ended."""
+        """Send a heartbeat, or detect that the session has ended."""
         if not self._ended and self._store.reachable and self in self._space.sessions:
             self.expires = self._confirmed_until = self._space.time.now + SESSION_SECONDS
         elif not self._ended and (not self.alive or self._store.reachable):
@@ -197,7 +198,7 @@ class SimulatedSession:
 
 
 class SimulatedStore:
-    """A member's connection to the space. While it is not `reachable`, nothing is answered."""
+    """A member's connection to the space. While it is not `reachable`, no operation is answered."""
 
     url = "memory://simulation"
 
@@ -209,13 +210,13 @@ class SimulatedStore:
         self._watches: list[SimulatedWatch] = []
 
     def operate(self, kind: str) -> None:
-        """Count an operation. Raises CoordinationLost while the store is away."""
+        """Count an operation. Raises CoordinationLost while the store is unreachable."""
         if not self.reachable:
             raise CoordinationLost("the store does not answer")
         self.space.operations[kind] += 1
 
     def answer(self) -> None:
-        """Lose the answer to a change that was made, sometimes."""
+        """Sometimes lose the answer to a completed change."""
         if self._loses_answer():
             raise CoordinationLost("the answer was lost")
 
@@ -276,7 +277,7 @@ _session_numbers = itertools.count(1)
 
 
 class SimulatedTenure:
-    """Work that a member does, or a copy without a lease; it ends some time after it is given up."""
+    """Work that a member does, or a copy without a lease. It ends some time after the member gives it up."""
 
     def __init__(self, simulation: "Simulation", process: "Process", name: str, lease: Lease | None) -> None:
         self.name = name
@@ -291,7 +292,7 @@ class SimulatedTenure:
 
     @property
     def damage(self) -> None:
-        """None: its log exists in name only."""
+        """Return no damage, because the log exists only in name."""
 
     def record(self) -> None:
         """Nothing is recorded."""
@@ -333,7 +334,7 @@ class Process:
 
 @dataclass
 class Simulation:
-    """The members of a group, and what happens to them. `zones` are given to members in turn."""
+    """The members of a group, and the events that happen to them. Members get the `zones` in turn."""
 
     random: Random
     time: SimulatedTime
@@ -427,7 +428,7 @@ class Simulation:
         return min(moments)
 
     def _happen(self) -> None:
-        """Let happen what is due outside of the members."""
+        """Run the due events that are not steps of members."""
         while self._events and self._events[0][0] <= self.time.now:
             heapq.heappop(self._events)[2]()
         for process in self.processes.values():
@@ -447,10 +448,10 @@ class Simulation:
         process.due = self.time.now + max(process.member._run_step(), 0.001)
         assert process.member.failure is None, process.member.failure
 
-    # --- What is so now ---------------------------------------------------------------------
+    # --- The current state ---------------------------------------------------------------------
 
     def holders(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the members that count on a lease of each work now, with its token."""
+        """Return, for each work, the members that now believe to hold its lease, with their tokens."""
         holders: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for process in self.processes.values():
             tenures = [*process.member._tenures.values(), *process.member._leaving]
@@ -461,7 +462,7 @@ class Simulation:
         return holders
 
     def loads(self) -> Counter[str]:
-        """Return how many works each member does."""
+        """Return the number of works of each member."""
         return Counter({process.name: len(process.member._tenures) for process in self.processes.values()})
 
     def are_all_held(self) -> bool:
@@ -470,7 +471,7 @@ class Simulation:
 
 
 class _SilentLog:
-    """A log that writes nothing: 300 members would write much."""
+    """A log that writes nothing, because 300 members would write too much."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *words, **fields: None
@@ -478,7 +479,7 @@ class _SilentLog:
 
 @contextmanager
 def simulated_time() -> Iterator[SimulatedTime]:
-    """Let members and leaders live in a simulated time inside the block."""
+    """Make members and leaders use the simulated time inside the block."""
     time = SimulatedTime()
     with pytest.MonkeyPatch.context() as patch:
         for module in (leader, member):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate a disk where power can fail at every step and unsynced bytes may be lost.
 
-Files are held in memory. Synced bytes survive the failure; `Loss` selects what happens to the others.
+Files are held in memory. Synced bytes survive the failure; `Loss` selects what happens to unsynced bytes.
 """
 
 import random
@@ -130,7 +130,7 @@ class SimulatedDisk(Disk):
         self._synced_names = dict(self._names)
 
     def step(self, what: str) -> None:
-        """Count a step, or stop at it."""
+        """Count a step, or lose power at it."""
         self.steps.append(what)
         if self.stop_at is not None and len(self.steps) > self.stop_at:
             raise PowerLost(what)
@@ -286,7 +286,7 @@ class SimulatedFile:
             self._content.synced = bytes(self._content.now)
 
     def close(self) -> None:
-        """Close the file; it holds no resources."""
+        """Do nothing, because the file has no resources."""
 
     def __enter__(self) -> Self:
         return self

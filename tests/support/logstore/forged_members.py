@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logs of several MySQL servers that exist nowhere, for merging them: transactions of any time."""
+"""Logs of simulated MySQL servers, for tests of merges, with transactions at any time."""
 
 import itertools
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class ForgedServer:
 
 
 class IdleMember(Member):
-    """A member whose server has nothing that is not in its log, unless it is away."""
+    """A member whose log contains its server's whole log, unless the server is unreachable."""
 
     def __init__(self, server: ForgedServer, position: Position) -> None:
         super().__init__(cast(Capture, _Captured(server)), position)
@@ -83,7 +83,7 @@ class IdleMember(Member):
         self._server = server
 
     def watermark_us(self) -> int | None:
-        """Return a time after all others, once everything was read."""
+        """Return a time after all transactions, once the whole log was read."""
         if self.is_away or self.position != (self._server.log.visible or self.position):
             return None
         return next(_now_us)
@@ -137,12 +137,12 @@ class IdleConnection:
 
 
 def asking_member(server: ForgedServer, position: Position) -> Member:
-    """Return a member that asks its server how far it is."""
+    """Return a member that asks its server for the end of its log."""
     return Member(cast(Capture, _Captured(server)), position)
 
 
 class _Captured:
-    """What a member needs of the capture."""
+    """The part of a capture that a member uses."""
 
     def __init__(self, server: ForgedServer) -> None:
         self.name = server.name
@@ -150,7 +150,7 @@ class _Captured:
 
     @property
     def server(self) -> tuple[None, Any]:
-        """The server's address and what it is."""
+        """The server's address and description."""
         return None, self._forged.identity
 
     @property

@@ -40,7 +40,9 @@ class Ran:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """The JSON objects of its output; log lines go to standard error in a real process."""
+        """The JSON objects in the output, without log lines, which a real process writes to standard
+        error.
+        """
         return [json.loads(line) for line in self.lines if line.startswith("{")]
 
     @property

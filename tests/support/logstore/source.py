@@ -221,7 +221,7 @@ def _recorded_disk() -> SimulatedDisk:
 
 
 def recorded_disk() -> SimulatedDisk:
-    """Return a disk of the test's own with a closed log of two epochs and a dozen segments."""
+    """Return a separate disk with a closed log of two epochs and a dozen segments."""
     return _recorded_disk().copy()
 
 

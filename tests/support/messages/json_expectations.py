@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that Debezium and Maxwell give a value, by its SQL type and the text in the server's client.
+"""Computes the forms in which Debezium and Maxwell write a value, by its SQL type and the text in the
+server's client.
 
 Shares no code with the kernel: it starts from the client's output and computes with Python numbers.
 """

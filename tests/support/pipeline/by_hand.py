@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline driven by hand, step by step and without Spark: for tests of what stands beside the engine."""
+"""A pipeline driven step by step without Spark, for tests of code that uses a pipeline's state."""
 
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from tools.servers import Server
 
 
 class HandDriven:
-    """One pipeline: `load` copies its tables, `follow` applies what was logged since, both up to the head.
+    """One pipeline:
 
-    Its state is where `penstock run` would have it, so whatever reads the state takes it for a pipeline.
+    `load` copies its tables and `follow` applies later changes, both up to the head. The state is where
+    `penstock run` would store it, so readers of the state treat it as a normal pipeline.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class HandDriven:
         log: Path | None = None,
         **more: Any,
     ) -> None:
-        # A log that is kept of the server has its server beside it.
+        # A source that is a captured log also names its server.
         place = {"url": source.url()} if log is None else {"path": str(log), "server": source.url()}
         written = {"source": {**place, "name": "here", "tables": [tables]}, "sink": sink}
         self.settings: PipelineSettings = pipeline_of_values({"name": "hand", **written, **more}, folder)
@@ -45,7 +46,7 @@ class HandDriven:
         self.address = self.source.server
 
     def load(self) -> None:
-        """Make the target's tables and fill them, as of now."""
+        """Create the target's tables and fill them with the current rows."""
         mark = take_watermark(self.address)
         made: list[Changes] = []
         for table in targets_of(self.address, self.source.tables):
@@ -73,7 +74,7 @@ class HandDriven:
         self._write(made, {"epoch": 0, "file": place.file, "offset": place.offset})
 
     def begin(self) -> None:
-        """Write down a batch up to the head, as a runner does that is killed before it is done."""
+        """Record a batch up to the head, like a runner that is killed before it completes the batch."""
         state = PipelineState.open(self.settings.state, self.settings.name)
         try:
             checkpoint = state.take()
@@ -99,7 +100,7 @@ class HandDriven:
             writer = self._sink.open(mark, 0)
             for one in made:
                 for passed in run_steps(self._steps, one):
-                    # A step rejects rows only where the pipeline says that it goes on without them.
+                    # A step rejects rows only if the pipeline's settings allow it to continue without them.
                     if not isinstance(passed, Rejected):
                         writer.write(passed)
             self._sink.commit(mark, [writer.finish()])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run `penstock run --local` in a process of its own, to be killed."""
+"""Run `penstock run --local` in a separate process that a test can kill."""
 
 import json
 import subprocess

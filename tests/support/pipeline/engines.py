@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs a pipeline in a test: one process, or Spark."""
+"""The engines that run a pipeline in a test: one process, or Spark."""
 
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def engine(request: pytest.FixtureRequest) -> "SparkSession | LocalDriver":
     """One process, and the Spark session of the module's fixture `spark`.
 
-    Mark a test of rules that both have `deep(keep=("local",))`: Spark runs it in the deep tier.
+    Mark a test of rules common to both engines with `deep(keep=("local",))`, so that it runs on Spark only in
+    the deep tier.
     """
     return LocalDriver() if request.param == "local" else request.getfixturevalue("spark")

@@ -7,8 +7,8 @@ types, and compared as multisets of rows.
     wanted = source_rows(server, "shop", "orders")
     assert_same(wanted, delta_rows(path), key=("id",))
 
-The rows on both sides are dicts, one for each row. What a target does not have of its own (Parquet, Delta
-and Iceberg's extra columns) is left out by comparing the source's columns alone.
+The rows on both sides are dicts, one for each row. Only the source's columns are compared, so a target's
+extra columns (in Parquet, Delta and Iceberg) are ignored.
 """
 
 import datetime
@@ -34,14 +34,16 @@ _HOUR = 3_600_000_000
 
 
 class Source(list[Row]):
-    """The source's rows, with the declared type of each column: how the other side's values are read."""
+    """The source's rows, with the declared type of each column, which determines how the target's values are
+    read.
+    """
 
     def __init__(self, rows: Iterable[Row], types: Mapping[str, str]) -> None:
         super().__init__(rows)
         self.types = dict(types)
 
 
-# --- the source, and targets of its kind ------------------------------------------------------------
+# --- The source, and targets of the same kind ------------------------------------------------------------
 
 
 def source_rows(
@@ -77,7 +79,7 @@ def mysql_rows(server: Server, database: str, table: str) -> list[Row]:
 
 def _shown(name: str, kind: str) -> str:
     quoted = f"`{name}`"
-    # The text of a FLOAT has only six digits; that of a DOUBLE has all of them.
+    # The text of a FLOAT has only six digits; the text of a DOUBLE has all digits.
     return f"CAST({quoted} AS DOUBLE)" if kind.startswith("float") else quoted
 
 
@@ -121,7 +123,7 @@ def postgres_rows(address: str, table: str) -> list[Row]:
 
 
 def clickhouse_rows(client: Any, table: str, *, final: bool = True) -> list[Row]:
-    """Return the rows of a ClickHouse table by clickhouse-connect; `final` merges versions on the way."""
+    """Return the rows of a ClickHouse table by clickhouse-connect; `final` merges versions while reading."""
     answer = client.query(f"SELECT * FROM {table}{' FINAL' if final else ''}")
     return [dict(zip(answer.column_names, row, strict=True)) for row in answer.result_rows]
 
@@ -142,7 +144,7 @@ def elasticsearch_rows(client: Any, index: str) -> list[Row]:
 
 
 def redis_rows(client: Any, pattern: str, *, kind: str = "hash") -> list[Row]:
-    """Return what Redis holds at the keys of a pattern: hashes, or strings of JSON."""
+    """Return the values at the keys that match a pattern in Redis: hashes, or strings of JSON."""
     rows: list[Row] = []
     for key in client.scan_iter(match=pattern, count=1000):
         if kind == "hash":

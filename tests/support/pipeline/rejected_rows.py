@@ -13,7 +13,7 @@ MARK = BatchMark("shop", "abc", 7)
 
 
 def reject_row(settings: PipelineSettings) -> str:
-    """Put one row aside; return the name of its entry."""
+    """Add one row to the dead letter; return the name of its entry."""
     rejected = changes_of(target_of({"id": "bigint"}), insert(1, id=1))
     part = DeadLetterPart(settings.dead_letter, MARK, 0)
     part.add(Rejected(rejected, "map", StepFailed("it is no number")), rejected)
@@ -23,7 +23,7 @@ def reject_row(settings: PipelineSettings) -> str:
 
 
 def put_aside(settings: PipelineSettings, changes: Changes, mark: BatchMark = MARK, part: int = 3) -> int:
-    """Put the rows aside that a step of a pipeline rejects; return their number."""
+    """Add the rows that a step of a pipeline rejects to the dead letter; return their number."""
     aside = DeadLetterPart(settings.dead_letter, mark, part)
     for outcome in run_steps(settings.make_steps(), changes):
         if isinstance(outcome, Rejected):

@@ -71,7 +71,7 @@ def write_sharded(folder: Path, shards: int, **more: Any) -> Path:
 
 
 def rows_in_feed(folder: Path) -> Sequence[tuple[str, int]]:
-    """Return the table and the id of every row of the feed, sorted: a row that is there twice comes twice."""
+    """Return the table and the id of every row of the feed, sorted: a duplicate row occurs twice."""
     return sorted(
         (f"shop.{file.parent.name}", number)
         for file in (folder / "feed" / "shop").glob("*/[!_]*.parquet")
@@ -80,5 +80,5 @@ def rows_in_feed(folder: Path) -> Sequence[tuple[str, int]]:
 
 
 def rows_of_log(rows: int) -> Sequence[tuple[str, int]]:
-    """Return the rows that a log of that many has."""
+    """Return the rows of a log with this many rows."""
     return sorted((TABLES[number % len(TABLES)], number) for number in range(rows))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make steps from their options, and run changes through them."""
+"""Create steps from their options, and run changes through them."""
 
 from collections.abc import Iterable
 from typing import Any

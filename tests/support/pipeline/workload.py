@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A busy writer on a real server, the same again for the same seed: what tests of pipelines run under.
+"""A busy writer on a real server for tests of pipelines; the same seed repeats the same actions.
 
     workload = Workload(server, "shop", seed=7)
     workload.create()
@@ -106,11 +106,11 @@ class Workload:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of its tables, without the database."""
+        """The names of the workload's tables, without the database."""
         return tuple(self.definitions)
 
     def keys(self, table: str) -> tuple[str, ...]:
-        """The columns of a table's primary key, () where it has none."""
+        """The columns of a table's primary key; () if it has none."""
         return KEYS.get(table, () if table in KEYLESS else ("id",))
 
     def create(self, *, filled: bool = True) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes batches into a lake, and kills itself with SIGKILL at the n-th step of one.
+"""Writes batches into a lake, and kills itself with SIGKILL at the n-th step of a batch.
 
     python -m tests.support.programs.write_lake KIND SETTINGS
 

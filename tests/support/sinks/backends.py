@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends of the sinks' conformance suite: a real server or a folder each, with a way to read it back.
+"""The backends of the sinks' conformance suite: each is a real server or a folder, with a way to read it
+back.
 
 A backend is a class in this module with a `NAME`. It makes sinks for one target, where every test has its own
 database, and returns the rows of a target's table. `running_backend` shares a backend among all tests of a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real HTTP server that records requests and answers as a test configures."""
+"""A real HTTP server that records requests and sends the answers that a test configures."""
 
 import threading
 from collections import deque
@@ -24,8 +24,8 @@ class HttpEndpoint:
     """Runs inside its block. `answers` are the next statuses with headers; afterwards the status is 200.
 
     A status of 0 records the request and closes the connection without an answer. `bodies` are the contents
-    of the next answers with a status of success; afterwards they are empty. `refusal` is the content of the
-    others.
+    of the next answers with a status of success; afterwards they are empty. `refusal` is the content of all
+    other answers.
     """
 
     def __init__(self) -> None:

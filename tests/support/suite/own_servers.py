@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that one test file starts."""
+"""Starts servers for a single test file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 WAIT_SECONDS_MAX = 120.0
-# A condition may ask a server. The pause between two checks grows with the time waited.
+# The pause between two checks grows with the time waited, because a condition may query a server.
 PAUSE_SECONDS = 0.01
 PAUSE_SECONDS_MAX = 0.05
 

@@ -266,7 +266,7 @@ def _end_connections(cursor: Any, own_id: int) -> None:
             try:
                 cursor.execute(f"KILL {client}")
             except pymysql.err.OperationalError:
-                # It has ended by itself. If not, it is listed again.
+                # The connection has ended by itself. If not, the server lists it again.
                 continue
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run when, and how long each part of a run took.
+"""Selects the tests of a run, and reports how long each part of the run took.
 
 Every test belongs to one tier:
 

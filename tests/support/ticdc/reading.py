@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a capture of TiCDC's topics, and return what readers of its log get."""
+"""Run a capture of TiCDC's topics, and return the changes that readers of its log get."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from tests.support.suite.patience import wait_until
 
 
 def changes(folder: Path) -> list[tuple[Any, ...]]:
-    """Return what a reader of the log gets."""
+    """Return the changes that a reader of the log gets."""
     rows = []
     for batch in penstock.read_binlog(folder, tables="shop.*"):
         for row in batch.to_arrow().to_pylist():

@@ -76,7 +76,7 @@ class StandInPump:
             self._changed.notify_all()
 
     def release_fake(self, commit_ts: int | None = None) -> None:
-        """Send a fake binlog: nothing is left up to a timestamp, by default now."""
+        """Send a fake binlog: no transaction up to a timestamp is still to come; by default, up to now."""
         commit_ts = commit_ts or self._cluster.next_timestamp()
         self.release(encode_binlog(BinlogKind.ROLLBACK, commit_ts, commit_ts))
 

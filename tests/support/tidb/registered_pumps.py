@@ -52,7 +52,7 @@ class StandInReader:
         self.silence = None
 
     def silent_seconds(self) -> float | None:
-        """Return how long ago the Pump sent something."""
+        """Return the time since the Pump last sent data."""
         return self.silence
 
     def fail(self, problem: str) -> None:
