@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators query and change in a fleet through its coordination store: members and jobs."""
+"""The members and jobs of a fleet, which operators query and change through its coordination store."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -35,14 +35,14 @@ class FleetControl:
     """The members and jobs of a store. Thread-safe: each call opens its own connection.
 
     Every call raises CoordinationLost if the store does not answer, SchemaInvalid for an unreadable record. A
-    dry run returns the same as the change, and raises the same errors.
+    dry run returns the same value and raises the same errors as the change.
     """
 
     def __init__(self, open_store: Callable[[], CoordinationStore]) -> None:
         self._open = open_store
 
     def jobs(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the workers, and the status of every job, with the number of failures instead of the exits.
+        """Return the workers, and the status of every job with the number of failures in place of the exits.
 
         The store is queried once for all jobs.
         """
@@ -64,7 +64,7 @@ class FleetControl:
             return {**job_status(store, name), "command": command, "lines": list(read_run(store, name).lines)}
 
     def change_job(self, name: str, word: str, *, dry_run: bool) -> dict[str, Any]:
-        """Pause, resume, restart or delete a job; return its status before. Raises SourceMissing."""
+        """Pause, resume, restart or delete a job; return its previous status. Raises SourceMissing."""
         with closing(self._open()) as store:
             before = job_status(store, name)
             if dry_run:
@@ -76,7 +76,7 @@ class FleetControl:
             return before
 
     def move_job(self, name: str, worker: str | None, *, dry_run: bool) -> dict[str, Any]:
-        """Assign a job to a worker, or to any worker with None; return its status before.
+        """Assign a job to a worker, or to any worker with None; return its previous status.
 
         Raises SourceMissing, OptionInvalid.
         """
@@ -112,7 +112,7 @@ def _is_of_jobs(path: str) -> bool:
 
 
 def _listed(records: CoordinationStore, name: str) -> dict[str, Any]:
-    """Return a job as shown in a list, even if its record cannot be read."""
+    """Return a job for a list, even if its record cannot be read."""
     try:
         status = job_status(records, name)
     except SchemaInvalid as problem:

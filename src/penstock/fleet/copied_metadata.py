@@ -12,34 +12,33 @@ from penstock.logstore.prepared import HOLD_NAME
 from penstock.model import Position, StatementSession
 from penstock.source.daemon_client import DaemonClient
 
-# Definitions that the capturing member reads from its server arrive later than their statements.
+# Definitions that the capturing member reads from its server arrive later than the statements that they
+# concern.
 _REFRESH_SECONDS = 10.0
 
 
 class CopiedMetadata:
-    """Keeps definitions and holds equal to those of another member; see `penstock.capture.receive.Schemas`.
+    """Keeps definitions and holds identical to another member's; see `penstock.capture.receive.Schemas`.
 
-    A statement's definitions are always copied before its bytes are stored. So a member that continues the
-    log knows the table definitions for all of its data.
+    A statement's definitions are always copied before its bytes are stored. A member that continues the log
+    therefore knows the table definitions for all of the log's data.
     """
 
     def __init__(self, log: Log, client: DaemonClient) -> None:
         self._files = GenerationFiles(log.disk, log.layout)
         self._holds = Holds(log.disk, log.layout)
         self._client = client
-        # The end of the other log at the time when its definitions were listed.
+        # The end of the other log when its definitions were listed.
         self._copied_to: Position | None = None
         self._due = 0.0
 
     def refresh(self) -> None:
-        """Copy the changes, if the last copy is old enough. Raises the errors of the daemon and of the
-        disk.
-        """
+        """Copy the changes, if the last copy is old enough. Raises errors from the daemon and the disk."""
         if time.monotonic() >= self._due:
             self.copy()
 
     def copy(self) -> None:
-        """Copy the changes. Raises the errors of the daemon and of the disk."""
+        """Copy the changes. Raises errors from the daemon and the disk."""
         answer = self._client.ask("copy/metadata")
         wanted = {entry["version"]: Generation(**entry) for entry in answer["definitions"]}
         present = {generation.version: generation for generation in self._files.list()}
@@ -50,7 +49,7 @@ class CopiedMetadata:
             self._files.remove(version)
         holds = {hold.name: hold for hold in map(hold_of, answer["holds"])}
         kept = {hold.name: hold for hold in self._holds.readable(time.time_ns() // 1000)}
-        # Remove first: the number of holds per account is limited.
+        # Remove holds first, because the number of holds per account is limited.
         for name in kept.keys() - holds.keys() - {HOLD_NAME}:
             self._holds.remove(name)
         for name, hold in holds.items():
@@ -62,7 +61,7 @@ class CopiedMetadata:
     def begin(self, position: Position) -> None:
         """Copy the definitions before the first bytes from a position on are stored.
 
-        The first definitions of an epoch do not come from any statement in it.
+        No statement in an epoch produces the epoch's first definitions.
         """
         self._cover(position)
 
@@ -80,7 +79,7 @@ class CopiedMetadata:
             raise ServerBusy("the member that captures has less of the log than it listed", hint="Ask again")
 
     def received(self, position: Position) -> None:
-        """Do nothing: the position is in the log itself."""
+        """Do nothing: the log itself records the position."""
 
     def close(self) -> None:
         """Do nothing: no file is open."""

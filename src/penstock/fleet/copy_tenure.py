@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyTenure:
-    """A copy as a piece of a member's work; see `penstock.fleet.group.Tenure`.
+    """A copy of a log, as a piece of a member's work; see `penstock.fleet.group.Tenure`.
 
     `registration` returns `MemberRecord.created` of the member, None before it has registered.
     """
@@ -38,22 +38,22 @@ class CopyTenure:
         self._registration = registration
         self._recorded: CopyRecord | None = None
         self._left = threading.Event()
-        # A member that was killed leaves a record that may claim that its copy was in step.
+        # A member that was killed leaves a record that may still claim that its copy was in step.
         begun = CopyRecord(updated_us=time.time_ns() // 1000, registration=registration())
         store.put(self._path, begun.encode())
 
     @property
     def is_lost(self) -> bool:
-        """False: no other member can take over this member's copy."""
+        """Always False: no other member can take over this member's copy."""
         return False
 
     @property
     def damage(self) -> None:
-        """None: a damaged copy is replaced by a new one."""
+        """Always None: a damaged copy is replaced by a new one."""
 
     @property
     def left(self) -> bool:
-        """Whether the copy has ended and its log was released."""
+        """Whether the copy has ended and its log has been released."""
         return self._left.is_set()
 
     def record(self) -> None:
@@ -69,14 +69,14 @@ class CopyTenure:
         threading.Thread(target=self._end, args=(left,), name=f"leave-copy-{self.name}", daemon=True).start()
 
     def wait_left(self, seconds: float) -> bool:
-        """Wait up to `seconds` until the log was released; return whether it was."""
+        """Wait up to `seconds` for the release of the log; return whether it has been released."""
         return self._left.wait(seconds)
 
     def _end(self, left: Callable[[], None]) -> None:
         try:
             self.copy.stop()
             try:
-                # The next copy of this log may begin after `left`, and it writes the same record.
+                # After `left`, the next copy of this log may begin and write the same record.
                 self._store.delete(self._path)
             except PenstockError as problem:
                 _log.info("the record of a copy stays", instance=self.name, why=str(problem))

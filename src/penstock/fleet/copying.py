@@ -33,17 +33,17 @@ from penstock.retry import Backoff, Retry
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 
-# The interval between requests while nothing arrives. It is short, so that the loss of a member is noticed
-# soon.
+# The interval between requests while nothing arrives. The interval is short, so that the loss of a member is
+# noticed soon.
 _POLL_SECONDS = 2.0
 _SILENCE_SECONDS = 5.0
 _BACKOFF = Backoff(longest=2.0)
 
-# A copy with less than this left to receive has nearly all of the log.
+# A copy with less than this left to receive counts as nearly complete.
 _IN_STEP_BYTES_MAX = 64 * MIB
 # A copy that received nothing for this long may be behind by any amount.
 _UNHEARD_SECONDS_MAX = 60.0
-# The length of the end of a copy that is compared with the other log before the copy continues.
+# How much of the end of a copy is compared with the other log before the copy continues.
 _COMPARED_BYTES = 64 * 1024
 
 _log = structlog.get_logger(__name__)
@@ -53,8 +53,8 @@ _log = structlog.get_logger(__name__)
 class Listing:
     """The log of the capturing member: its epochs, ascending, and its end, None if it is empty.
 
-    `extents` are its unbroken runs of bytes, ascending, without those that end before this copy's end.
-    `readable` is the end that its readers see, None if they see everything.
+    `extents` are its unbroken runs of bytes, ascending, except runs that end before this copy's end.
+    `readable` is the end that readers of that log see, None if they see everything.
     """
 
     url: str
@@ -86,9 +86,9 @@ class LogCopy:
     """Copies one instance's log until stopped. `start` and `stop` belong to one thread.
 
     `open_log` opens the copy, `put_aside` moves the folder of the closed copy away, and `find_source` returns
-    a member that knows who captures, None if nobody does. Failures are retried until `stop`; the record names
-    the last one. `member` is the name of the copying member, and `note_readable` is called with the end that
-    readers of the log have been able to see.
+    a member that knows which member captures, None if none captures. Failures are retried until `stop`; the
+    record names the last one. `member` is the name of the copying member, and `note_readable` is called with
+    the end up to which readers of the log have been able to see.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class LogCopy:
         self._member = member
         self._note_readable = note_readable
         self._stopping = threading.Event()
-        # Held while the log is changed, so that `stop` need not wait for an answer of a lost member.
+        # Held while the log is changed, so that `stop` need not wait for an answer from a lost member.
         self._writing = threading.Lock()
         self._log: Log | None = None
         self._why: str | None = None
         self._behind_bytes: int | None = None
-        # Whether the copy has been complete at some time since it connected to the capturing member.
+        # Whether the copy has been complete at any time since it connected to the capturing member.
         self._has_caught_up = False
         self._heard_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"copy-{instance}", daemon=True)
@@ -124,7 +124,7 @@ class LogCopy:
         self._thread.start()
 
     def stop(self) -> None:
-        """Make what was copied durable and release the log. Nothing is stored any more."""
+        """Make the copied bytes durable and release the log. Nothing is stored after this call."""
         self._stopping.set()
         with self._writing:
             self._close_log()
@@ -160,11 +160,13 @@ class LogCopy:
                 self._why = problem.message
                 if isinstance(problem, DiskFailed):
                     with self._writing:
-                        # The effect of a failed write is known only once the file has been read again.
+                        # After a failed write, the contents of the file are unknown until it has been read
+                        # again.
                         self._close_log(finish=False)
                 retry.wait(problem, instance=self._instance)
             except Exception as defect:
-                # The end of the thread prints the traceback. The record shows that the copy has ended.
+                # The exception ends the thread, which prints the traceback. The record shows that the copy
+                # has ended.
                 self._why = f"a defect ended the copy: {defect!r}"
                 self._heard_at = float("-inf")
                 raise
@@ -180,7 +182,7 @@ class LogCopy:
                 with self._permitted() as log:
                     metadata = CopiedMetadata(log, client)
             except (LogDamaged, LogTorn) as problem:
-                # The copy may only be replaced if the other log can be read.
+                # Replace the copy only if the other log can be read.
                 _list(client, None, 0.0, None)
                 self._begin_again(problem.message)
                 return
@@ -224,7 +226,7 @@ class LogCopy:
         metadata: CopiedMetadata,
         stream: "_Stream | None",
     ) -> "_Stream | None":
-        """Copy everything that is listed; return the stream that continues at its end."""
+        """Copy everything that is listed; return the stream that continues at the end of the copy."""
         for extent in listing.extents:
             end = log.visible
             if end is not None and extent.last <= end:
@@ -253,7 +255,7 @@ class LogCopy:
 
     @contextmanager
     def _permitted(self) -> Iterator[Log]:
-        """Allow the block to change the log, which is opened if necessary. Raises ServerBusy after `stop`."""
+        """Allow the block to change the log, opening the log if necessary. Raises ServerBusy after `stop`."""
         with self._writing:
             if self._stopping.is_set():
                 raise ServerBusy(f"the copy of {self._instance} ends")
@@ -279,7 +281,7 @@ class LogCopy:
         )
 
     def _close_log(self, *, finish: bool = True) -> None:
-        # The log that is opened next may be shorter.
+        # The next log that is opened may be shorter.
         self._has_caught_up, self._behind_bytes = False, None
         log, self._log = self._log, None
         if log is not None:
@@ -340,13 +342,13 @@ class _Stream:
 
     @property
     def position(self) -> Position | None:
-        """The end of what was stored, None inside a transaction."""
+        """The end of the stored bytes, None inside a transaction."""
         if self._rest or self._cutter.in_transaction:
             return None
         return Position(self._epoch.epoch, self._cutter.file, self._cutter.offset)
 
     def feed(self, piece: bytes) -> None:
-        """Store the events that a piece completes. Raises the errors of the log and of the kernel."""
+        """Store the events that a piece completes. Raises errors from the log and the kernel."""
         self._rest += piece
         with memoryview(self._rest) as view:
             consumed = self._receiver.feed(view, self._cutter)
@@ -384,8 +386,8 @@ def adopt_epochs(log: Log, listing: Listing, until: int) -> None:
 def divergence(log: Log, listing: Listing, client: DaemonClient) -> str | None:
     """Return why a log is not a prefix of another log, None if it is.
 
-    A host that captured before may have received bytes that no other host received before another server took
-    over. Raises ServerBusy while the other log ends earlier, and the errors of the daemon.
+    A host that captured earlier may have received bytes that no other host received before another server
+    took over. Raises ServerBusy while the other log ends earlier, or an error from the daemon.
     """
     last, end = log.epoch, log.visible
     if last is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draining a member: an operator's request in the store, which the leader carries out."""
+"""Drains a member: an operator stores the request, and the leader carries it out."""
 
 import time
 
@@ -18,7 +18,7 @@ def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> No
     """Give no work to the daemon and the worker of this name until `undrain`.
 
     Draining twice is harmless. The member keeps capturing an instance whose log has copies until a copy is in
-    step, unless it hands over `at_once`. Copies of logs stay, so that the member needs no new ones when it
+    step, unless it hands over `at_once`. Copies of logs stay, so that the member needs no new copies when it
     returns. Raises SourceMissing for an unknown member, OptionInvalid if no other member would be left, and
     CoordinationLost.
     """

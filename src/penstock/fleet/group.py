@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of members that share work of one kind, and a member's role in a piece of work."""
+"""A group of members that share one kind of work, and a member's role in a piece of work."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from penstock.fleet.records import FLEET, INSTANCES, JOB_RUNS, JOBS, WORKERS, Me
 class Group:
     """The paths of a group's records, and its work.
 
-    The leader watches `work_path` for new work; it is None if the members' own records list the work. `works`
-    returns the work from the members' records and the store.
+    The leader watches `work_path` for new work; `work_path` is None if the members' records list the work.
+    `works` returns the work from the members' records and the store.
     """
 
     top: str
@@ -57,7 +57,9 @@ class Group:
 
 
 def _works_of_members(store: CoordinationStore, members: Mapping[str, MemberRecord]) -> list[Work]:
-    """Return every instance that a member knows. If settings differ, those of the newest member count."""
+    """Return every instance that a member knows. If their settings differ, the newest member's settings
+    apply.
+    """
     works: dict[str, Work] = {}
     for member in sorted(members.values(), key=lambda member: member.since_us):
         works.update(member.instances)
@@ -77,15 +79,17 @@ class Tenure(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is lost for good without having been given up."""
+        """Whether the lease was permanently lost before this member gave it up."""
 
     @property
     def damage(self) -> str | None:
-        """Why this member's log of the work cannot be continued, as of the last `record`; None if it can."""
+        """Why this member's log of the work cannot be continued, as of the last `record`; None if it can be
+        continued.
+        """
 
     @property
     def left(self) -> bool:
-        """Whether the work has ended and the lease was released."""
+        """Whether the work has ended and the lease has been released."""
 
     def record(self) -> None:
         """Record the progress of the work, if it has changed. Raises LeaseLost, CoordinationLost."""
@@ -94,11 +98,10 @@ class Tenure(Protocol):
         """End the work and release the lease, in a separate thread; then call `left`."""
 
     def wait_left(self, seconds: float) -> bool:
-        """Wait up to `seconds` until the lease was released; return whether it was."""
+        """Wait up to `seconds` for the release of the lease; return whether it has been released."""
 
 
 # Begins work under a lease.
 Begin = Callable[[CoordinationStore, str, Lease], Tenure]
-# Begins to copy the log of a piece of work. It needs no lease, because its bytes determine whether it is
-# valid.
+# Begins to copy a work's log. The copy needs no lease, because its bytes prove whether it is valid.
 BeginCopy = Callable[[CoordinationStore, str], Tenure]

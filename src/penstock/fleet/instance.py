@@ -16,7 +16,7 @@ from penstock.fleet.records import capturer_of
 from penstock.fleet.tenure import TenuredCapture
 from penstock.logstore.followed_log import ServedLog
 
-# An answer of the store is used for this long, and shared by all requests in that time.
+# The store's answer is reused for this long by all requests.
 _FRESH_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class _Capturer:
-    """The member that captures an instance, as last read; `name` is None if nobody does."""
+    """The member that captures an instance, as last read; `name` is None if no member does."""
 
     name: str | None
     address: str | None
@@ -101,7 +101,7 @@ class Directory:
 
 
 class FleetInstance:
-    """An instance that some member captures; see `penstock.serve.served.ServedInstance`."""
+    """An instance that some member of the fleet captures; see `penstock.serve.served.ServedInstance`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class FleetInstance:
         return self._name
 
     def status(self) -> Mapping[str, Any]:
-        """Return the status of its capture, or the member that captures it. Never waits."""
+        """Return the capture's status, or the member that captures the instance. Never waits."""
         capture = self._capture()
         if capture is not None:
             return capture.status()
@@ -133,7 +133,7 @@ class FleetInstance:
         ).to_json()
 
     def log(self) -> ServedLog:
-        """Return its log. Raises CapturedElsewhere, and the errors of a capture's log."""
+        """Return the capture's log. Raises CapturedElsewhere, or any error from opening the log."""
         capture = self._capture()
         if capture is None:
             raise self._directory.elsewhere(self._name)

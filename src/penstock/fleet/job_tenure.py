@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's role in one job: it runs the job as a child process, and starts it again after a failure.
 
-Two processes of one job exclude each other by the lease in the pipeline's own state. So a child continues
-while the store does not answer the worker, and ends when the worker loses the job.
+The lease in the pipeline's state ensures that only one process of a job works at a time. A child therefore
+continues while the store does not answer the worker, and ends only when the worker loses the job.
 """
 
 import os
@@ -36,22 +36,22 @@ from penstock.fleet.jobs import (
 )
 from penstock.retry import Backoff, Retry
 
-# A process that ran for this long counts as started: if it ends, it is restarted without a long backoff.
+# A process that ran for this long had started properly: if it ends, it is restarted without a long backoff.
 _WELL_SECONDS = 60.0
 _BACKOFF = Backoff(first=1.0, longest=300.0)
 _RELEASE_BACKOFF = Backoff(longest=1.0)
 # Longer than a pipeline needs to stop by itself.
 _STOP_SECONDS_MAX = 20.0
-# A descendant that left the process's group may keep its output open.
+# How long to wait for the rest of the output, which a descendant outside the process group may keep open.
 _OUTPUT_SECONDS_MAX = 5.0
 
-# A job's output is in two files of at most this size; a line is cut for the store.
+# A job's output is kept in two files of at most this size. In the store, lines are truncated.
 _LOG_BYTES_MAX = 8 << 20
 _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
 _WHY_LINES = 5
 
-# The address of a job's metrics, in the job's folder.
+# The file in the job's folder with the address of the job's metrics.
 ADDRESS_FILE = "metrics.address"
 
 _log = structlog.get_logger(__name__)
@@ -61,8 +61,8 @@ class JobTenure:
     """A job that this worker runs; see `penstock.fleet.group.Tenure`.
 
     `command` is the program; the job's verb, file and options are appended. The job's file and output are in
-    a separate folder below `folder`. With `address_variable`, this environment variable of the process names
-    the file there to which it writes the address of its metrics.
+    a separate folder below `folder`. `address_variable` is the environment variable that tells the process in
+    which file of the job's folder to write the address of its metrics.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class JobTenure:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is lost for good without having been given up."""
+        """Whether the lease was permanently lost before this worker gave it up."""
         return self._lease.lost
 
     @property
     def damage(self) -> None:
-        """None: a job has no log."""
+        """Always None: a job has no log."""
 
     @property
     def left(self) -> bool:
-        """Whether the process has ended and the lease was released."""
+        """Whether the process has ended and the lease has been released."""
         return self._left.is_set()
 
     def leave(self, why: str, left: Callable[[], None]) -> None:
@@ -120,11 +120,11 @@ class JobTenure:
         self._news.set()
 
     def wait_left(self, seconds: float) -> bool:
-        """Wait up to `seconds` until the lease was released; return whether it was."""
+        """Wait up to `seconds` for the release of the lease; return whether it has been released."""
         return self._left.wait(seconds)
 
     def record(self) -> None:
-        """Record the state and the newest output, if that has changed. Raises CoordinationLost."""
+        """Record the state and the newest output, if either has changed. Raises CoordinationLost."""
         if not self._lease.held:
             return
         with self._lock:
@@ -136,7 +136,7 @@ class JobTenure:
     # --- The thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Run the job until it is given up. The kernel ends the child with this thread."""
+        """Run the job until it is given up. When this thread ends, the kernel ends the child."""
         failures = 0
         try:
             while not self._stopping.is_set():
@@ -166,7 +166,7 @@ class JobTenure:
             self._on_left()
 
     def _run_once(self, job: JobSpec) -> int | None:
-        """Run the job's process; return its exit status, None if it was stopped here."""
+        """Run the job's process; return its exit status, or None if this worker stopped it."""
         try:
             process = self._start(job)
         except (OSError, ValueError) as problem:
@@ -225,12 +225,12 @@ class JobTenure:
         if self._address_variable is None:
             return {}
         file = self._folder / ADDRESS_FILE
-        # The port of the previous process may belong to another program by now.
+        # Another program may use the port of the previous process by now.
         file.unlink(missing_ok=True)
         return {self._address_variable: str(file)}
 
     def _read_output(self, process: "subprocess.Popen[bytes]") -> None:
-        """Store the output of the process, in bounded files and the newest lines in memory.
+        """Store the output of the process in bounded files, and its newest lines in memory.
 
         If the disk is full, output is lost, because the process must not wait.
         """
@@ -264,8 +264,8 @@ class JobTenure:
         self._output.flush()
 
     def _wait_for_change(self, job: JobSpec, seconds: float | None) -> None:
-        """Wait for a time, or until the job is given up or changed. A job that has ended successfully waits
-        without a time limit.
+        """Wait for some time, or until the job is given up or changed.||If the job has ended successfully,
+        wait without a time limit.
         """
         if seconds is None:
             self._note(state="ended", ended=job.work)

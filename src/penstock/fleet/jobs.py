@@ -38,9 +38,10 @@ class JobSpec:
     """The desired state of a job:
 
     `verb` and `options` of the command line, and the text of the pipeline file. `version` counts the changes
-    of the work itself, `restarts` the requested restarts. `${NAME}` in the text is one of `values`, otherwise
-    read where the job runs. If the job was moved to a worker, `worker` runs it as long as it can. `created`
-    is the change that created the record: it differs from that of a deleted job of the same name.
+    of the work itself, `restarts` the requested restarts. `${NAME}` in the text is replaced from `values`,
+    otherwise from the environment where the job runs. If the job was moved to a worker, `worker` runs the job
+    as long as it can. `created` is the number of the change that created the record, which distinguishes the
+    job from a deleted job with the same name.
     """
 
     name: str
@@ -89,16 +90,16 @@ class JobSpec:
 
     @property
     def work(self) -> tuple[int, int, int]:
-        """Identifies the work of a process of this job. It changes when another process is wanted."""
+        """Identifies the work of this job's process. The value changes when a different process is needed."""
         return self.created, self.version, self.restarts
 
     @property
     def process(self) -> tuple[object, ...]:
-        """The inputs with which its process is started."""
+        """The inputs with which the job's process is started."""
         return self.verb, self.options, self.text, self.values
 
     def is_same_work(self, other: "JobSpec") -> bool:
-        """Return whether a running process of this job can continue with the other version."""
+        """Return whether a running process of this job can continue with another version of the job."""
         return (self.work, self.paused) == (other.work, other.paused)
 
 
@@ -115,7 +116,7 @@ class JobExit:
 class JobRun:
     """The last record of a worker about a job.
 
-    `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest lines of its
+    `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest lines of the
     output; the complete output is in `log` on the worker. `ended` is the newest `JobSpec.work` that ended
     without an error.
     """
@@ -137,7 +138,7 @@ class JobRun:
 
     @classmethod
     def of(cls, name: str, record: Record | None) -> Self:
-        """Read the record; without one the job has never run. Raises SchemaInvalid."""
+        """Read the record; without a record, the job has never run. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_fields(f"the run of job {name}", record) as values:
@@ -273,13 +274,15 @@ def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
 
 
 def works_of_jobs(store: CoordinationStore) -> list[Work]:
-    """Return every job that should run, and those whose records cannot be read. Raises CoordinationLost."""
+    """Return every job that should run, and every job whose record cannot be read. Raises
+    CoordinationLost.
+    """
     works = []
     for name in names_below(store, JOBS):
         try:
             job = JobSpec.of(name, store.get(job_path(name)))
         except SchemaInvalid as problem:
-            # The job may be running already, and the other jobs must run in any case.
+            # The job may already be running, and the other jobs must run in any case.
             _log.error("a job cannot be read", job=name, why=str(problem), hint=problem.hint)
             works.append(Work(name))
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader's work for a group: place the work on the members that are alive.
+"""The leader's work for a group: placing work on the members that are alive.
 
 All writes are conditional on versions and carry the leader's token, so that if two processes both believe
 that they lead, one of them detects the other.
@@ -32,11 +32,11 @@ from penstock.fleet.records import (
 
 # Members often join or leave together, so work is placed once membership is stable for this long.
 SETTLE_SECONDS = 0.2
-# When the first members start, no work is placed yet. Wait for others that start at the same time, so that
-# they share the work.
+# When the first members start, no work is placed yet. Wait for members that start at the same time, so that
+# all share the work.
 FIRST_SETTLE_SECONDS = 1.0
 
-# A member that returns within this time keeps its copies of logs. After that, others get them.
+# A member that returns within this time keeps its copies of logs. After that, the copies go to other members.
 AWAY_SECONDS = 60.0
 
 _LOOK_SECONDS = 5.0
@@ -50,16 +50,16 @@ _log = structlog.get_logger(__name__)
 
 
 class FleetLeadership:
-    """The leader's role of a member, while the lease is held. Belongs to the member's thread."""
+    """The leader's role of a member, while it holds the lease. For the member's thread only."""
 
     def __init__(self, store: CoordinationStore, lease: Lease, group: Group) -> None:
         self._store = store
         self._group = group
         self._lease = lease
-        # Each member's record, and the change that created it, which differs when a member joins again.
+        # Each member's record, and the change that created it. The change differs when a member joins again.
         self._members: dict[str, tuple[int, MemberRecord]] = {}
         self._members_since = time.monotonic()
-        # Members with work that are not running, and since when, in monotonic seconds.
+        # Members that have work but are not running, and since when, in monotonic seconds.
         self._away: dict[str, tuple[float, Host]] = {}
         self._placements: dict[str, tuple[int, PlacementRecord]] | None = None
         self._joins: tuple[int, dict[str, list[int]]] | None = None
@@ -77,11 +77,11 @@ class FleetLeadership:
         self._lease.release()
 
     def forget_work(self) -> None:
-        """Read the work again because it has changed. May be called by any thread."""
+        """Read the work again, because it has changed. May be called by any thread."""
         self._has_new_work.set()
 
     def lead(self) -> float:
-        """Do the work that is due; return the seconds until the next check.
+        """Do all work that is due; return the seconds until the next check.
 
         Raises CoordinationLost, VersionConflict, SchemaInvalid.
         """
@@ -113,7 +113,7 @@ class FleetLeadership:
             try:
                 members[name] = record.created, MemberRecord.of(name, record)
             except SchemaInvalid as problem:
-                # A member of a later version gets work once members of that version lead.
+                # A member of a later version receives work once a member of that version leads.
                 _log.error("a member cannot be read", member=name, why=str(problem), hint=problem.hint)
         before = {name: created for name, (created, _) in self._members.items()}
         now = {name: created for name, (created, _) in members.items()}
@@ -126,7 +126,7 @@ class FleetLeadership:
         self._note_joins(sorted(name for name, created in now.items() if before.get(name) != created))
 
     def _note_joins(self, joined: list[str]) -> None:
-        """Record that members joined. A new leader finds that most of them are recorded already."""
+        """Record that members joined. A new leader finds most of them already recorded."""
         version, joins = self._joins or self._read_joins()
         changed = False
         for name in joined:
@@ -156,8 +156,8 @@ class FleetLeadership:
             record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
-                # Members that left together with the last leader. Their zones are unknown, because their
-                # records are gone.
+                # Members that left at the same time as the last leader. Their zones are unknown, because
+                # their records are gone.
                 self._away.setdefault(name, (time.monotonic(), Host(name)))
         return placements
 
@@ -244,7 +244,7 @@ class FleetLeadership:
             record = PlacementRecord(self._lease.token, tuple(sorted(instances)), tuple(sorted(copies[name])))
             if replace(record, token=placed.token) == placed and version != ABSENT:
                 if name not in self._members and not instances and not copies[name]:
-                    # The member is gone, and so are its copies.
+                    # The member is gone, and its copies with it.
                     self._store.delete(self._group.placements + path_of(name), version)
                     del placements[name]
                 continue

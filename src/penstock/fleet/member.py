@@ -2,8 +2,8 @@
 """A member of a group: one running daemon or worker, which does its share of the work.
 
 Members register under a session. One of them is the leader by a lease, and places the work. Each member does
-what is placed on it, once the previous holder has released its lease or that holder's session has ended. One
-thread does everything that decides; another records progress and loads.
+the work placed on it, once the previous holder has released the lease or lost its session. One thread makes
+all decisions; another records progress and loads.
 """
 
 import os
@@ -30,13 +30,14 @@ from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
 from penstock.fleet.records import DRAINED, DamageRecord, LoadRecord, MemberRecord, PlacementRecord
 
-# How often progress is recorded. After a takeover, another host reads at most this much from a server again.
+# How often progress is recorded. After a takeover, another host re-reads at most this much time of a server's
+# log.
 RECORD_SECONDS = 5.0
 
 # Upper limits for polling intervals; watches wake the thread earlier.
 _LOOK_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.5
-# Work that cannot be begun here is retried after this time.
+# Work that this member cannot begin is retried after this time.
 _REFUSED_SECONDS = 5.0
 # A load is written again once it has changed by a tenth, but no more often than this.
 _LOAD_SECONDS = 10.0
@@ -63,8 +64,9 @@ class FleetMember:
     """This process's role in a group. `start` and `stop` belong to the main thread.
 
     `open_store` opens the store; a store that does not answer yet is opened later. `begin` begins a piece of
-    work under its lease, and `begin_copy` a copy of its log. `bytes_per_second` measures the load of all
-    work, and `stop` waits up to `end_seconds` for the work to end. `joined` is called with each session.
+    work under its lease, and `begin_copy` begins a copy of the work's log. `bytes_per_second` measures the
+    load of all work, and `stop` waits up to `end_seconds` for the work to end. `joined` is called with each
+    session.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class FleetMember:
         self._joined = joined
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
-        # This member's record in the session, which lists all instances of its settings.
+        # This member's record in the session, which lists all instances in its settings.
         self._record_value = b""
         self._joined_us = 0
-        # Set by `change` for the thread: whether the record has changed, and the work that has to restart.
+        # Set by `change` for the member's thread: whether the record has changed, and the work that must
+        # restart.
         self._change_lock = threading.Lock()
         self._has_other_works = False
         self._restarted: set[str] = set()
@@ -104,7 +107,7 @@ class FleetMember:
         self._doubtful: set[str] = set()
         # Work whose progress is no longer recorded after a defect.
         self._unrecorded: list[Tenure] = []
-        # The damaged logs in the session's record, and those that should be in it.
+        # The damaged logs in the session's record, and the logs that should be in it.
         self._damage_recorded = self._damage = DamageRecord()
         # Work that could not be begun, and when it is retried, in monotonic seconds.
         self._refused: dict[str, float] = {}
@@ -125,12 +128,12 @@ class FleetMember:
 
     @property
     def registration(self) -> int | None:
-        """The change that created this member's record, None before it has registered."""
+        """The number of the change that created this member's record, None before it has registered."""
         return self._registration
 
     @property
     def failure(self) -> PenstockError | None:
-        """Why this daemon no longer takes part, None while it does."""
+        """Why this daemon no longer takes part, None while it takes part."""
         return self._failure
 
     def start(self, failed: Callable[[], None]) -> None:
@@ -148,7 +151,7 @@ class FleetMember:
                 thread.join()
 
     def change(self, works: Mapping[str, Work], restarted: Collection[str]) -> None:
-        """Do this work from now on. Work in `restarted` ends, and begins again."""
+        """From now on, do this work. Work in `restarted` ends and begins again."""
         with self._change_lock:
             self._self = replace(self._self, works=works)
             self._has_other_works = True
@@ -157,11 +160,11 @@ class FleetMember:
 
     @property
     def store(self) -> CoordinationStore | None:
-        """The store, None before it has answered."""
+        """The store, None until it has answered for the first time."""
         return self._store
 
     def tenures(self) -> Mapping[str, Tenure]:
-        """Return what this member does, by name."""
+        """Return this member's current roles, by name of the work."""
         return dict(self._tenures)
 
     def copies(self) -> Mapping[str, Tenure]:
@@ -176,7 +179,7 @@ class FleetMember:
                 self._news.clear()
                 self._news.wait(self._run_step())
         except Exception as defect:
-            # The end of the thread prints the traceback. Other members take over.
+            # The exception ends the thread, which prints the traceback. Other members take over.
             self._failure = _defect("this process's part in the fleet", defect)
             raise
         finally:
@@ -196,7 +199,7 @@ class FleetMember:
                 self._failed()
 
     def _run_step(self) -> float:
-        """Do the work that is due; return the maximum seconds until the next check."""
+        """Do all work that is due; return the maximum number of seconds until the next check."""
         try:
             if self._store is None:
                 self._store = self._open_store()
@@ -213,13 +216,13 @@ class FleetMember:
             self._give_up_lost()
             return _LOOK_SECONDS_MAX
         except PenstockError as problem:
-            # Work may only continue under a lease, so all of it ends.
+            # Work may continue only under a lease, so all work ends.
             _log.error("a member leaves the fleet", member=self.name, why=str(problem))
             self._failure = problem
             return 0.0
 
     def _join(self, store: CoordinationStore) -> None:
-        """Start a session; everything held under the previous session is given up."""
+        """Start a session, and give up everything that was held under the previous session."""
         self._give_up_lost()
         self._leadership = None
         self._refused_since = None
@@ -250,7 +253,7 @@ class FleetMember:
         self._release_doubtful(wanted)
         copied = {name for name in placed.copies if works is None or name in works} - wanted
         for name in [name for name, copy in self._copies.items() if copy in self._unrecorded]:
-            # Its record would otherwise remain, and count as a copy.
+            # Otherwise the copy's record would remain and count as a copy.
             self._give_up(self._copies, name, "a defect")
         for name in [name for name in self._copies if name not in copied]:
             self._give_up(self._copies, name, "captured here" if name in wanted else "placed elsewhere")
@@ -275,14 +278,14 @@ class FleetMember:
         self._damage_recorded = self._damage
 
     def _apply_change(self) -> None:
-        """Register with the changed work, and end the work that has to restart. Raises CoordinationLost; the
-        call is then repeated.
+        """Register with the changed work, and end the work that has to restart. After CoordinationLost the
+        call is repeated.
         """
         assert self._session is not None
         with self._change_lock:
             if not self._has_other_works:
                 return
-            # Keep the time of joining, because this does not count as a return for the damper.
+            # Keep the join time, because this does not count as a return for the damper.
             self._record_value = self._member_record().encode()
             self._session.remove(self._group.members + path_of(self.name))
             self._has_other_works = False
@@ -300,7 +303,7 @@ class FleetMember:
                 self._group.members + path_of(member.name), self._record_value
             )
         except VersionConflict as problem:
-            # The record may be left over from a previous process; it then ends with that session.
+            # The record may belong to a previous process and then ends with that process's session.
             now = time.monotonic()
             if self._refused_since is None or not self._session.certain:
                 self._refused_since = now
@@ -376,9 +379,9 @@ class FleetMember:
         return _LOOK_SECONDS_MAX
 
     def _release_doubtful(self, wanted: set[str]) -> None:
-        """Release leases that the session may hold for work that is placed elsewhere by now.
+        """Release leases that the session may hold for work that has since been placed elsewhere.
 
-        Otherwise, no other member could do that work while the session lives.
+        Otherwise, no other member could do that work while the session is alive.
         """
         assert self._session is not None
         done_here = {*self._tenures, *(tenure.name for tenure in self._leaving)}
@@ -409,7 +412,7 @@ class FleetMember:
         _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
     def _take_copies(self, store: CoordinationStore, wanted: set[str]) -> None:
-        """Begin the copies that are placed here, once this member no longer uses their logs for anything
+        """Begin the copies that are placed on this member, once it no longer uses their logs for anything
         else.
         """
         busy = {*self._tenures, *self._copies, *(tenure.name for tenure in self._leaving)}
@@ -424,7 +427,9 @@ class FleetMember:
                 _log.info("a copy is begun here", work=name, member=self.name)
 
     def _acquire(self, store: CoordinationStore, path: str) -> leases.Lease | None:
-        """Acquire a lease that nobody holds, or that we hold without knowing because a response was lost."""
+        """Acquire a lease that nobody holds, or that this member holds without knowing because a response was
+        lost.
+        """
         assert self._session is not None
         holder = leases.Holder.of(store.get(path))
         if holder is not None and holder.name != self.name:
@@ -464,7 +469,7 @@ class FleetMember:
     # --- Recording --------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """Record the progress of all work and the load of this member, until stopped."""
+        """Record the progress of all work and this member's load, until stopped."""
         load_due = 0.0
         tenure: Tenure | None = None
         try:
@@ -477,12 +482,12 @@ class FleetMember:
                     load_due = time.monotonic() + _LOAD_SECONDS
                     self._record_load()
         except Exception as defect:
-            # The end of the thread prints the traceback.
+            # The exception ends the thread, which prints the traceback.
             if tenure is None:
                 self._failure = _defect("the recording of progress", defect)
             else:
-                # Do not release the work: the defect would then also end the member that takes it over, and
-                # so on.
+                # Do not release the work: otherwise the defect would also end the next member that takes it
+                # over, and so on.
                 _log.error("a defect: progress is recorded no more", work=tenure.name, why=repr(defect))
                 self._unrecorded.append(tenure)
                 self._recording = self._new_recording()
@@ -498,7 +503,7 @@ class FleetMember:
             tenure.record()
         except PenstockError as problem:
             _log.warning("progress is not recorded", work=tenure.name, why=str(problem))
-            # A lost lease is given up by the other thread.
+            # The other thread gives up a lost lease.
             self._news.set()
         if tenure.damage and tenure.name not in self._damage.logs:
             self._news.set()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which member does which work: a pure function, so that every leader decides alike.
+"""Decides which member does which work, as a pure function, so that every leader decides alike.
 
     place_works(works, hosts, current) ─▶ the member of each work, and the members with copies of its log
 
 Work stays where it is unless its member is gone, drained or overloaded. A member that has just returned
-several times receives no work for a while (a damper), so that a flapping host does not cause work to move
-back and forth. Work whose log has copies moves only to a member with a copy, so that the log continues. A
-member whose own log of a work is damaged is treated as if its disk were lost: it has the work only if nobody
-else can do it.
+several times receives no work for a while (a damper), so that a flapping host does not move work back and
+forth. Work whose log has copies moves only to a member with a copy, so that the log continues. A member whose
+own log of a work is damaged is treated as if its disk were lost: it receives the work only if no other member
+can do it.
 """
 
 import heapq
@@ -28,8 +28,8 @@ _DAMPED_US_MAX = 600 * 1_000_000
 class Work:
     """A piece of work that exactly one member does.
 
-    `member` does it as long as it can, otherwise a member in `zone` if there is one. Its log exists `copies`
-    times, including the log of that member.
+    The work belongs to `member` as long as that member can do it, otherwise to a member in `zone` if there is
+    one. The work's log exists `copies` times, including the log of the member that does the work.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Work:
 class Host:
     """A member.
 
-    `works` are the names of the work that it can do, None for all. Hosts that are drained or temporarily
-    `away` receive no work, but keep their copies of logs. A drained host that `hands_over` keeps work whose
-    log has copies until one of them is in step; other drained hosts do no work. A host that is not `settled`
-    keeps its work and receives only work that no other host can do. The host's logs for the work in `damaged`
-    cannot be continued.
+    `works` are the names of the work that the member can do, None for all. Hosts that are drained or
+    temporarily `away` receive no work, but keep their copies of logs. A drained host that `hands_over` keeps
+    work whose log has copies until one of them is in step; other drained hosts do no work. A host that is not
+    `settled` keeps its work and receives only work that no other host can do. The host's logs for the work in
+    `damaged` cannot be continued.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Host:
         return self.active and self.may_keep(work) and work.name not in self.damaged
 
     def may_keep(self, work: Work) -> bool:
-        """Return whether the host may keep a copy of a log that it has."""
+        """Return whether the host may keep an existing copy of a log."""
         return self.works is None or work.name in self.works
 
     def hands_over_log(self, work: Work) -> bool:
@@ -107,19 +107,19 @@ def place_works(
     """Return the placement of all work that any host can do.
 
     Work stays with its `current` member if possible. The rest goes to the members with the least load
-    relative to their weight. Then work moves from members with more than their share and `TOLERANCE`, as far
-    as whole pieces of work allow. `in_step` returns the members whose copies of a work's log have nearly all
-    of it, the most complete copy first. Work whose member is gone goes to a member with a copy. Work whose
-    member is alive, drained or not, moves only to a member with a copy in step, so a member that should
-    receive the work gets a copy first. A copy that is no longer wanted stays until those that replace it are
-    in step.
+    relative to their weight. Then work moves away from members that exceed their share by more than
+    `TOLERANCE`, as far as whole pieces of work allow. `in_step` returns the members whose copies of a work's
+    log are nearly complete, the most complete copy first. Work whose member is gone goes to a member with a
+    copy. Work whose member is alive, drained or not, moves only to a member with a copy in step, so a member
+    that should receive the work gets a copy first. A copy that is no longer wanted stays until those that
+    replace it are in step.
     """
 
     def ready(work: str) -> list[str]:
         return [name for name in in_step(work) if name in current.copies.get(work, ())]
 
     placing = _Placing(_with_last_resorts(works, hosts))
-    # The location of a work's log that has copies: its member, or the copy that continues it.
+    # Where the log of a work with copies is: on its member, or on the member whose copy continues it.
     anchors: dict[str, Host] = {}
     homeless = []
     for work in sorted(works, key=lambda work: (-work.weight, work.name)):
@@ -166,7 +166,7 @@ def _with_last_resorts(works: Sequence[Work], hosts: Sequence[Host]) -> list[Hos
 
 
 def _keepers(work: Work, placing: "_Placing", current: Placement, complete: Sequence[str]) -> list[Host]:
-    """Return the members whose copies can continue the log of a work, those that are `complete` first."""
+    """Return the members whose copies can continue a work's log, `complete` copies first."""
     names = current.copies.get(work.name, ()) if work.copies > 1 else ()
     ordered = [*complete, *(name for name in names if name not in complete)]
     keepers = [placing.hosts[name] for name in ordered if name in placing.hosts]
@@ -174,7 +174,7 @@ def _keepers(work: Work, placing: "_Placing", current: Placement, complete: Sequ
 
 
 class _Copying:
-    """The copies of logs while they are placed, after the work itself."""
+    """Places the copies of logs, after the work itself has been placed."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _Copying:
         self.copies[name] = tuple(sorted(copies))
 
     def _choose(self, work: Work, owner: Host, kept: Sequence[Host], awaited: Host | None) -> list[Host]:
-        """Return the members with copies: preferably in different zones, and those that already have one
+        """Return the members with copies, preferably in different zones, and members that already have a copy
         first.
         """
         holders = sorted(kept, key=lambda host: host.name)
@@ -225,7 +225,7 @@ class _Copying:
         chosen = [awaited] if awaited is not None and owner.drained else []
         former = self._placing.hosts.get(self._current.owners.get(work.name, ""))
         if former is not None and former.may_keep(work) and former not in (owner, *holders):
-            # Its log is complete until the work moves.
+            # The owner's log is complete until the work moves.
             holders.append(former)
         while len(chosen) < work.copies - 1:
             taken = {owner, *chosen, *([] if awaited is None else [awaited])}
@@ -252,12 +252,12 @@ class _Copying:
         return self._first(lambda host: host.knows(work) and host not in taken)
 
     def _first(self, may: Callable[[Host], bool]) -> Host | None:
-        """Return the least loaded host that may get a copy, preferably a settled one."""
+        """Return the least loaded host that may receive a copy, preferably a settled host."""
         return self._placing.first(lambda host: may(host) and host.settled) or self._placing.first(may)
 
 
 class _Placing:
-    """The loads while a placement is made."""
+    """The loads of the hosts while a placement is made."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = {host.name: host for host in hosts}
@@ -268,14 +268,14 @@ class _Placing:
         self.zones = {host.zone for host in hosts if host.active}
 
     def eligible(self, work: Work) -> "_Eligible":
-        """Return the hosts that may do a work."""
+        """Return the hosts that may do a piece of work."""
         chosen = None if work.member is None else self.hosts.get(work.member)
         if chosen is not None and chosen.knows(work):
             return _Eligible(work, None, chosen.name)
         return _Eligible(work, work.zone if work.zone in self.zones else None, None)
 
     def give(self, work: Work, host: Host) -> None:
-        """Place a work; it leaves the host that had it."""
+        """Place a piece of work, which leaves the host that had it."""
         before = self.owners.get(work.name)
         if before is not None:
             del self._works[before][work.name]
@@ -285,7 +285,9 @@ class _Placing:
         self._change_load(host.name, work.weight)
 
     def least_loaded(self, work: Work, *, settled: bool) -> Host | None:
-        """Return the host with the smallest relative load that may gain a work, None if there is none."""
+        """Return the host with the smallest relative load that may receive a piece of work, None if there is
+        none.
+        """
         eligible = self.eligible(work)
         return self.first(lambda host: host in eligible and (host.settled or not settled))
 
@@ -317,7 +319,7 @@ class _Placing:
             self._relieve(donor, bound)
 
     def _relieve(self, donor: Host, bound: float) -> None:
-        # Large pieces first need the fewest moves.
+        # Starting with large pieces needs the fewest moves.
         for work in sorted(self._works[donor.name].values(), key=lambda work: (-work.weight, work.name)):
             load = self._relative(donor.name)
             if load <= bound:
@@ -336,7 +338,7 @@ class _Placing:
         heapq.heappush(self._heap, (self._relative(name), name))
 
     def _ascending(self) -> Iterator[tuple[float, Host]]:
-        """Take the hosts off the heap by relative load; entries of earlier loads are dropped."""
+        """Pop hosts from the heap by relative load; entries for outdated loads are dropped."""
         taken = set()
         while self._heap:
             load, name = heapq.heappop(self._heap)
@@ -347,8 +349,8 @@ class _Placing:
 
 @dataclass(frozen=True)
 class _Eligible:
-    """The hosts that may do a piece of work. Of the hosts that know it, this is its own member or the hosts
-    in its zone, if there are any.
+    """The hosts that may do a piece of work. Among the hosts that know the work, these are its own member or
+    the hosts in its zone, if there are any.
     """
 
     work: Work

@@ -40,7 +40,8 @@ HINT_VERSION = "Upgrade this member; all members of a fleet should have one vers
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """A running member: where clients reach it, and the instances of its settings with weight and zone.
+    """A running member: where clients reach the member, and the instances in its settings, with weight and
+    zone.
 
     `created` is the change that created the record; it differs when a member registers again.
     """
@@ -69,7 +70,8 @@ class MemberRecord:
     @classmethod
     def of(cls, name: str, record: Record) -> Self:
         """Read a member's record. Raises SchemaInvalid."""
-        # The instances are the last field. Most members have equal ones, which are parsed only once.
+        # The instances are the last field. Most members have equal instances, which are then parsed only
+        # once.
         fields, instances_mark, instances = record.value.partition(b', "instances": ')
         fields_record = replace(record, value=fields + (b"}" if instances_mark else b""))
         with reading_fields(f"the record of member {name}", fields_record) as values:
@@ -98,9 +100,9 @@ def _read_instances(text: bytes) -> Mapping[str, Work]:
 
 @dataclass(frozen=True)
 class PlacementRecord:
-    """The instances that a member should capture, and those whose logs it should copy.
+    """The instances that a member should capture, and the instances whose logs it should copy.
 
-    `token` belongs to the leader's lease that wrote it.
+    `token` is the token of the leader's lease under which the record was written.
     """
 
     token: int = 0
@@ -115,7 +117,7 @@ class PlacementRecord:
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
-        """Read the record; without one nothing is placed. Raises SchemaInvalid."""
+        """Read the record; without a record, nothing is placed. Raises SchemaInvalid."""
         if record is None:
             return cls()
         with reading_fields("a placement", record) as values:
@@ -131,9 +133,9 @@ class CaptureRecord:
     """An instance's capture: the token of the lease that may write, and the position where another host would
     begin.
 
-    `holds` are the holds of the capturer's log, which another host's log takes over; None before its first
-    log. `state` and `why` describe the capture at `updated_us`, when the record was written. `member` holds
-    the lease with the token.
+    `holds` are the holds on the capturing member's log, which another host's log takes over; None before the
+    first log. `state` and `why` describe the capture at `updated_us`, when the record was written. `member`
+    holds the lease with the token.
     """
 
     token: int
@@ -188,9 +190,9 @@ class CaptureRecord:
 class CopyRecord:
     """A member's copy of an instance's log, as of `updated_us`.
 
-    `position` is the end of the copy, None if it is empty. `in_step` is true if the copy has nearly all that
-    the capturing member has. `why` says what keeps it from following. `registration` is the value of
-    `MemberRecord.created` of the member at that time, None in the record of an earlier version.
+    `position` is the end of the copy, None if it is empty. `in_step` is true if the copy has nearly
+    everything that the capturing member has. `why` says why the copy cannot follow. `registration` is the
+    value of `MemberRecord.created` of the member at that time, None in the record of an earlier version.
     """
 
     position: Position | None = None
@@ -201,7 +203,7 @@ class CopyRecord:
     registration: int | None = None
 
     def is_in_step(self, member: MemberRecord) -> bool:
-        """Return whether the copy is in step. A record from before the member restarted does not count."""
+        """Return whether the copy is in step. A record that predates the member's restart does not count."""
         return self.in_step and self.registration in (None, member.created)
 
     def encode(self) -> bytes:
@@ -274,9 +276,9 @@ class LoadRecord:
 
 @dataclass(frozen=True)
 class DamageRecord:
-    """The instances whose logs on a running member are damaged, and how.
+    """The damaged logs on a running member, by instance, and the kind of damage.
 
-    A member with such a log captures the instance only if no other member can.
+    Such a member captures the instance only if no other member can.
     """
 
     logs: Mapping[str, str] = field(default_factory=dict)
@@ -317,13 +319,13 @@ def copy_path(instance: str, member: str) -> str:
 def members_in_step(
     store: CoordinationStore, members: Mapping[str, MemberRecord], instance: str
 ) -> list[str]:
-    """Return which of the running members have nearly all of an instance's log, the most complete first.
+    """Return the running members that have nearly all of an instance's log, the most complete first.
 
-    A record from before a member registered does not count: the member's host may have lost bytes since.
-    Raises SchemaInvalid, CoordinationLost.
+    A record that predates a member's registration does not count, because the member's host may have lost
+    bytes since. Raises SchemaInvalid, CoordinationLost.
     """
     positions: list[tuple[Position, str]] = []
-    # An instance whose server writes nothing has an empty log, and so are its copies.
+    # An instance whose server writes nothing has an empty log, and its copies are empty as well.
     empty: list[str] = []
     for name in names_below(store, INSTANCES + path_of(instance, "copies")):
         member = members.get(name)
@@ -351,13 +353,15 @@ def member_of(store: CoordinationStore, name: str) -> MemberRecord | None:
 
 
 def capturer_of(store: CoordinationStore, instance: str) -> MemberRecord | None:
-    """Return the member that captures an instance now, None if nobody does. Raises the errors of a read."""
+    """Return the member that captures an instance now, None if no member does. Raises SchemaInvalid,
+    CoordinationLost.
+    """
     holder = Holder.of(store.get(lease_path(instance)))
     return None if holder is None else member_of(store, holder.name)
 
 
 def read_damages(store: CoordinationStore, path: str) -> dict[str, DamageRecord]:
-    """Return the damaged logs by member, from below a path, without unreadable records.
+    """Return the damaged logs by member, read below a path, without unreadable records.
 
     Raises CoordinationLost.
     """
@@ -366,14 +370,14 @@ def read_damages(store: CoordinationStore, path: str) -> dict[str, DamageRecord]
         try:
             damages[name] = DamageRecord.of(name, store.get(path + path_of(name)))
         except SchemaInvalid as problem:
-            # A member of a later version may have written it. Unreadable records must not prevent the
+            # A member of a later version may have written the record. Unreadable records must not prevent the
             # placement of other work.
             _log.error("damaged logs cannot be read", member=name, why=str(problem), hint=problem.hint)
     return damages
 
 
 def read_joins(record: Record | None) -> dict[str, Sequence[int]]:
-    """Return when each member joined lately, in microseconds UTC since 1970. Raises SchemaInvalid."""
+    """Return when each member recently joined, in microseconds UTC since 1970. Raises SchemaInvalid."""
     if record is None:
         return {}
     with reading_fields("the members' history", record) as values:
@@ -416,7 +420,8 @@ def encode_record(values: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def reading_fields(what: str, record: Record) -> Iterator[dict[str, Any]]:
-    """Yield the fields of a record. Raises SchemaInvalid for a later format, and if the block cannot read it.
+    """Yield the fields of a record. Raises SchemaInvalid for a later format, or if the block cannot read a
+    field.
 
     `what` names the record in the errors.
     """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a fleet according to its coordination store: members, and who captures which instance."""
+"""The state of a fleet according to its coordination store: its members, and which member captures which
+instance.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -39,7 +41,7 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     members = {name: member_of(store, name) for name in names_below(store, DAEMONS.members)}
     running = {name: member for name, member in members.items() if member is not None}
     names = {instance for member in running.values() for instance in member.instances}
-    # A captured instance may be defined only in the file of a member that is not running.
+    # A captured instance may be defined only in the settings file of a member that is not running.
     removed = {name for name, wanted in read_wanted(store).items() if wanted.text is None}
     names |= set(names_below(store, INSTANCES)) - removed
     damages = read_damages(store, DAEMONS.damaged)
@@ -95,7 +97,7 @@ def _works_of(placement: PlacementRecord) -> int:
 def _copy_status(
     store: CoordinationStore, instance: str, name: str, running: Mapping[str, MemberRecord]
 ) -> dict[str, Any]:
-    """Return a member's copy of an instance's log, and its progress at the member's last record."""
+    """Return a member's copy of an instance's log, with its progress at the member's last record."""
     record = CopyRecord.of(instance, store.get(copy_path(instance, name))) or CopyRecord()
     member = running.get(name)
     return {
@@ -159,7 +161,7 @@ def _instance_status(
         "address": None if member is None else member.address,
         "token": None if holder is None else holder.token,
         "since_us": None if holder is None else holder.since_us,
-        # The last record of the capturer, which may have died since.
+        # The capturing member's last record. The member may have died since.
         "state": (record.state or None) if record is not None and holder is not None else None,
         "why": record.why if record is not None and holder is not None else None,
         "position": None if handover is None else str(handover.reached),

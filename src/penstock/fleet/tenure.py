@@ -38,16 +38,16 @@ from penstock.model import Position
 from penstock.retry import Backoff, Retry
 
 _BACKOFF = Backoff(longest=1.0)
-# Errors that affect a log but not a copy of it.
+# Errors that affect a log but not a copy of the log.
 _DAMAGES = (LogDamaged.__name__, LogTorn.__name__)
-# An end that takes longer than this is logged.
+# If ending a capture takes longer than this, it is logged.
 _JOIN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class FencedRecord:
-    """An instance's capture record, written under a lease's token. Thread-safe."""
+    """An instance's capture record, written under the token of a lease. Thread-safe."""
 
     def __init__(self, store: CoordinationStore, instance: str, lease: Lease) -> None:
         """Write the token, so that no earlier holder can write. Raises LeaseLost, CoordinationLost."""
@@ -57,7 +57,7 @@ class FencedRecord:
         self._path = capture_path(instance)
         self._lock = threading.Lock()
         stored = store.get(self._path, latest=True)
-        # The record of the last holder, None if there was none.
+        # The last holder's record, None if there was none.
         self.before = CaptureRecord.of(instance, stored)
         self._record = self.before or CaptureRecord(self._token)
         self._prove_not_fenced(self._record)
@@ -70,7 +70,8 @@ class FencedRecord:
         return self._record
 
     def write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
-        """Replace the record. With `base`, write nothing if another thread has replaced that record.
+        """Replace the record. With `base`, write nothing if another thread has already replaced the record
+        `base`.
 
         Raises LeaseLost if a later holder has written, CoordinationLost.
         """
@@ -80,7 +81,7 @@ class FencedRecord:
             try:
                 self._version = self._store.put(self._path, record.encode(), self._version)
             except VersionConflict:
-                # Either a later holder has written, or the answer to our own write was lost.
+                # Either a later holder has written, or the answer to this holder's own write was lost.
                 stored = self._store.get(self._path, latest=True)
                 present = CaptureRecord.of(self._instance, stored)
                 if present is None or present.token != self._token or stored is None:
@@ -108,16 +109,18 @@ class TenuredCapture(Protocol):
         """Start capturing."""
 
     def stop(self) -> None:
-        """Ask the capture to end. It stores what it has received first."""
+        """Ask the capture to end. The capture first stores everything that it has received."""
 
     def join(self, seconds: float) -> bool:
-        """Wait until everything is durable and the capture has ended; return whether it has."""
+        """Wait until everything is durable and the capture has ended; return whether it has ended."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return its status as plain JSON values, without waiting."""
+        """Return the status as plain JSON values, without waiting."""
 
     def log(self) -> ServedLog:
-        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
+        """Return the log. Raises ServerBusy while the log is being opened, or the error that prevents
+        opening.
+        """
 
 
 class CaptureTenure(CaptureLease):
@@ -140,7 +143,7 @@ class CaptureTenure(CaptureLease):
         before = self._fenced.before
         # The newest holds are in the folder of the member that captured last.
         self._is_own_folder = before is not None and before.member == lease.holder
-        # The first log that is opened takes these over.
+        # The first log that is opened takes over these holds.
         self._holds_before = None if before is None else before.holds
         self._damage: str | None = None
         self._left = threading.Event()
@@ -153,27 +156,27 @@ class CaptureTenure(CaptureLease):
 
     @property
     def capture(self) -> TenuredCapture | None:
-        """The capture while it serves readers, None after the tenure has begun to end."""
+        """The capture while it serves readers, None once the tenure has begun to end."""
         return None if self._leaving else self._capture
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease is held, as far as is known now."""
+        """Whether this process is known to hold the lease."""
         return self._lease.held and not self._is_fenced_off
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease is lost for good without having been given up."""
+        """Whether the lease was permanently lost before this member gave it up."""
         return self._lease.lost or self._is_fenced_off
 
     @property
     def damage(self) -> str | None:
-        """Why this member's log cannot be continued, as of the last `record`; None if it can."""
+        """Why this member's log cannot be continued, as of the last `record`; None if it can be continued."""
         return self._damage
 
     @property
     def left(self) -> bool:
-        """Whether the capture has ended and the lease was released."""
+        """Whether the capture has ended and the lease has been released."""
         return self._left.is_set()
 
     def start(self, make_capture: Callable[["CaptureTenure"], TenuredCapture]) -> None:
@@ -184,7 +187,7 @@ class CaptureTenure(CaptureLease):
     # --- For the capture --------------------------------------------------------------------
 
     def pause_reason(self) -> str | None:
-        """Return why nothing may be stored at the moment; see `CaptureLease`."""
+        """Return why the log must not be written at the moment; see `CaptureLease`."""
         if self.is_lost:
             raise LeaseLost(
                 f"the lease to capture {self.name} was lost", hint="See who has it: penstock fleet status"
@@ -195,11 +198,11 @@ class CaptureTenure(CaptureLease):
 
     @property
     def permitted_until(self) -> float:
-        """Until when received bytes may be stored; see `penstock.processes.lease.HeldLease`."""
+        """The time until which received bytes may be stored; see `penstock.processes.lease.HeldLease`."""
         return float("-inf") if self.is_lost else self._lease.held_until
 
     def handover(self) -> Handover | None:
-        """Return where the capture was when it was last recorded; see `CaptureLease`."""
+        """Return the last recorded position of the capture; see `CaptureLease`."""
         return self._fenced.record.handover
 
     def begin_epoch(self, beginning: Handover) -> None:
@@ -221,8 +224,8 @@ class CaptureTenure(CaptureLease):
     def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
         """Set the holds of the last host in a log on disk, once; `has_epoch` is false for a new log.
 
-        Otherwise, a reader that is not connected now would lose its hold together with the last host. Holds
-        from an earlier time in this folder are outdated, because their readers have continued elsewhere.
+        Otherwise, a reader that is not connected at the time would lose its hold together with the last host.
+        Earlier holds in this folder are outdated, because their readers have continued elsewhere.
         """
         recorded, self._holds_before = self._holds_before, None
         if recorded is None or (self._is_own_folder and has_epoch):
@@ -249,7 +252,7 @@ class CaptureTenure(CaptureLease):
     def record(self) -> None:
         """Record the progress of the capture and where another host would begin, if that has changed.
 
-        Raises LeaseLost, CoordinationLost, and the errors of the log.
+        Raises LeaseLost, CoordinationLost, or an error from the log.
         """
         if self._capture is not None:
             record = self._fenced.record
@@ -273,13 +276,13 @@ class CaptureTenure(CaptureLease):
                     handover = _handover_of(log, log.epoch, holds, record.handover)
                     changed = replace(changed, handover=handover)
         except PenstockError as problem:
-            # While its log is being opened, the record keeps the position.
+            # While the log is being opened, the record keeps its position.
             _log.debug("a position is not recorded", instance=self.name, why=str(problem))
         return changed
 
     def _record_change(self, record: CaptureRecord, changed: CaptureRecord) -> None:
         if changed != record and self._lease.held:
-            # An epoch may have been agreed on since.
+            # Another epoch may have been agreed on since.
             self._write(replace(changed, updated_us=time.time_ns() // 1000), base=record)
 
     def _write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
@@ -301,7 +304,7 @@ class CaptureTenure(CaptureLease):
         threading.Thread(target=self._end, args=(left,), name=f"leave-{self.name}", daemon=True).start()
 
     def wait_left(self, seconds: float) -> bool:
-        """Wait up to `seconds` until the lease was released; return whether it was."""
+        """Wait up to `seconds` for the release of the lease; return whether it has been released."""
         return self._left.wait(seconds)
 
     def _end(self, left: Callable[[], None]) -> None:
@@ -309,12 +312,12 @@ class CaptureTenure(CaptureLease):
         try:
             if capture is not None:
                 record = self._fenced.record
-                # Once stopped, the capture closes its log. Later bytes are read from the server again.
+                # Once stopped, the capture closes its log. Bytes after that are read from the server again.
                 try:
                     changed = self._progress_of(capture, record)
                 finally:
                     capture.stop()
-                # A store that does not answer delays this, but not the end of the capture.
+                # A store that does not answer delays this record, but not the end of the capture.
                 self._record_end(record, changed)
         finally:
             self._release(capture)
@@ -325,7 +328,7 @@ class CaptureTenure(CaptureLease):
         """Release the lease once the capture has ended."""
         while capture is not None and not capture.join(_JOIN_SECONDS):
             _log.warning("a capture is still ending", instance=self.name)
-        # While the session lives, nobody else can have the lease, so retry until the session ends.
+        # While the session is alive, no other process can have the lease, so retry until the session ends.
         retry = Retry("a capture's lease cannot be given back yet", backoff=_BACKOFF)
         while not self._lease.expired:
             try:
@@ -335,7 +338,7 @@ class CaptureTenure(CaptureLease):
                 retry.wait(problem, instance=self.name)
 
     def _record_end(self, record: CaptureRecord, changed: CaptureRecord) -> None:
-        """Record where the capture ends. An earlier record is correct too."""
+        """Record where the capture ends. If this fails, an earlier record is still correct."""
         try:
             self._record_change(record, changed)
         except PenstockError as problem:
@@ -350,11 +353,11 @@ def _holds_of(log: ServedLog) -> tuple[Hold, ...]:
 
 
 def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
-    """Return whether a log continues what was recorded, so that a host without it could begin at its
-    position.
+    """Return whether a log continues the recorded position, so that a host without this log could begin at
+    the log's position.
 
-    The log of a member that captured before ends earlier. Its epoch may be older than the agreed one, until
-    the server has accepted its end and the log begins the agreed epoch or a later one.
+    The log of a member that captured earlier ends before that position. Its epoch may be older than the
+    agreed one, until the server has accepted its end and the log begins the agreed epoch or a later one.
     """
     if agreed is None or epoch.epoch > agreed.position.epoch:
         return True
@@ -366,14 +369,14 @@ def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is
 def _handover_of(
     log: ServedLog, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None
 ) -> Handover:
-    """Return where a host without this log would begin: at the last known reader, otherwise at the end of the
-    log.
+    """Return where a host without this log would begin: at the position of the furthest-behind reader,
+    otherwise at the end of the log.
     """
     visible, earliest = log.visible, log.earliest()
     reached = visible if visible is not None and visible.epoch == epoch.epoch else epoch.position
     needed = [hold.position for hold in holds]
     if isinstance(log, MemoryLog) and earliest is not None:
-        # The log keeps only what its readers have not consumed.
+        # The log keeps only data that its readers have not consumed.
         needed.append(earliest)
     position = max(min([reached, *needed]), epoch.position)
     if earliest is not None and earliest.epoch == epoch.epoch:
@@ -396,7 +399,7 @@ def _handover_of(
 
 
 def _time_before(log: ServedLog, position: Position, reached: Position) -> int:
-    """Return the time of a commit at or before a position, 0 if the log has none."""
+    """Return the time of a commit at or before a position, 0 if the log has no such commit."""
     if position == reached:
         return log.time_max_us
     before = [
@@ -412,5 +415,5 @@ def _fingerprint(log: ServedLog, position: Position) -> str:
     try:
         return file_fingerprint(log.head_bytes(position.epoch, position.file))
     except SourceMissing:
-        # The log has no data of the file yet.
+        # The log has no data from the file yet.
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances that users want, kept in the store: they replace those of the settings files."""
+"""Instances that users have stored in the coordination store, where they override the settings files."""
 
 import time
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ _log = structlog.get_logger(__name__)
 class WantedInstance:
     """An instance as users want it: the text of its section of a settings file, None if it was removed.
 
-    `${NAME}` in the text is one of `values`, otherwise read by each daemon. `version` counts the changes.
+    `${NAME}` in the text is replaced from `values`, otherwise from each daemon's environment. `version`
+    counts the changes.
     """
 
     name: str
@@ -67,7 +68,9 @@ def read_wanted(store: CoordinationStore) -> dict[str, WantedInstance]:
 
 
 def known_instances(store: CoordinationStore) -> set[str]:
-    """Return the names of wanted instances, of those of running members, and of those captured before."""
+    """Return the names of wanted instances, of running members' instances, and of instances captured
+    earlier.
+    """
     names = set(names_below(store, INSTANCES))
     names |= {name for name, wanted in read_wanted(store).items() if wanted.text is not None}
     for member in names_below(store, f"{FLEET}/members"):
@@ -93,8 +96,8 @@ def want_instance(store: CoordinationStore, wanted: WantedInstance) -> tuple[Wan
 
 
 def next_version(before: WantedInstance | None, wanted: WantedInstance) -> WantedInstance:
-    """Return an instance with the version that it would get when stored, or `before` itself if it is
-    equal.
+    """Return an instance with the version that it would receive when stored, or `before` itself if the
+    instance is equal.
     """
     if before is None:
         return replace(wanted, version=1)

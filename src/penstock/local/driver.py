@@ -31,7 +31,7 @@ from penstock.local.shuffle import Shuffle
 from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.verify.comparison import Spreading, in_this_process
 
-# The rows of a batch that are buffered between its stages; the rest is spilled to disk.
+# How many rows of a batch are buffered between its stages; further rows are spilled to disk.
 BUFFERED_BYTES_MAX = 256 << 20
 # How long a cancelled task may take to finish its current call.
 _CANCEL_SECONDS_MAX = 5.0
@@ -43,8 +43,8 @@ _log = structlog.get_logger(__name__)
 class LocalDriver:
     """Runs tasks in threads: as many at once as this process has cores.
 
-    Tasks that run at once have their own steps and their own sinks, which later tasks reuse. Several threads
-    call the function of a `python` step.
+    Tasks that run at the same time have separate steps and sinks, which later tasks reuse. The function of a
+    `python` step is called from several threads.
     """
 
     is_in_process = True
@@ -68,7 +68,7 @@ class LocalDriver:
         return cls(max(1, _available_cores() // shares), BUFFERED_BYTES_MAX // shares)
 
     def beside(self, runs: int, ranges: SharedRanges) -> "LocalDriver":
-        """Return a driver for one of several runs in this process, which share the decoded ranges."""
+        """Return a driver for one of several runs in this process, which share decoded ranges."""
         return LocalDriver(self.cores, self._buffered_bytes_max // runs, ranges.parts)
 
     def run(self, plan: TaskPlan) -> Iterable[Row]:
@@ -81,7 +81,7 @@ class LocalDriver:
 
     @contextmanager
     def cancelling(self, stop: threading.Event, seconds: float) -> Iterator[None]:
-        """Cancel tasks of the block that are still running `seconds` after `stop`."""
+        """Cancel tasks started in the block that are still running `seconds` after `stop`."""
         ended, cancelled = threading.Event(), threading.Event()
         self._cancelled = cancelled
 
@@ -130,7 +130,7 @@ class _Job:
         """Run both stages; return the messages."""
         tasks = range(len(self._plan.record.tasks))
         if len(tasks) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
-            # A thread costs more than a small batch.
+            # Starting a thread costs more than processing a small batch.
             self._run_threads(self._decode_and_write, tasks)
             return self._messages
         self._run_threads(self._decode, tasks)
@@ -194,7 +194,7 @@ class _Job:
                         return
                     task(number)
 
-        # Daemon threads: the end of the process must not wait for a call that hangs.
+        # Daemon threads, because the end of the process must not wait for a hung call.
         threads = [
             threading.Thread(target=run_tasks, name=f"task-{number}", daemon=True)
             for number in range(min(self._cores, len(numbers)))
@@ -203,7 +203,7 @@ class _Job:
             for thread in threads:
                 thread.start()
             self._join(threads)
-        # This happens after an interrupt of this thread.
+        # Reached after this thread was interrupted.
         self._join(threads)
         if self._error is not None:
             raise self._error
@@ -211,9 +211,9 @@ class _Job:
             raise _cancelled_error()
 
     def _join(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for threads: after a cancellation or an interrupt for up to _CANCEL_SECONDS_MAX.
+        """Wait for threads; after a cancellation or an interrupt, for up to _CANCEL_SECONDS_MAX.
 
-        After the error of a task wait until all have ended, because the batch may be replayed next.
+        After a task's error, wait until all threads have ended, because the batch may be replayed next.
         """
         deadline: float | None = None
         for thread in threads:
@@ -232,7 +232,7 @@ class _Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Keep the first error of any thread, to be raised by the thread that waits for them."""
+        """Keep the first error of any thread, which the waiting thread raises."""
         self._error = self._error or error
         return True
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sources, steps and sinks that the tasks of successive batches reuse.
 
-A small batch costs less than opening its connections, the databases of its steps, and its sink.
+Processing a small batch costs less than opening its connections, its steps' databases and its sink.
 """
 
 import threading

@@ -3,9 +3,10 @@
 
     parent ─▶ one thread a shard ─▶ penstock run --local --shard 1-of-4 FILE ─▶ reports, a line of JSON each
 
-The kernel ends a child with its thread, so no shard outlives the parent. Each shard has a lease of its own,
-so two parents of one pipeline exclude each other. When the number of shards changes, the previous shards
-first run up to a common position, where `penstock.pipeline.handover` gives their tables to the new shards.
+The kernel ends a child when the thread that started it ends, so no shard outlives the parent. Each shard has
+a separate lease, so two parents of the same pipeline exclude each other. When the number of shards changes,
+the previous shards first run up to a common position, where `penstock.pipeline.handover` gives their tables
+to the new shards.
 """
 
 import json
@@ -39,7 +40,8 @@ _log = structlog.get_logger(__name__)
 _RESTARTS = Backoff(first=1.0, longest=300.0)
 _STORE_BACKOFF = Backoff(first=0.5)
 _POLL_SECONDS = 0.2
-# The errors that correspond to the exit codes of the command line. Any other PenstockError is a defect.
+# The errors that correspond to the exit codes of the command line. Any other PenstockError counts as a
+# defect.
 _KINDS: Mapping[int, type[PenstockError]] = {1: PenstockError, 2: OperatorError, 3: StreamError}
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -54,11 +56,11 @@ class ShardCommand(Protocol):
 class ShardRuns:
     """The run of all shards of a pipeline, each in a process.
 
-    A shard that fails is started again, after a pause that doubles up to five minutes, while the others
-    continue. Once all shards have failed, `run` raises the worst of their errors. With `until_caught_up`, a
-    shard that ended with an error is not started again: `run` raises the worst error after the others have
-    caught up. `command` is the command line of a shard's process. `report` is called with the reports of all
-    shards, by one thread at a time; each names its `shard`.
+    A failed shard is restarted after a pause that doubles up to five minutes, while the others continue. Once
+    all shards have failed, `run` raises the worst of their errors. With `until_caught_up`, a shard that ended
+    with an error is not started again: `run` raises the worst error after the others have caught up.
+    `command` is the command line of a shard's process. `report` is called with the reports of all shards, by
+    one thread at a time; each names its `shard`.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class ShardRuns:
         """Run until stopped, paused or caught up.
 
         Raises OptionInvalid if the pipeline cannot have shards, or their number cannot change now; LeaseLost
-        if another process runs the pipeline; and the error of a shard as described above.
+        if another process runs the pipeline; or a shard's error as described above.
         """
         refuse_undividable(self._settings)
         self.agree_on_shards()
@@ -91,7 +93,9 @@ class ShardRuns:
     # --- The number of shards ---------------------------------------------------------------
 
     def agree_on_shards(self) -> None:
-        """Hand the recorded progress over to the shards that the settings name. Raises as `run` does."""
+        """Hand the recorded progress over to the shards that the settings name. Raises the same errors as
+        `run`.
+        """
         retries = Retry(
             "waiting for the coordination store",
             backoff=_STORE_BACKOFF,
@@ -224,7 +228,7 @@ class _ShardProcess:
         self, shard: Shard, command: Sequence[str], retries: Retry, stop: threading.Event, report: Report
     ) -> None:
         self.shard = shard
-        # Why the last process ended, None while it runs or if it succeeded.
+        # Why the last process ended, None while the process runs or if it succeeded.
         self.failure: PenstockError | None = None
         # Whether a signal ended the last process.
         self.was_killed = False
@@ -237,7 +241,9 @@ class _ShardProcess:
         self._is_stopping = False
 
     def run(self, is_restarted: Callable[["_ShardProcess"], bool]) -> None:
-        """Run the process until it is stopped, or until `is_restarted` returns False after it ended."""
+        """Run the process until it is stopped, or until `is_restarted` returns False after the process
+        ended.
+        """
         try:
             while True:
                 try:
@@ -255,21 +261,21 @@ class _ShardProcess:
         except PenstockError as problem:
             self.failure = problem
         except Exception as defect:
-            # The kernel ends the process together with this thread, so stop the other shards too. The end of
-            # the thread prints the traceback.
+            # The kernel ends the process together with this thread, so stop the other shards too. The
+            # exception ends the thread, which prints the traceback.
             self.failure = PenstockError(f"a defect ended the thread of shard {self.shard}: {defect!r}")
             self._stop.set()
             raise
 
     def stop(self) -> None:
-        """Ask the process to end. Do it only once, because a second signal would kill it."""
+        """Ask the process to end. Call this only once, because a second signal would kill the process."""
         with self._lock:
             if not self._is_stopping and self._process is not None:
                 self._process.send_signal(signal.SIGTERM)
             self._is_stopping = True
 
     def _start(self) -> "subprocess.Popen[str] | None":
-        """Start the process, unless it is to stop. Raises OptionInvalid if the system refuses."""
+        """Start the process, unless it has been told to stop. Raises OptionInvalid if the system refuses."""
         with self._lock:
             if self._is_stopping or self._stop.is_set():
                 return None
@@ -315,7 +321,7 @@ class _ShardProcess:
 
 
 def _report_of(line: str) -> Mapping[str, Any] | None:
-    """Return the report in a line of a shard's output, None for other output, such as that of a Python
+    """Return the report in a line of a shard's output; None for any other output, such as that of a Python
     step.
     """
     try:

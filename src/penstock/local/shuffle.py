@@ -46,13 +46,13 @@ class Shuffle:
             return True
 
     def parts(self) -> list[int]:
-        """Return the parts with rows or messages, ascending."""
+        """Return the parts that contain rows or messages, in ascending order."""
         return sorted({part for output in self._outputs for part in output.parts})
 
     def rows_of(self, part: int) -> Iterator[Row]:
         """Yield the rows of a part: messages first, then rows by work and sequence number.
 
-        Call it once per part, after every work has finished. It releases each row after yielding it.
+        Call this once per part, after every work has finished. Each row is released after it is yielded.
         """
         outputs = sorted(self._outputs, key=lambda output: output.work)
         for output in outputs:
@@ -111,7 +111,7 @@ class WorkOutput:
 
 
 class _SpillFile:
-    """An unnamed file of rows: written by one thread, then read by several."""
+    """An unnamed file of rows. One thread writes the file, then several threads read it."""
 
     def __init__(self) -> None:
         with _translate_disk_errors():

@@ -33,7 +33,7 @@ class AuditLine:
         path = layout.folder / AUDIT_FILE
         with closing(disk.append_open(path)) as file:
             torn = file.size and disk.read(path, file.size - 1) != b"\n"
-            # A crash may have left a partial line. End it, so that the new line starts on its own.
+            # A crash may have left a partial line. End that line, so that the new line starts on its own.
             file.write([b"\n" if torn else b"", json.dumps(vars(self), ensure_ascii=False).encode(), b"\n"])
             file.sync()
         disk.sync_folder(layout.folder)

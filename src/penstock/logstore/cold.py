@@ -2,7 +2,7 @@
 """Cold segments: the same bytes as seekable zstd, one frame for each block.
 
 `zstd -d` restores the plain segment, which is a valid binlog file. The file ends with a seek table in a
-skippable frame, as the zstd seekable format defines it. A range is read by decompressing only its frames:
+skippable frame, as the zstd seekable format defines it. Reading a range decompresses only its frames:
 
     frame, frame, ...                           zstd frames, each with its size and its checksum
     0x184D2A5E | table bytes                    skippable frame; all little endian, four bytes each
@@ -64,7 +64,7 @@ class StoredFile(Protocol):
         """The size in bytes."""
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes of [start, stop), fewer at the end of the file."""
+        """Return the bytes of [start, stop); fewer at the end of the file."""
 
     def close(self) -> None:
         """Release the file."""
@@ -83,9 +83,10 @@ class Frame:
 def compress_segment(disk: Disk, plain: Path, cold: Path, cuts: Sequence[int]) -> int:
     """Write the compressed form of a plain segment next to it and return its size in bytes.
 
-    The plain file is kept. `cuts` are the plain offsets where frames start: the end of the head and the end
-    of each block. The compressed file is written under a temporary name, synced, read back and compared, and
-    only then renamed. Raises ChecksumMismatch if the data read back differs, LogFull, DiskFailed.
+    The plain file is kept. `cuts` are the offsets in the plain file where frames start: the end of the head
+    and the end of each block. The compressed file is written under a temporary name, synced, read back and
+    compared, and only then renamed. Raises ChecksumMismatch if the data read back differs, LogFull,
+    DiskFailed.
     """
     tmp = cold.with_name(cold.name + TMP_SUFFIX)
     with disk.open_read(plain) as source:
@@ -128,8 +129,8 @@ def compress_segment(disk: Disk, plain: Path, cold: Path, cuts: Sequence[int]) -
 def make_cold(disk: Disk, layout: Layout, catalog: SegmentCatalog, segment: SegmentRecord) -> SegmentRecord:
     """Compress a closed segment, replace the plain file by the result, and return its new L1 record.
 
-    A crash before the end leaves the plain segment or both files, and then the plain file counts. Raises the
-    errors of `compress_segment`.
+    After a crash, the folder has the plain segment or both files; if both, the plain file is valid. Raises
+    any error from `compress_segment`.
     """
     plain = layout.segment(segment.hour, segment.version)
     cold = layout.segment(segment.hour, segment.version, cold=True)
@@ -157,8 +158,8 @@ def _block_cuts(disk: Disk, plain: Path, segment: SegmentRecord) -> list[int]:
 class SeekableFile(Closing):
     """Present a compressed segment as its plain bytes. Closing it closes the underlying file.
 
-    Safe for concurrent reads. `frames_read` counts the frames that were decompressed. Use it as a context
-    manager. Raises EventMalformed if the seek table is invalid; with `lazy` only on the first access.
+    Safe for concurrent reads. `frames_read` counts the decompressed frames. A context manager. Raises
+    EventMalformed if the seek table is invalid; with `lazy` only on the first access.
     """
 
     def __init__(self, stored: StoredFile, name: str, *, lazy: bool = False) -> None:
@@ -199,14 +200,14 @@ class SeekableFile(Closing):
     def read(self, start: int, stop: int) -> bytes:
         """Return the plain bytes of [start, stop), fewer at the end of the segment.
 
-        Only the frames of the range are decompressed. Raises ChecksumMismatch for a damaged frame and
-        FileTruncated for an incomplete one.
+        Only the frames that contain the range are decompressed. Raises ChecksumMismatch for a damaged frame
+        and FileTruncated for an incomplete one.
         """
         pieces = [bytes(piece) for piece in self.pieces(start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[memoryview]:
-        """Yield the plain bytes of [start, stop), one frame at a time. Raises the errors of `read`."""
+        """Yield the plain bytes of [start, stop), one frame at a time. Raises any error from `read`."""
         stop = self.size if stop is None else min(stop, self.size)
         if start >= stop:
             return

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log as seen by readers that get only confirmed bytes: those that other copies of the log have too.
+"""A log for readers that receive only confirmed bytes, which other copies of the log also have.
 
-It shares the writer's files and memory. `follow` sets its end; bytes after the end count as not stored yet.
+It shares the writer's files and memory. `follow` sets the end of the confirmed log; bytes after that end
+count as not stored yet.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class ConfirmedLog(LogReader):
 
     @property
     def durable(self) -> Position | None:
-        """The end of the data that survives a power failure here."""
+        """The end of the data that survives a power failure of this host."""
         return self.stored.durable
 
     @property
@@ -54,10 +55,9 @@ class ConfirmedLog(LogReader):
         return self.stored.time_max_us
 
     def follow(self) -> None:
-        """Make visible what has been confirmed, and update the list of segments."""
+        """Make newly confirmed data visible, and update the list of segments."""
         with self._changed:
-            # Read this first: an earlier version of the index would lack a newer segment that contains the
-            # end.
+            # Read the index first: an earlier version of it would not contain a newer segment with the end.
             end = self._confirmed_end()
             self._epochs = self.stored.epochs
             self._index = _index_up_to(self.stored.segments, end)
@@ -76,7 +76,7 @@ class ConfirmedLog(LogReader):
 
 
 def _index_up_to(index: SegmentIndex, end: Position | None) -> SegmentIndex:
-    """Return the segments that begin before a position. The last one counts as open."""
+    """Return the segments that begin before a position. The last segment counts as open."""
     if end is None:
         return SegmentIndex([])
     order_key = (end.epoch, end.file_number, end.offset)

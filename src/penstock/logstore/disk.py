@@ -367,7 +367,8 @@ class LocalAppendFile(_LocalFile):
         try:
             os.fdatasync(self._file)
         except OSError as problem:
-            # Report ENOSPC as DiskFailed too: the written data is lost, and no later sync would report that.
+            # Report ENOSPC as DiskFailed as well: the written data is lost, and no later sync would report
+            # the loss.
             _fail("syncing", self.path, problem)
         with _refusals("syncing", self.path):
             if end - start >= LOG_SYNC_BYTES_MAX // 2:
@@ -462,7 +463,7 @@ class LocalLock(_LocalFile):
         try:
             self._acquire(path)
         except BaseException:
-            # An unowned descriptor would keep this process itself locked out.
+            # A descriptor that nothing owns would keep this process itself locked out.
             self.close()
             raise
 

@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 def end_log(log: Log, instance: str, *, finish: bool = True) -> None:
     """Close a log, and release it in any case. An error is logged.
 
-    Without `finish` its files stay unchanged, for recovery on opening.
+    Without `finish`, the files stay unchanged for recovery when the log is next opened.
     """
     try:
         if finish:

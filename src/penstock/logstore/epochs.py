@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server that each epoch of a log belongs to: `epochs.json`, checksummed and replaced atomically.
 
-No other file has this information, so a damaged file is rejected and cannot be rebuilt.
+No other file contains this information, so a damaged file cannot be rebuilt and is rejected.
 """
 
 import dataclasses
@@ -75,14 +75,14 @@ class EpochFile:
         """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
         records = [dataclasses.asdict(record) for record in self.epochs]
         for record in records:
-            # Earlier versions can read any log in which no loss was accepted.
+            # Earlier versions can read any log without an accepted loss.
             if not record["lost"]:
                 del record["lost"]
         disk.write_atomic(layout.epochs, seal_json({"epochs": records}))
 
     @property
     def lost(self) -> dict[int, LostGtids]:
-        """The transactions that the server of an epoch lacks, for the epochs that have some."""
+        """The transactions that are missing from an epoch's server, for each epoch with such a loss."""
         return {
             record.epoch: LostGtids(record.lost, record.gtid_set) for record in self.epochs if record.lost
         }
@@ -117,7 +117,7 @@ class EpochFile:
         return type(self)((*self.epochs, record))
 
     def complete(self, epoch: int, gtid_set: LoggedSet) -> Self:
-        """Return the epochs with transactions added to the set that precedes one of them."""
+        """Return the epochs, with transactions added to the set before one of them."""
         return type(self)(
             tuple(
                 dataclasses.replace(record, gtid_set=union(record.gtid_set, gtid_set), is_logged_set=True)

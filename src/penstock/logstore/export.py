@@ -77,7 +77,7 @@ def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Ite
     """Yield the part of each unbroken run that lies within the bounds."""
     extents = log.extents()
     if start is not None and extents and start < extents[0].first:
-        # If the log contains the start of its first file, the start of that file is a valid position.
+        # If the log contains the start of its first file, that start is a valid position.
         start = log.locate_position(start).position
     for extent in extents:
         first, last = extent.first, extent.last

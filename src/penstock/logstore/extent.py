@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unbroken parts of a log: the files of a server's log, and what a kept log has of each."""
+"""The unbroken parts of a log: the files of a server's log, and the parts of each file that a kept log
+has.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -23,7 +25,7 @@ class Extent:
 
     @property
     def first(self) -> Position:
-        """The position of its first event."""
+        """The position of the extent's first event."""
         return Position(self.epoch, self.file, self.start)
 
     @property
@@ -36,7 +38,7 @@ class Extent:
         return position is not None and (position.epoch, position.file) == (self.epoch, self.file)
 
     def bytes_after(self, position: Position) -> int:
-        """Return how many of its bytes follow a position."""
+        """Return how many of the extent's bytes follow a position."""
         if self.last <= position:
             return 0
         in_file = (self.epoch, self.file) == (position.epoch, position.file)

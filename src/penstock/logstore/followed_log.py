@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that another process of this host writes, as the process that serves it reads it.
+"""A log that another process of this host writes, as seen by the process that serves it.
 
-The writer reports each change, and `FollowedLog.apply` makes it visible here. Reading needs neither a lock
-nor the writer, so readers continue while the writer is down.
+The writer reports each change, and `FollowedLog.apply` makes the change visible in this process. Reading
+needs neither a lock nor the writer, so readers continue while the writer is down.
 """
 
 import threading
@@ -29,9 +29,9 @@ from penstock.settings.daemon import LogSettings
 
 @dataclass(frozen=True)
 class LogReport:
-    """The state that the writer of a log, or a process that follows it, has made visible.
+    """The state that a log's writer, or a process that follows the log, has made visible.
 
-    `files` changes with its segments and epochs.
+    `files` changes with the log's segments and epochs.
     """
 
     files: int
@@ -43,20 +43,21 @@ class LogReport:
     @classmethod
     def of(cls, log: "ServedLog") -> "LogReport":
         """Return the report of a log."""
-        # A process that follows the files would see unconfirmed data. The settings refuse this.
+        # A process that follows the files would see unconfirmed data, so the settings reject this.
         assert not isinstance(log, ConfirmedLog), "a log that is served when durable has no other process"
         visible = log.visible
         gtid_set = NO_GTIDS if visible is None else log.gtid_set(visible)
         durable, time_max_us = log.durable, log.time_max_us
-        # Read this last: an earlier version of the files would lack a newer segment that contains `visible`.
+        # Read `visible` last: an earlier version of the files would not contain a newer segment with
+        # `visible`.
         return cls(log.files_version, visible, durable, gtid_set, time_max_us)
 
 
 class FollowedLog(LogReader):
     """A log as last reported by its writer. Only one thread calls `apply`; everything else is thread-safe.
 
-    `settler` resolves definitions in doubt where the log is written. The newest bytes are kept in memory, as
-    the writer itself would keep them. Raises LogDamaged, DiskFailed.
+    `settler` resolves definitions in doubt in the process that writes the log. The newest bytes are kept in
+    memory, as the writer itself would keep them. Raises LogDamaged, DiskFailed.
     """
 
     def __init__(self, settings: LogSettings, settler: Settling | None = None) -> None:
@@ -70,9 +71,9 @@ class FollowedLog(LogReader):
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes)
         share_holds(self.layout)
-        # The writer's lock file. If the folder is replaced, the new folder has another one.
+        # The writer's lock file. If the folder is replaced, the new folder has a different lock file.
         self._lock_there = self._stat_lock()
-        # For processes that follow this one.
+        # For processes that follow this log.
         self.files_version = next_files_version()
         self._refreshing = threading.RLock()
         self._files: int | None = None
@@ -150,7 +151,9 @@ class FollowedLog(LogReader):
     # --- Inside -----------------------------------------------------------------------------
 
     def _keep(self, before: Position | None, visible: Position) -> None:
-        """Keep the newly visible bytes in memory if there are few, because most readers are at the end."""
+        """Keep the newly visible bytes in memory if there are few, because most readers are at the end of the
+        log.
+        """
         memory = self.memory
         if memory is None:
             return

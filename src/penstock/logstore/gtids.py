@@ -24,7 +24,8 @@ def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> L
     head, covered_end = reader.head, reader.head.base
     gtids = GtidSet.parse(head.gtid_set)
     if covered_end == len(head.file_head) and covered_end < offset:
-        # The file's first event lists the GTIDs before it, which the head may lack if the log started there.
+        # The file's first event lists the GTIDs before it, which are missing from the head if the log started
+        # there.
         length = int.from_bytes(
             reader.read_bytes(covered_end, covered_end + _EVENT_HEADER_BYTES)[_LENGTH_AT], "little"
         )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds of a log: named positions that keep later segments from leaving, each in a small durable file.
+"""Holds of a log: named positions that protect all later segments from removal, each in a small durable file.
 
     holds = Holds(log.disk, log.layout)
     holds.put(Hold("cache", position, expires_us, "account"), log=log)
     holds.give_up("cache", "account")
 
-`retention` bounds how much a hold may keep.
+`retention` limits how much of the log a hold may keep.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Hold:
-    """A request that nothing after a position leaves the log.
+    """A request that nothing after a position be removed from the log.
 
     `expires_us` None means that the hold lasts until it is removed. Only the `account` that set the hold may
     move it; "" if the account is unknown.
@@ -78,7 +78,7 @@ class BrokenHold:
 
 
 class LocatingLog(Protocol):
-    """A log that knows its positions, such as `LogReader`."""
+    """A log that can locate its positions, such as `LogReader`."""
 
     def earliest(self) -> Position | None:
         """Return the start of the oldest segment, None in an empty log."""
@@ -111,15 +111,15 @@ class Holds:
     def put(self, hold: Hold, *, log: LocatingLog | None = None, admin: bool = False) -> None:
         """Set a hold durably, replacing any hold of the same name.
 
-        With `log`, raises the errors of locating the position, and guarantees that the log still has the held
-        data when this returns. Raises OptionInvalid for a bad name; AccessDenied for a hold of another
-        account, unless an `admin` sets it; QuotaReached if the account has too many holds.
+        With `log`, raises any error from locating the position, and guarantees that the log still has the
+        held data when the call returns. Raises OptionInvalid for a bad name; AccessDenied for a hold of
+        another account, unless an `admin` sets it; QuotaReached if the account has too many holds.
         """
         path = self._path(hold.name)
         while True:
             begin = None if log is None else log.earliest()
             if log is not None:
-                # Do this without the lock: a store that does not answer must not block the removal of
+                # Do this without the lock, because a store that does not answer must not block the removal of
                 # segments.
                 log.locate_position(hold.position)
             with self.unchanged():
@@ -172,10 +172,10 @@ class Holds:
         return [hold for hold in map(self._load, self._names()) if not hold.has_expired(now)]
 
     def readable(self, now_us: int) -> list[Hold]:
-        """Return the readable, unexpired holds. An unreadable hold keeps nothing and is logged as an error.
+        """Return the readable, unexpired holds.
 
-        Its position is unknown. Keeping the whole log for it would fill the disk and stop capture, possibly
-        for a reader that no longer exists.
+        An unreadable hold keeps nothing and is logged as an error. Its position is unknown, and keeping the
+        whole log would fill the disk and stop capture, possibly for a reader that no longer exists.
         """
         holds = []
         for name in self._names():

@@ -2,7 +2,7 @@
 """The indexes of a log: L2 over the blocks of a segment, L1 over the segments. The data stays authoritative.
 
 A lookup reads only the records of a binary search. If a record is damaged or an index does not match its
-data, the index is rebuilt from the data: in memory, and also on disk if this process writes the log.
+data, the index is rebuilt from the data: in memory, and on disk as well if this process writes the log.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ def scan(
         time_max_us=time_max_us,
         live=False,
         head=reader.head.file_head,
-        # A scan does not use statements, and collecting them would take memory for the whole range.
+        # A scan does not use statements, and collecting them for the whole range would take memory.
         statements=False,
     )
     records, end, problem = bytearray(), start, None
@@ -121,7 +121,7 @@ def _feed(cutter: BlockCutter, reader: SegmentReader, start: int, stop: int) -> 
         if consumed == 0:
             if len(piece) < piece_bytes:
                 return
-            # The event is larger than the piece. Read more until it fits.
+            # The event is larger than the piece, so read more until the event fits.
             piece_bytes *= 2
 
 
@@ -209,7 +209,7 @@ class BlockIndex:
     def find_offset(self, offset: int) -> int:
         """Return the number of the block that contains an offset of the source file.
 
-        -1 for an offset before the first block, `len` for an offset after the last.
+        Return -1 for an offset before the first block, and `len` for an offset after the last.
         """
 
         def search() -> int:
@@ -228,7 +228,7 @@ class BlockIndex:
     def find_time(self, time_us: int) -> int:
         """Return the number of the first block with a latest commit time at or after a time.
 
-        `len` if there is none.
+        Return `len` if there is none.
         """
         return self._retry_rebuilt(
             lambda: bisect_right(range(len(self)), time_us - 1, key=lambda at: self._fetch(at).time_max_us)
@@ -282,7 +282,7 @@ class BlockIndex:
         return content
 
     def _count_stored(self, closed: bool) -> int | None:
-        """Return the number of stored records for data up to `end`, None if the file is damaged."""
+        """Return the number of stored records for data up to `end`, None if the index file is damaged."""
         try:
             content = self._disk.read(self._path, 0, RECORD_BYTES)
             count = self._disk.size(self._path) // RECORD_BYTES - 1
@@ -376,8 +376,8 @@ class SegmentIndex:
     def find_time(self, time_us: int) -> int:
         """Return the number of the first segment with a latest commit time at or after a time.
 
-        `len` if there is none. The latest time of an open segment is unknown, so an open segment always
-        matches.
+        Return `len` if there is none. The latest time of an open segment is unknown, so an open segment
+        always matches.
         """
         closed = len(self) - 1 if len(self) and self._records[-1].source_end == 0 else len(self)
         return bisect_right(self._records, time_us - 1, hi=closed, key=lambda record: record.time_max_us)

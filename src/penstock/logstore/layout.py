@@ -118,8 +118,8 @@ class Layout:
         """Return all segments in the folder by commit version. A plain file takes precedence over a
         compressed one.
 
-        `load_decoder` is called after the files are listed, because an epoch is recorded before its first
-        segment.
+        `load_decoder` is called after the files are listed, so that it knows the epoch of every listed
+        segment: an epoch is recorded before its first segment.
         """
         files: dict[int, tuple[int, Path, bool]] = {}
         for hour in self.hours(disk):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the place of a position, a GTID, a GTID set or a time in a log by binary searches over L1 and L2.
 
-There are four kinds of lookup, the exact ones first: epoch, file and offset; a GTID set (all of it was
-consumed); a single GTID (that transaction was consumed); and a time, if nothing else is valid any more. GTID
-lookups read the heads of segments; no lookup reads other data.
+There are four kinds of lookup, from exact to approximate: by epoch, file and offset; by a GTID set whose
+transactions have all been consumed; by a single consumed GTID; and by time, if nothing else is valid any
+more. GTID lookups read the heads of segments; no lookup reads other data.
 """
 
 from bisect import bisect_left
@@ -33,10 +33,10 @@ _Key = tuple[int, int, int]
 class Located:
     """Where to start reading, and the cost of the lookup.
 
-    No requested transaction precedes `position`; others may follow it, so the reader must still filter. It is
-    a transaction boundary, unless the caller passed a position. `record` is the block that contains it, None
-    after the last block. `pages_read` counts distinct 4 KiB pages of both indexes and the heads, `bytes_read`
-    their bytes.
+    No requested transaction precedes `position`; others may follow it, so the reader must still filter.
+    `position` is a transaction boundary, unless the caller passed a position. `record` is the block that
+    contains it, None after the last block. `pages_read` counts distinct 4 KiB pages of both indexes and the
+    heads, `bytes_read` their bytes.
     """
 
     position: Position
@@ -47,7 +47,7 @@ class Located:
 
 
 class SegmentAccess(Protocol):
-    """How the locator opens segments. The log answers from the segments it already has open."""
+    """How the locator opens segments. The log passes segments that it already has open."""
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
         """Return the segment's head."""
@@ -55,14 +55,14 @@ class SegmentAccess(Protocol):
     def blocks(self, segment: SegmentRecord) -> AbstractContextManager[BlockIndex]:
         """Return the segment's L2 index as a context manager.
 
-        For an open segment it ends at the readable end.
+        For an open segment, the index ends at the readable end.
         """
 
 
 class Locator:
     """Lookups in one log. Safe for concurrent use.
 
-    `lost` has for an epoch the transactions of earlier epochs that its server lacks.
+    `lost` maps an epoch to the transactions of earlier epochs that are missing from its server.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Locator:
         same_file = _begin_of(segment)[:2] == order_key[:2]
         if segment.source_end and (not same_file or position.offset >= segment.source_end):
             if at + 1 < len(self._segments):
-                # There is nothing between two segments: the file ended there, or its server skipped bytes.
+                # There is nothing between the two segments: the file ended there, or the server skipped
+                # bytes.
                 return self._at_begin(search, self._segments[at + 1])
             if not same_file or position.offset > segment.source_end:
                 raise self._behind(segment, position)
@@ -161,7 +162,8 @@ class Locator:
     ) -> Located:
         """Return the last boundary whose preceding transactions satisfy the condition.
 
-        The boundary precedes every epoch whose server lacks the transactions in question, judged by `has`.
+        The boundary precedes every epoch whose server is missing the transactions in question, according to
+        `has`.
         """
         search = self._search()
         segments = self._segments
@@ -198,14 +200,16 @@ class Locator:
         segment = segments[at]
         with self._access.blocks(segment) as blocks:
             run = self._run(search, segment, blocks)
-            # Block 0 is proved by its own flag. Blocks that are not proved cannot narrow the search.
+            # Block 0 is proved by a separate flag. Blocks that are not proved cannot narrow the search.
             index = bisect_left(range(len(blocks)), True, key=lambda at: not run.proves(at, fits)) - 1
             if index == len(blocks) - 1 and run.whole(index, fits):
                 index += 1
             return self._boundary(search, segment, blocks, max(index, 0))
 
     def _first_after_loss(self, search: "_Search", gtids: str) -> int:
-        """Return the first segment of the newest epoch that lacks transactions and precedes these, else 0."""
+        """Return the first segment of the newest epoch whose lost transactions precede these; 0 if there is
+        none.
+        """
         for epoch, lost in sorted(self._lost.items(), reverse=True):
             if lost.precede(gtids):
                 first = search.end_of_epoch(epoch - 1)
@@ -329,7 +333,7 @@ class _Run:
         self._blocks = blocks
         self._base = base
         self._flavor = head.flavor
-        # A MariaDB position is passed or not depending on what precedes the run.
+        # Whether a MariaDB position is passed depends on the transactions before the run.
         self._before = GtidSet.parse(head.gtid_set if head.flavor != "mysql" else "")
         self._first = blocks.record(0) if len(blocks) else None
 

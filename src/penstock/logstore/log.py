@@ -91,7 +91,7 @@ class Log(LogReader, Closing):
         self.on_durable: Callable[[], None] = lambda: None  # In the thread that syncs; it must not block.
         self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
-        # Changes with segments and epochs, for readers in other processes.
+        # Changes whenever segments or epochs change, for readers in other processes.
         self.files_version = next_files_version()
         try:
             self._recover(accept_loss)
@@ -128,13 +128,16 @@ class Log(LogReader, Closing):
 
     @property
     def durable(self) -> Position | None:
-        """The end of the last whole transaction that survives a power failure; None before the first."""
+        """The end of the last whole transaction that survives a power failure; None before the first such
+        transaction.
+        """
         return self._durable
 
     @property
     def in_place(self) -> bool:
         """Whether the log's folder is still the opened one; unknown for a closed log."""
-        # A lock that another thread releases at the same time is not in place, but then the log is closed.
+        # Another thread may release the lock at the same time. The lock is then not in place, but the log is
+        # closed as well.
         return self._lock.in_place or self._closed.is_set()
 
     @property
@@ -171,7 +174,8 @@ class Log(LogReader, Closing):
     def wait_visible(self, after: Position | None, timeout: float | None = None) -> Position | None:
         """Wait up to `timeout` seconds for whole transactions after a position; return the visible end.
 
-        None for `after` waits for the first transaction. A timeout or a close may return an earlier end.
+        None for `after` waits for the first transaction. After a timeout or a close, the returned end may be
+        earlier.
         """
 
         def passed() -> bool:
@@ -217,7 +221,7 @@ class Log(LogReader, Closing):
         return self.adopt_epoch(EpochRecord(epoch, *source, file, offset, gtid_set, time_us, True, lost))
 
     def adopt_epoch(self, record: EpochRecord) -> EpochRecord:
-        """Record an epoch as the log that this one copies has it; see `begin_epoch`."""
+        """Record an epoch exactly as the copied log has it; see `begin_epoch`."""
         with self._writing:
             self._check()
             latest = self._epochs.latest
@@ -229,7 +233,8 @@ class Log(LogReader, Closing):
                     position=str(record.position),
                     hint="Begin a new log: move the folder of this one away",
                 )
-            # Make the old epoch durable first: its server could no longer be asked to resend lost bytes.
+            # Make the old epoch durable first, because its server can no longer be asked to resend lost
+            # bytes.
             self._finish_segment()
             self._change_epochs(self._epochs.add(record))
             return record
@@ -258,7 +263,7 @@ class Log(LogReader, Closing):
         If the log ends at that position, the open segment continues. An unfinished transaction is dropped,
         because the server sends it again. Any other position starts a new segment with the first bytes.
         `gtid_set` is the set before the position. Raises PositionInvalid for a position that the log has
-        passed, SequenceGap for a position that skips bytes inside a transaction, and the errors of `append`.
+        passed, SequenceGap for a position that skips bytes inside a transaction, or any error from `append`.
         """
         position = Position(epoch, file, offset)
         with self._writing:
@@ -322,7 +327,7 @@ class Log(LogReader, Closing):
             self._sync_due.set()
 
     def sync(self) -> Position | None:
-        """Make the visible transactions durable, return their end. Raises DiskFailed; then reopen the log."""
+        """Make the visible transactions durable and return their end. After DiskFailed, reopen the log."""
         with self._syncing:
             self._check()
             with self._changed:
@@ -353,7 +358,7 @@ class Log(LogReader, Closing):
             self._sync_thread.join()
 
     def abandon(self) -> None:
-        """Release the lock and the files as they are, without access to the disk; recovery finishes them."""
+        """Release the lock and leave the files as they are, without disk access; recovery completes them."""
         with self._writing:
             if not self._closed.is_set():
                 self._release()
@@ -462,7 +467,7 @@ class Log(LogReader, Closing):
     def _recover(self, accept_loss: bool) -> None:
         self._epochs = EpochFile.load(self.disk, self.layout)
         recovered = recover(self.disk, self.layout, self.settings.block_bytes, accept_loss=accept_loss)
-        # First, so that any later failure still releases the writer.
+        # Release the writer first, so that a later failure cannot prevent it.
         self._end.resume(recovered.writer, recovered.gtid_set, recovered.time_max_us)
         self._index = recovered.index
         self._visible = self._durable = recovered.position
@@ -480,13 +485,15 @@ class Log(LogReader, Closing):
         try:
             self.disk.write_atomic(reader.segment.index_path, index_header(reader.head).encode() + records)
         except (LogFull, SourceMissing) as problem:
-            # There is no space, or the segment was removed. The index in memory serves this reader.
+            # There is no space, or the segment was removed. This reader uses the index in memory.
             _log.warning(
                 "an index could not be kept", path=str(reader.segment.index_path), reason=str(problem)
             )
 
     def _check_position(self, position: Position) -> None:
-        """Raise PositionInvalid if the log has passed a position, or its epoch has not begun."""
+        """Raise PositionInvalid if the log is already past a position, or if the position's epoch has not
+        begun.
+        """
         if self._epochs.get(position.epoch) is None:
             raise PositionInvalid(
                 f"epoch {position.epoch} has not begun", position=str(position), hint="Begin the epoch first"
@@ -520,7 +527,7 @@ class Log(LogReader, Closing):
     def _save_position(
         self, position: Position | None, gtid_set: LoggedSet, *, at_once: bool = False
     ) -> None:
-        """Save the durable position, at most as often as necessary."""
+        """Save the durable position, but no more often than necessary."""
         saved, saved_at = self._saved
         if position is None or position == saved:
             return
@@ -531,7 +538,7 @@ class Log(LogReader, Closing):
         try:
             CapturePosition(position, gtid_set, int(self._clock() * 1_000_000)).write(self.disk, self.layout)
         except LogFull as problem:
-            # An older saved position is correct too. Recovery then reads more of the tail.
+            # An older saved position is also correct. Recovery then reads more of the tail.
             _log.warning("the durable position is not noted", position=str(position), reason=str(problem))
             return
         with self._changed:
@@ -558,7 +565,9 @@ class Log(LogReader, Closing):
             self._changed.notify_all()
 
     def _check(self) -> None:
-        """Raise the error of an earlier failed write or sync: since then the state on disk is unknown."""
+        """Raise the error of an earlier failed write or sync, because the state on disk is unknown since
+        then.
+        """
         assert not self._closed.is_set(), "the log was closed"
         if self._failure is not None:
             raise DiskFailed(

@@ -82,8 +82,8 @@ class MemoryTier:
     ) -> bool:
         """Store a chunk, and evict the oldest chunks if necessary; return whether it was kept.
 
-        The buffer must not change afterwards. A chunk above the bound is not kept, and leaves no earlier
-        chunk, because there would be a gap.
+        The buffer must not change afterwards. A chunk above the bound is not kept, and all earlier chunks are
+        dropped, because there would be a gap.
         """
         view = memoryview(data).cast("B")
         if view.nbytes < _COPY_BYTES_MAX and view.nbytes < memoryview(view.obj).nbytes:
@@ -100,7 +100,7 @@ class MemoryTier:
             return True
 
     def clear(self) -> None:
-        """Drop all chunks: the next chunk does not follow them."""
+        """Drop all chunks, because the next chunk does not follow them."""
         with self._lock:
             self._drop_all()
 

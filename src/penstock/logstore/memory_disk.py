@@ -235,7 +235,7 @@ class MemoryLock:
 
     @property
     def in_place(self) -> bool:
-        """True: files in memory are not removed by others."""
+        """Always True: no other process can remove files in memory."""
         return True
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log without files: a `Log` on a bounded disk in memory (log.mode memory).
 
-The log keeps what a registered reader has not acknowledged. If that fills the memory, the writer is subject
-to backpressure until the reader acknowledges or its registration expires. Data that no reader waits for is
-removed, oldest first. The log ends with the process, so nothing survives a crash, whatever `durable` reports.
-No acknowledgement sent to another machine may rely on it.
+The log keeps all data that a registered reader has not acknowledged. If that data fills the memory, the
+writer is subject to backpressure until the reader acknowledges or its registration expires. Data that no
+reader waits for is removed, oldest first. The log ends with the process, so nothing survives a crash,
+whatever `durable` reports. Never base an acknowledgement to another machine on this log.
 """
 
 import threading
@@ -27,7 +27,7 @@ from penstock.logstore.records import OPEN, SegmentRecord
 from penstock.model import Position
 from penstock.settings.daemon import LogSettings
 
-# Acknowledged data is removed by whole segments, so there must be several.
+# Acknowledged data is removed in whole segments, so the log must have several.
 _SEGMENTS_MIN = 8
 MEMORY_BYTES_MIN = MIB
 
@@ -47,7 +47,7 @@ class MemoryLog(Log):
                 hint=f"Raise log.memory_bytes to {MEMORY_BYTES_MIN} or more",
             )
         changed: dict[str, Any] = {
-            # The disk is already memory. A memory tier would store everything twice.
+            # The disk is already in memory, so a memory tier would store everything twice.
             "mode": "file",
             "fsync": "never",
             "segment_bytes": min(settings.segment_bytes, room // _SEGMENTS_MIN),
@@ -70,7 +70,7 @@ class MemoryLog(Log):
     # --- Readers ----------------------------------------------------------------------------
 
     def hold(self, hold: Hold, *, admin: bool = False) -> None:
-        """Register a reader for an account until it expires, or acknowledge what it has consumed.
+        """Register a reader for an account until its expiry, or acknowledge the data that it has consumed.
 
         Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached if the
         account has too many readers; PositionPurged, and PositionInvalid for a position after the end.
@@ -95,8 +95,8 @@ class MemoryLog(Log):
     def give_up(self, name: str, account: str, *, admin: bool = False) -> None:
         """Release an account's reader.
 
-        Raises SourceMissing if it is not registered, AccessDenied for a reader of another account, unless an
-        `admin` asks.
+        Raises SourceMissing if the reader is not registered, AccessDenied for a reader of another account,
+        unless an `admin` asks.
         """
         prove_not_own(name)
         with self._readers_lock:
@@ -107,9 +107,8 @@ class MemoryLog(Log):
             del self._readers[name]
 
     def _check_new_reader(self, hold: Hold) -> Position | None:
-        """Check a new reader's position without blocking the writer; return where the log begins.
-
-        None if the reader is already registered.
+        """Check a new reader's position without blocking the writer; return where the log begins, None if the
+        reader is already registered.
         """
         first = self.earliest()
         with self._readers_lock:
@@ -155,12 +154,12 @@ class MemoryLog(Log):
     # --- Room -------------------------------------------------------------------------------
 
     def full_because(self) -> str | None:
-        """Return why capture should pause: registered readers are too far behind."""
+        """Return why capture should pause, because registered readers are too far behind."""
         self._make_room()
         why, visible = super().full_because(), self._visible
         slowest = min(self.acknowledged().items(), key=lambda reader: reader[1], default=None)
         if why is None or visible is None or slowest is None or slowest[1] >= visible:
-            # Only the open segment is left. It keeps growing, or it contains a transaction that is too large.
+            # Only the open segment is left, which keeps growing or contains a transaction that is too large.
             return None
         return f"memory is full, and {slowest[0]} has acknowledged up to {slowest[1]}"
 
@@ -193,7 +192,7 @@ class MemoryLog(Log):
                     data, start, end, boundary, records, time_max_us=time_max_us, gtid_set=gtid_set
                 )
             except LogFull as problem:
-                # Readers have acknowledged more since then, which frees space for a retry.
+                # Readers have acknowledged more in the meantime, which frees space for a retry.
                 if consumed != self._visible:
                     raise
                 raise LimitExceeded(

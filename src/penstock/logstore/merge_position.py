@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a log of a TiDB cluster has advanced in the cluster's time:
 
-`tidb-position.json`. The log's last transaction does not tell, because the time of an idle cluster advances
-too.
+`tidb-position.json`. The log's last transaction does not show this, because time also advances in an idle
+cluster.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ POSITION_FILE = "tidb-position.json"
 
 @dataclass(frozen=True)
 class MergePosition:
-    """A commit timestamp up to which the log has everything durably, and the end of the log at that time."""
+    """A commit timestamp up to which the log is durably complete, and the end of the log at that time."""
 
     commit_ts: int
     log_end: Position | None

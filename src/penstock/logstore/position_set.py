@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setting the position where capture continues, by hand.
+"""Sets the position where capture continues, by an operator's command.
 
 A log never goes backward: a new position begins a new epoch of the same server. The bytes after it get higher
 commit versions than all earlier bytes, even if an older epoch of the log already has the same bytes. Capture
-sees that the newest epoch has no bytes yet and starts it.
+starts at the newest epoch if that epoch has no bytes yet.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Stretch:
     time_last_us: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether the range has any bytes, as far as that is known."""
+        """Whether the range has any bytes, as far as its size is known."""
         return self.bytes != 0
 
     def plus(self, other: "Stretch") -> "Stretch":
@@ -63,9 +63,9 @@ class Gap:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where capture continues when it starts: the end of the log, or a position set by hand since.
+    """Where capture continues when it starts: the end of the log, or a position that an operator has set.
 
-    `epoch` is the newest epoch. `was_set` is true if the log has no bytes of it yet.
+    `epoch` is the newest epoch. `was_set` is true if the log has no bytes from that epoch yet.
     """
 
     position: Position
@@ -95,7 +95,7 @@ class PositionChange:
 
 
 def resume_point(reader: LogReader) -> ResumePoint:
-    """Return where capture continues. Raises SourceMissing for a log that never had a server."""
+    """Return where capture continues. Raises SourceMissing for a log that never captured a server."""
     latest = reader.epochs.latest
     if latest is None:
         raise SourceMissing(
@@ -111,8 +111,9 @@ def resume_point(reader: LogReader) -> ResumePoint:
 def held_position(reader: LogReader, position: Position) -> Position | None:
     """Return the newest log position with the server's bytes at a position, or an end of the log there.
 
-    The epoch of `position` is ignored: the position refers to the server that capture follows now. None if
-    the log does not have it. Raises PositionInvalid if it is not a transaction boundary.
+    The epoch of `position` is ignored: the position refers to the server that capture follows now. Returns
+    None if the log does not have the bytes. Raises PositionInvalid if the position is not a transaction
+    boundary.
     """
     for run in reversed(_held_runs(reader)):
         if run.number == position.file_number and run.start <= position.offset <= run.end:
@@ -144,10 +145,10 @@ def plan_position(
 
 
 def set_position(log: Log, change: PositionChange, audit: AuditLine) -> EpochRecord:
-    """Make capture continue at a position when it starts next, durably. Raises LogFull, DiskFailed.
+    """Make the next start of capture continue at a position, durably. Raises LogFull, DiskFailed.
 
-    The log is open for writing, so no capture is running. Its data is made durable before the new epoch
-    begins, because the server would not be asked for it again.
+    The log is open for writing, so no capture is running. The log's data is made durable before the new epoch
+    begins, because capture would not request it from the server again.
     """
     latest = log.epoch
     assert latest is not None, "a log without an epoch has no plan"
@@ -214,7 +215,7 @@ def _prove_boundary(reader: LogReader, position: Position) -> None:
     if record is not None:
         start = record.source_start if record.begins_at_boundary else record.transaction_start or start
     if located.segment.file_number != position.file_number:
-        # This is the end of a file's last segment. The next segment begins another file.
+        # This is the end of a file's last segment; the next segment begins a different file.
         return
     with reader.open_segment(located.segment) as data:
         boundary = scan(data, start, min(position.offset, data.end)).boundary

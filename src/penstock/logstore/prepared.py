@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared XA transactions of a log that have no outcome yet: `prepared.json`.
 
-Their rows are needed when they commit, so a hold of the daemon keeps their segments. The file records how far
-the log was surveyed and is replaced atomically; without it, the log is surveyed again. The survey never
+Their rows are needed when they commit, so the daemon keeps their segments with a hold. The file records how
+far the log was surveyed and is replaced atomically; without it, the log is surveyed again. The survey never
 passes the oldest hold of a reader: transactions prepared there are kept for that reader, even if they commit
 later.
 """
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 class PreparedTransaction:
     """An XA transaction without an outcome: its events are [start, end) of a source file.
 
-    `xid` is its id as in SQL statements. `noted_us` is when the survey found it, in microseconds UTC since
+    `xid` is its id as in SQL statements. `noted_us` is when it was found, in microseconds UTC since
     1970.
     """
 
@@ -94,13 +94,13 @@ class PreparedFile:
         return next((transaction for transaction in self.transactions if transaction.xid == xid), None)
 
     def old(self, now_us: int) -> list[PreparedTransaction]:
-        """Return the transactions that have waited too long for an outcome, oldest first."""
+        """Return the transactions that have waited too long for an outcome, the oldest first."""
         before = now_us - PREPARED_OLD_SECONDS * _SECOND_US
         return [transaction for transaction in self.transactions if transaction.noted_us <= before]
 
 
 class PreparedSurvey:
-    """Surveys a log for prepared transactions and holds them. Used by the process that writes the log."""
+    """Surveys a log for prepared transactions and holds them. For the process that writes the log."""
 
     def __init__(self, disk: Disk, layout: Layout, clock: Callable[[], int] | None = None) -> None:
         self._disk = disk
@@ -111,8 +111,8 @@ class PreparedSurvey:
     def run(self, log: LogReader) -> None:
         """Continue the survey for a bounded part of the log, and renew the hold.
 
-        An unreadable segment is skipped with a warning: nobody can read its prepared transactions. Raises
-        LogFull, DiskFailed.
+        An unreadable segment is skipped with a warning, because nobody can read its prepared transactions.
+        Raises LogFull, DiskFailed.
         """
         before = PreparedFile.load(self._disk, self._layout)
         after = before
@@ -132,7 +132,8 @@ class PreparedSurvey:
         self, log: LogReader, before: PreparedFile | None
     ) -> list[tuple[SegmentRecord, int, int]]:
         """Return the range of each segment that was not surveyed yet, in offsets of its source file."""
-        # A broken hold keeps nothing for its reader. Survey past it, for the benefit of the other readers.
+        # A broken hold keeps nothing for its reader. Survey past the hold, for the benefit of the other
+        # readers.
         ignored = {HOLD_NAME, *(hold.hold.name for hold in log.broken_holds)}
         readers = [hold.position for hold in self._holds.readable(self._clock()) if hold.name not in ignored]
         ends = [_order_key(position) for position in (*readers, log.visible) if position is not None]
@@ -212,8 +213,8 @@ class PreparedSurvey:
         return prepared, Position(epoch, *decoder.position)
 
     def _hold(self, prepared: PreparedFile) -> None:
-        """Hold the oldest prepared transaction. A transaction that is without an outcome for too long is no
-        longer held.
+        """Hold the oldest prepared transaction. A transaction that has been without an outcome for too long
+        is no longer held.
         """
         lasting_us = PREPARED_HOLD_SECONDS_MAX * _SECOND_US
         now = self._clock()

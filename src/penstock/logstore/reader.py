@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a log: source files assembled from segments, in the source's own coordinates.
+"""Reading a log: source files assembled from segments, addressed by the source's own files and offsets.
 
 Readers only see bytes up to `visible`, the end of the last whole transaction.
 """
@@ -60,7 +60,7 @@ class LogReader:
         self.memory: MemoryTier | None = None
         self.tier: Tier | None = None
         self._block_bytes = block_bytes
-        # Guards the attributes below, including changes by the writer.
+        # Guards the attributes below, including against changes by the writer.
         self._changed = threading.Condition(threading.RLock())
         self._index = SegmentIndex([])
         self._epochs = EpochFile()
@@ -198,14 +198,15 @@ class LogReader:
 
         Raises PositionPurged before the first segment, SequenceGap for bytes that the log does not have,
         PositionInvalid after `visible`, LogDamaged and ChecksumMismatch for an unreadable segment. Only
-        decoding proves the bytes of the events.
+        decoding verifies the bytes of the events.
         """
         return self._pieces(Position(epoch, file, start), stop, SegmentReader.read)
 
     def pieces(self, epoch: int, file: str, start: int, stop: int) -> Iterator[memoryview | FileRange]:
-        """Yield the bytes like `read`; those of plain local segments as ranges of files, not read yet.
+        """Yield the bytes like `read`, but the bytes of plain local segments as file ranges that are not read
+        yet.
 
-        A range is valid until the next piece is asked for.
+        A range is valid until the next piece is requested.
         """
         return self._pieces(Position(epoch, file, start), stop, SegmentReader.pieces)
 
@@ -322,7 +323,7 @@ class LogReader:
     # --- Inside -----------------------------------------------------------------------------
 
     def _with_epoch(self, position: Position | None, gtid_set: LoggedSet) -> LoggedSet:
-        """Add to a set what preceded the position's epoch, if the epoch was completed after it began."""
+        """Add the set recorded before the position's epoch, if that set was read from the server's log."""
         record = None if position is None else self._epochs.get(position.epoch)
         return gtid_set if record is None or not record.is_logged_set else union(record.gtid_set, gtid_set)
 
@@ -373,10 +374,10 @@ class LogReader:
         )
 
     def _keep_blocks(self, reader: SegmentReader, records: bytes) -> None:
-        """Keep the records of a rebuilt index. A plain reader does not change the file."""
+        """Keep the records of a rebuilt index in memory. A plain reader does not change the file."""
 
     def _open_current(self, record: SegmentRecord, refresh: Callable[[], object]) -> SegmentReader:
-        """Open a segment that was perhaps compressed, moved or removed since the index was refreshed."""
+        """Open a segment that may have been compressed, moved or removed since the index was refreshed."""
         try:
             return LogReader._open(self, record)
         except PositionPurged:
@@ -399,7 +400,8 @@ class LogReader:
         with self._changed:
             current = self._index.get(record.version)
         if current is None or current.state != TIERED:
-            # The current start of the log is unknown here: the segment may be the first in this index.
+            # The current start of the log is unknown at this point: the segment may be the first in this
+            # index.
             raise PositionPurged(
                 "the segment was removed from the log",
                 position=str(Position(record.epoch, self._name_of_file(record), record.base)),
@@ -483,7 +485,7 @@ class LogReader:
 
 
 def next_files_version() -> int:
-    """Return a version of a log's files that no log of this process has had before."""
+    """Return a version number for a log's files that no log of this process has used before."""
     return next(_files_versions)
 
 

@@ -23,7 +23,8 @@ SEGMENTS_MAGIC = b"PSTKL1\x00\x01"
 BEGINS_AT_BOUNDARY = 1
 ENDS_AT_BOUNDARY = 2
 GTIDS_IN_SEQUENCE = 8
-# Without this flag, the record is of version 0.1, whose tables omit XA transactions that commit in the block.
+# Without this flag, the record was written by version 0.1, whose tables omit XA transactions that commit in
+# the block.
 COVERS_XA_COMMITS = 32
 
 # States of a segment, and their names.
@@ -117,7 +118,9 @@ def block_records(content: bytes | memoryview) -> Records:
 
 
 def block_end(records: bytes, start: int) -> tuple[int, int]:
-    """Return the source end and the file number of the L2 record at an offset: cheaper than an array."""
+    """Return the source end and the file number in the L2 record at an offset, which is cheaper than creating
+    an array.
+    """
     source_end, file_number = _BLOCK_END.unpack_from(records, start)
     return source_end, file_number
 
@@ -194,12 +197,12 @@ class BlockRecord:
 
     @property
     def begins_at_boundary(self) -> bool:
-        """Whether no transaction is open at its start."""
+        """Whether no transaction is open at the start of the block."""
         return bool(self.flags & BEGINS_AT_BOUNDARY)
 
     @property
     def ends_at_boundary(self) -> bool:
-        """Whether no transaction is open at its end."""
+        """Whether no transaction is open at the end of the block."""
         return bool(self.flags & ENDS_AT_BOUNDARY)
 
 
@@ -207,9 +210,9 @@ class BlockRecord:
 class SegmentRecord:
     """One segment of a log: bytes [base, source_end) of a source file. Ordered by `version`.
 
-    `source_end` is 0 while the segment is open. `stored_bytes` is its size in the folder or in the tier.
-    Times are in microseconds UTC since 1970, 0 if it has no transaction; `time_max_us` is the latest commit
-    time of the log up to the segment's end.
+    `source_end` is 0 while the segment is open. `stored_bytes` is the segment's size in the folder or in the
+    tier. Times are in microseconds UTC since 1970, 0 if the segment has no transaction; `time_max_us` is the
+    latest commit time of the log up to the segment's end.
     """
 
     version: int

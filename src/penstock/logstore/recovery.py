@@ -85,7 +85,7 @@ class _KnownState:
         return noted if noted.position.offset >= head.base else None
 
     def may_lack(self, segment: StoredSegment) -> bool:
-        """Return whether no byte of a segment was ever durable, so that the file may not be a valid
+        """Return whether no byte of a segment was ever durable, in which case the file may not be a valid
         segment.
         """
         if self.accept_loss:
@@ -99,7 +99,7 @@ def recover(disk: Disk, layout: Layout, block_bytes: int, *, accept_loss: bool =
     """Repair the folder and return its state. The caller holds the log's lock.
 
     Raises LogTorn if durable bytes are missing and LogDamaged if they are damaged. With `accept_loss`, the
-    log is cut back before them instead and the loss is logged. Raises DiskFailed, LogFull.
+    log is instead truncated before these bytes, and the loss is logged. Raises DiskFailed, LogFull.
     """
     for path in layout.left_overs(disk):
         disk.remove(path)
@@ -186,7 +186,7 @@ def _tiered_segments(loaded: SegmentIndex | None) -> SegmentIndex:
 
 
 def _recover_tail(disk: Disk, segment: StoredSegment, known: _KnownState) -> Recovered | None:
-    """Recover the newest segment. Returns None if no byte of it is valid and it has to be removed."""
+    """Recover the newest segment. Returns None if none of its bytes are valid and it must be removed."""
     try:
         reader = SegmentReader.open(disk, segment)
     except LogDamaged as problem:
@@ -219,8 +219,8 @@ def _recover_tail(disk: Disk, segment: StoredSegment, known: _KnownState) -> Rec
 def _read_tail(disk: Disk, reader: SegmentReader, known: _KnownState, closed: bool) -> tuple[bytes, Scan]:
     """Return the valid block records, and the scan of the events after them.
 
-    The scan starts at the saved position: after it, blocks in the middle may be torn while later blocks are
-    intact. A segment that was closed is complete.
+    The scan starts at the saved position. After that position, a block may be torn even if later blocks are
+    intact. A closed segment is complete.
     """
     head = reader.head
     saved = known.noted_within(head)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retention: which segments leave a log, and when. Limits are age, bytes and free disk space; holds win.
+"""Retention: which segments are removed from a log, and when.
 
-The oldest segments leave first, so the remaining ones are always one run up to the newest, which never
-leaves. Removal has two phases. First the segments leave the indexes and move to `<folder>/expired`, where no
-reader looks; a reader that has one open continues to read it. The next pass deletes them. A crash in between
-leaves each segment either fully in the log or fully out of it.
+The limits are age, bytes and free disk space; holds take precedence. The oldest segments leave first, so the
+remaining ones are always one run up to the newest, which never leaves. Removal has two phases. First the
+segments leave the indexes and move to `<folder>/expired`, where no reader looks. A reader that has a segment
+open continues to read it. The next pass deletes the files. A crash in between leaves each segment either
+fully in the log or fully out of it.
 """
 
 import math
@@ -41,7 +42,7 @@ _FILE_START = 4
 # without data is ignored, while data without its index would need a rebuild.
 _DATA_SUFFIXES = (SEGMENT_SUFFIX, COLD_SUFFIX, TIERED_SUFFIX)
 _SUFFIXES = (*_DATA_SUFFIXES, INDEX_SUFFIX)
-# How long a pass continues with a store after a removal failed.
+# How long a pass keeps trying to use a store after a removal failed.
 _FAILING_STORE_SECONDS_MAX = 10
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +58,7 @@ class RetentionPolicy:
     `age_seconds` counts from the end of the hour in which a segment was started. `bytes_max` limits the
     segments on this host, and `free_bytes` is the space that the disk should keep free. A hold is broken once
     this host has more than `hold_bytes` after it. While the disk has less than `hold_free_bytes` free, the
-    oldest holds are broken, as far as that frees the missing space.
+    oldest holds are broken, as far as this frees the missing space.
     """
 
     age_seconds: float | None = AGE_SECONDS_DEFAULT
@@ -78,7 +79,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Departure:
-    """One segment that leaves, and the reason."""
+    """One segment that leaves the log, and the reason."""
 
     segment: SegmentRecord
     reason: Reason
@@ -118,7 +119,7 @@ class Retention:
         self.holds = Holds(disk, layout)
         # The broken holds of the latest pass.
         self.broken: tuple[BrokenHold, ...] = ()
-        # The end of the last segment that left.
+        # The end of the last removed segment.
         self._gone_to: tuple[int, ...] = ()
         self._disk = disk
         self._layout = layout
@@ -129,8 +130,8 @@ class Retention:
         """Run one pass: delete the files of segments that the previous pass removed, then remove the segments
         that are due now. Returns the plan.
 
-        An unreadable hold is logged as an error and keeps nothing. Raises DiskFailed, and the errors of the
-        object store at the very end: space on this host is freed even if the store fails.
+        An unreadable hold is logged as an error and keeps nothing. Raises DiskFailed. Errors from the object
+        store are raised only at the very end, so that space on this host is freed even if the store fails.
         """
         notes = self._expired_notes()
         self._sweep_local()
@@ -141,14 +142,14 @@ class Retention:
             fresh = frozenset(broken.hold.name for broken in plan.broken if broken.hold.name not in before)
             self._report(plan.broken)
             if fresh:
-                # Look for prepared transactions after the broken holds before any segment there is removed.
+                # Before removing segments after a broken hold, look for prepared transactions in them.
                 plan = self.plan(catalog.segments, fresh)
             self.expire(catalog, plan)
         self._sweep_store(notes)
         return plan
 
     def plan(self, segments: SegmentIndex, counting: frozenset[str] = frozenset()) -> RetentionPlan:
-        """Return what would leave now, and why; nothing is changed.
+        """Return which segments would leave now, and why; nothing is changed.
 
         Broken holds in `counting` still count.
         """
@@ -188,15 +189,15 @@ class Retention:
             catalog.drop(versions)
             self._move_all(plan.departures)
         except LogFull:
-            # A full disk has no space for L1 either. Deleting the segments frees space, and after a crash in
-            # between L1 is rebuilt from the remaining segments.
+            # On a full disk there is no space for L1 either. Deleting the segments frees space, and after a
+            # crash in between, L1 is rebuilt from the remaining segments.
             _log.warning("the disk is full: what leaves is removed at once", folder=str(self._layout.folder))
             self._move_all(plan.departures)
             self._sweep_local()
             catalog.drop(versions)
 
     def sweep(self) -> int:
-        """Delete what left in an earlier pass; return how many bytes that freed on this host.
+        """Delete the segments that left in an earlier pass; return how many bytes this freed on this host.
 
         A segment that cannot be removed from its store, or whose note cannot be read, is kept for the next
         pass, and the others continue. Raises the first such error at the end: LogDamaged, ConnectionLost.
@@ -219,7 +220,7 @@ class Retention:
         return self._remove_expired(removable)
 
     def _sweep_store(self, notes: list[Path]) -> int:
-        """Remove the segments of notes from their store, and then the notes."""
+        """Remove segments from their store according to their notes, and then the notes."""
         first: PenstockError | None = None
         started = time.monotonic()
         removed = []
@@ -286,7 +287,8 @@ class Retention:
         for departure in due:
             if missing <= 0:
                 break
-            # A segment in the tier frees nothing here, so no hold is broken for it alone.
+            # Removing a segment in the tier frees nothing on this host, so no hold is broken for such a
+            # segment alone.
             if local := _local_bytes(departure.segment):
                 missing -= local
                 floor = _end_of(departure.segment)

@@ -3,11 +3,11 @@
 
     <folder>/schemas/<commit version>.schemas     one generation: a snapshot and the changes after it
 
-A generation is lines of text, each with its CRC32: the definitions in force at a position, then the later
-statements, and definitions that were read elsewhere because a statement was not sufficient, each with its own
-position. So a snapshot and the lines after it answer any position. A line torn by a crash is ignored; its
-statement is received again with the events. A new generation starts at a seed, and once the lines outgrow
-their snapshot. Old generations are removed when the log no longer reaches back to them.
+A generation consists of text lines, each with a CRC32: first the definitions in force at a position, then the
+later statements, and definitions that were read elsewhere because a statement was not sufficient. Each line
+has its position, so a snapshot and the lines after it yield the definitions at any position. A line torn by a
+crash is ignored; its statement is received again with the events. A new generation starts at a seed, and once
+the lines outgrow their snapshot. Old generations are removed when the log no longer reaches back to them.
 
 Definitions that are read elsewhere arrive late: `settle` inserts them at the position from which they hold,
 and rebuilds the later snapshots. A crash in between leaves tables in doubt, but never a wrong definition.
@@ -35,7 +35,7 @@ FORMAT = 1
 
 # A generation ends when its lines exceed this size, or the size of its snapshot if that is larger.
 LINES_BYTES_MAX = 4 * MIB
-# A longer statement is not stored. A new generation stores its result instead.
+# A longer statement is not stored. Instead, a new generation stores the resulting definitions.
 STATEMENT_BYTES_MAX = MIB
 
 _CRC_DIGITS = 8
@@ -50,7 +50,7 @@ class Definitions(Protocol):
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession
     ) -> set[TableName]:
-        """Apply a statement; return the tables it changed or put in doubt."""
+        """Apply a statement; return the tables that it changed or put in doubt."""
 
     def take(self, definition: dict[str, Any], position: Position) -> None:
         """Apply a definition that was read elsewhere, from a position on."""
@@ -65,7 +65,7 @@ class Definitions(Protocol):
         """Date doubts from before a position, or of unknown start, to that position."""
 
     def survey(self) -> None:
-        """Record that every table of the server was taken or refused."""
+        """Record that every table of the server has been taken or refused."""
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
         """Return the definitions in force at a position as JSON, by default the newest."""
@@ -100,9 +100,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class _Generation:
-    """One file: the position of its snapshot, the snapshot, and the valid lines after it.
+    """One generation file: the position of its snapshot, the snapshot, and the valid lines after it.
 
-    If it `continues` the previous generation, its snapshot is the result of that generation's lines.
+    If the generation `continues` the previous one, its snapshot is the result of the previous one's lines.
     """
 
     path: Path
@@ -174,7 +174,9 @@ class SchemaLog(Generic[_Kept]):
             return self._at(position)
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return the definitions of `at` as JSON that `read` accepts: of one table if named, else of all."""
+        """Return the definitions of `at` as JSON that `read` accepts: of one table if it is named, otherwise
+        of all.
+        """
         return self.at(position).in_force(position, name)
 
     def _at(self, position: Position | None) -> _Kept:
@@ -190,7 +192,7 @@ class SchemaLog(Generic[_Kept]):
     def _replay(self, generation: _Generation, position: Position | None) -> _Kept:
         history = self._read(generation.snapshot)
         if not generation.continues or generation.path == self._path(self._names()[0]):
-            # A settlement before this snapshot never reaches it.
+            # A definition settled before this snapshot never reaches it.
             history.date_doubts(generation.position)
         for line_position, line in generation.upto(position):
             _apply_line(history, line_position, line)
@@ -222,7 +224,7 @@ class SchemaLog(Generic[_Kept]):
                 try:
                     generation = self._load(version)
                 except FileNotFoundError:
-                    # Retention has removed it in the meantime.
+                    # Retention has removed the file in the meantime.
                     continue
                 history = self._replay(generation, None)
                 texts = {position: line["text"] for position, line in generation.lines if "text" in line}
@@ -248,8 +250,9 @@ class SchemaLog(Generic[_Kept]):
         """Insert definitions read elsewhere at the position from which they hold, durably.
 
         Without lines, only rebuild the later snapshots. Lines are `definition_line`, `refusal_line` and
-        SURVEYED. `received` is the end of the log: past it, statements still to come would be treated as
-        known. Raises PositionInvalid there, and SchemaUnknown for a position before the first stored one.
+        SURVEYED. `received` is the end of the log: past that end, statements that have not arrived yet would
+        be treated as known. Raises PositionInvalid past the end, and SchemaUnknown before the first stored
+        position.
         """
         if received is not None and position > received:
             raise PositionInvalid(f"the log was received up to {received} only", position=str(position))
@@ -308,7 +311,9 @@ class SchemaLog(Generic[_Kept]):
             return changed
 
     def cut(self, position: Position) -> None:
-        """Remove what was stored for later positions: the log lost its end, or a new epoch begins there."""
+        """Remove the entries for later positions, because the log lost its end or a new epoch begins
+        there.
+        """
         with self._lock:
             self._cut(position)
 

@@ -61,7 +61,7 @@ class SegmentHead:
 
     @property
     def position(self) -> Position:
-        """The position of its first event."""
+        """The position of the segment's first event."""
         return Position(self.epoch, self.file, self.base)
 
     @property
@@ -75,7 +75,7 @@ class SegmentHead:
 
     @property
     def format_description(self) -> bytes:
-        """The source file's format description event."""
+        """The format description event of the source file."""
         return self.file_head[_MAGIC_BYTES:]
 
     @classmethod
@@ -128,14 +128,14 @@ class SegmentReader(Closing):
 
     @classmethod
     def open(cls, disk: Disk, segment: StoredSegment, head: SegmentHead | None = None) -> Self:
-        """Open a segment. A head passed in is not read again.
+        """Open a segment.
 
-        Raises SourceMissing, LogDamaged, DiskFailed.
+        If a head is passed, it is not read again. Raises SourceMissing, LogDamaged, DiskFailed.
         """
         stored: StoredFile = disk.open_read(segment.path)
         try:
             if segment.cold:
-                # Import here, so that only readers of compressed segments need the zstd package.
+                # Imported here, so that only readers of compressed segments need the zstd package.
                 from penstock.logstore.cold import SeekableFile
 
                 stored = SeekableFile(stored, str(segment.path))
@@ -167,7 +167,9 @@ class SegmentReader(Closing):
             yield memoryview(self.read_bytes(begin, min(begin + READ_BYTES, stop)))
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview | FileRange]:
-        """Yield the bytes like `read`; those of a plain local file as ranges of it, not read yet."""
+        """Yield the bytes like `read`, but the bytes of a plain local file as file ranges that are not read
+        yet.
+        """
         if not isinstance(self._stored, LocalReadFile) or not self.head.base <= start <= stop <= self.end:
             yield from self.read(start, stop)
             return
@@ -182,7 +184,7 @@ class SegmentReader(Closing):
 
 @dataclass
 class _Totals:
-    """The totals of a segment's records."""
+    """The totals over a segment's records."""
 
     time_first_us: int = 0
     time_max_us: int = 0
@@ -255,7 +257,7 @@ class SegmentWriter:
 
     @property
     def position(self) -> Position:
-        """The position of its first event."""
+        """The position of the segment's first event."""
         return self.head.position
 
     @property
@@ -265,7 +267,7 @@ class SegmentWriter:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of its data file."""
+        """The size of the segment's data file."""
         return self._data.size
 
     @property
@@ -282,7 +284,7 @@ class SegmentWriter:
         self._data.write([piece])
         blocks = block_records(records)
         if not self._follows(blocks):
-            # The data is authoritative: the index is rebuilt from it when the segment is closed.
+            # The data is authoritative: the index is rebuilt from the data when the segment is closed.
             self.index_whole = False
             return
         if not records:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The growing end of a log: the source file that is appended to, and the open segment.
 
-Not thread-safe. Readers see nothing here until the log publishes it.
+Not thread-safe. Readers see none of these bytes until the log publishes them.
 """
 
 import time
@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class OpenFile:
-    """The source file that bytes are appended to, with the data needed for the head of its next segment.
+    """The source file that bytes are appended to, and the fields for the head of its next segment.
 
     `end` is the offset after the appended bytes, `boundary` the end of the last whole transaction, and
     `gtid_set` the set before the boundary.
@@ -99,11 +99,11 @@ class Tail:
             )
 
     def goes_on_at(self, position: Position) -> bool:
-        """Return whether a position is the end of the file, so that its segment can continue."""
+        """Return whether a position is the end of the open file, so that its segment can continue."""
         return self.file is not None and position == self.file.position(self.file.boundary)
 
     def file_following(self, start: int, end: int, size: int, retried: tuple[int, int] | None) -> OpenFile:
-        """Return the file to append bytes [start, end) to. Raises SequenceGap if they do not follow.
+        """Return the file to append bytes [start, end) to. Raises SequenceGap if the bytes do not follow.
 
         The bytes of an append that failed midway may be passed again.
         """
@@ -198,7 +198,7 @@ class Tail:
         return record
 
     def drop_unfinished(self) -> None:
-        """Cut off the unfinished transaction: its bytes are sent again, or never existed."""
+        """Cut off the unfinished transaction, whose bytes are sent again or no longer exist."""
         open_file, writer = self.file, self.writer
         assert open_file is not None, "a file was begun"
         assert writer is not None, "a transaction is open in a segment"
@@ -216,7 +216,9 @@ class Tail:
     # --- The index --------------------------------------------------------------------------
 
     def _write_over_cut(self, writer: SegmentWriter, piece: memoryview, records: bytes) -> None:
-        """Append events whose first block began in the previous segment; its part here becomes a block."""
+        """Append events whose first block began in the previous segment. The part in this segment becomes a
+        block.
+        """
         writer.append(piece, b"")
         first_end = int(block_records(records)["source_end"][0])
         added = self._scan(writer, writer.indexed_end, min(first_end, writer.end), writer.time_max_us).records
@@ -246,7 +248,7 @@ class Tail:
 
 
 def until(records: bytes, stop: int) -> bytes:
-    """Return the records of blocks that end at or before an offset."""
+    """Return the records of the blocks that end at or before an offset."""
     ends = block_records(records)["source_end"]
     return records[: int((ends <= stop).sum()) * RECORD_BYTES]
 

@@ -7,8 +7,9 @@ notes but removes none of them. Version 0.1.0 named objects without the log id, 
 each other's objects. Such an object is served and removed only after its bytes are proved to belong to this
 log, which is recorded in the log's folder.
 
-The index and a note stay in the log's folder: `<version>.tiered` has the object's name, size and CRC32, and
-the segment's head. So a lookup does not need the store, and a range read fetches only its own bytes.
+The index and a note stay in the log's folder: `<version>.tiered` contains the object's name, size and CRC32,
+and the segment's head. A lookup therefore does not need the store, and reading a range fetches only the bytes
+of the range.
 """
 
 import base64
@@ -46,7 +47,8 @@ from penstock.logstore.tier_proofs import TierProofs
 
 TIERED_SUFFIX = ".tiered"
 
-# In most stores, a request costs as much as reading this many bytes, so each request reads this many.
+# In most stores, a request costs as much as reading this many bytes, so each request reads at least this
+# many.
 _REQUEST_BYTES = MIB
 # Each concurrent reader continues where it stopped, so a few requests stay cached.
 _REQUESTS_KEPT = 4
@@ -108,8 +110,8 @@ class Tier:
     """A location below a URL that stores closed segments. Safe for concurrent reads.
 
     Raises DependencyMissing if fsspec or its package for the URL is not installed, OptionInvalid for an
-    unknown URL. A tier that `writes` belongs to the log's writer, and records in the log's folder which
-    objects it proved.
+    unknown URL. A tier that `writes` belongs to the log's writer, and records in the log's folder the objects
+    that it has proved.
     """
 
     def __init__(self, url: str, disk: Disk, layout: Layout, *, writes: bool = False) -> None:
@@ -124,10 +126,10 @@ class Tier:
     # --- Moving -----------------------------------------------------------------------------
 
     def move(self, catalog: SegmentCatalog, segment: SegmentRecord) -> SegmentRecord:
-        """Move a closed segment to the store and return its new L1 record. Raises the errors of `copy`.
+        """Move a closed segment to the store and return its new L1 record. Raises any error from `copy`.
 
-        After a crash at any step, the segment is complete in the folder or in the store; moving it again
-        finishes.
+        After a crash at any step, the segment is complete in the folder or in the store, and moving it again
+        completes the move.
         """
         moved = self.copy(segment)
         catalog.replace(moved)
@@ -159,7 +161,7 @@ class Tier:
                 break
             if self._is_stored(note):
                 break
-            # A crash left a partial upload there. Leave it, and use another name.
+            # A crash left a partial upload there. Leave that object, and use another name.
             _log.warning("an object in the tier is incomplete and of no use", object=name)
         self._disk.write_atomic(self.note_path(segment), note.encode())
         _log.info("a segment was copied to the tier", segment=stored.path.name, bytes=size)
@@ -168,7 +170,7 @@ class Tier:
     def _log_id(self) -> str:
         """Return the id of this log's objects; the first call saves it.
 
-        The id belongs to the folder it was saved in: a copy of the folder gets a new id.
+        The id belongs to the folder in which it was saved; a copy of the folder gets a new id.
         """
         path, folder = self._layout.log_id, self._disk.folder_identity(self._layout.folder)
         log_id = uuid.uuid4().hex
@@ -183,7 +185,7 @@ class Tier:
                     first_log_id=known,
                 )
             else:
-                # A version that did not save the folder wrote the id.
+                # A version that did not record the folder wrote the id.
                 log_id = known
         self._disk.write_atomic(path, f"{log_id} {folder}".strip().encode())
         return log_id
@@ -229,7 +231,8 @@ class Tier:
         return True
 
     def _is_promised(self, note: TieredNote) -> bool:
-        """Return whether an object is the one that the note describes, judged by its name or else its bytes.
+        """Return whether an object is the one that the note describes, judged by its name or otherwise by its
+        bytes.
 
         The bytes are read once per state of the object. Raises ConnectionLost, LogDamaged.
         """
@@ -425,10 +428,10 @@ class RemoteFile:
 
 
 def with_noted(disk: Disk, layout: Layout, loaded: SegmentIndex | None) -> SegmentIndex | None:
-    """Return L1 including the segments with notes in the folder; None if there is neither.
+    """Return L1 with the segments that have notes in the folder; None if there is neither L1 nor a note.
 
-    For segments in a store, the notes are what the data is for local segments: L1 is rebuilt from them.
-    Raises LogDamaged for an unreadable note.
+    L1 is rebuilt from the notes of segments in a store, as it is from the data of local segments. Raises
+    LogDamaged for an unreadable note.
     """
     note_paths = [
         layout.hour_folder(hour) / name

@@ -16,7 +16,8 @@ _log = structlog.get_logger(__name__)
 class TierProofs:
     """The proved objects by name, each with its state in the store. Safe for concurrent use.
 
-    With `writes` the proofs are saved to a file, so that an object is read once and not once per process.
+    With `writes` the proofs are saved to a file, so that an object is read only once, and not once per
+    process.
     """
 
     def __init__(self, disk: Disk, path: Path, *, writes: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing a log's oldest segments by hand; `retention` describes the removal."""
+"""Removes a log's oldest segments on an operator's command; see `retention` for how removal works."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class TrimPlan:
-    """The segments to remove, oldest first, and the holds that object, by name.
+    """The segments to remove, oldest first, and the holds that protect any of them, by name.
 
     `first_kept` is the oldest segment that stays, None in an empty log.
     """
@@ -51,7 +51,7 @@ def plan_trim(
 
 
 def check_holds(plan: TrimPlan, forced: Collection[str]) -> None:
-    """Raise OptionInvalid if a hold objects to the plan and is not in `forced`."""
+    """Raise OptionInvalid if a hold protects a segment in the plan and is not in `forced`."""
     objecting = [hold for hold in plan.held_by if hold.name not in forced]
     if objecting:
         first = min(objecting, key=lambda hold: hold.position)

@@ -33,7 +33,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Upkeep:
-    """Maintains one log according to its settings. Run by the process that writes it, one pass at a time.
+    """Maintains one log according to its settings. Run by the process that writes the log, one pass at a
+    time.
 
     Raises DependencyMissing if the settings name a tier whose package is not installed.
     """
@@ -43,7 +44,7 @@ class Upkeep:
         self._layout = layout
         self._cold_after = settings.cold_after
         self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
-        # Segments moved to the tier, and failures, by outcome.
+        # Counts of segments moved to the tier, and of failures, by outcome.
         self.uploads = Counter("moved", "failed")
         # When work on a segment last failed, by its state and version; monotonic seconds.
         self._failed: dict[tuple[int, int], float] = {}
@@ -66,7 +67,7 @@ class Upkeep:
         tier.
         """
         first: PenstockError | None = None
-        # Hold the prepared transactions before any segment leaves.
+        # Hold the prepared transactions before any segment is removed.
         for step in (
             self._prepared.run,
             self.retention.run,
@@ -86,7 +87,7 @@ class Upkeep:
             raise first
 
     def make_room(self) -> None:
-        """Remove what is due from a log that cannot be opened because the disk is full.
+        """Remove segments that are due from a log that cannot be opened because the disk is full.
 
         Takes the log's lock, so that no other process opens the log concurrently. Raises LogLocked,
         LogDamaged if the folder has no sound L1, LogFull, DiskFailed, ConnectionLost for an unreachable tier.

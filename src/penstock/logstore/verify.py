@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of a whole log folder: event checksums, heads, both indexes, the epochs and the segment order.
 
-Nothing that can be computed from the data is trusted: block and segment records are rebuilt and compared.
+Values that can be computed from the data are not trusted: block and segment records are rebuilt and compared.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from penstock.logstore.segment import SegmentHead, SegmentReader, closed_record,
 from penstock.logstore.tier import Tier, TieredNote
 from penstock.model import Position
 
-# Blocks are closed where the index says, never by size.
+# Blocks end where the index says, never by size.
 _NEVER_BY_SIZE = 1 << 40
 
 
@@ -65,10 +65,11 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One inconsistency. `position` is in the source's coordinates, or a file name and an offset.
+    """One inconsistency.
 
-    `harmless` marks what a crash or a running capture normally leaves behind. `healed` marks what was
-    repaired now: only indexes are, because they are rebuilt from the data.
+    `position` is a source position, or a file name and an offset. `harmless` marks a state that a crash or a
+    running capture normally leaves behind. `healed` marks an inconsistency that this run repaired. Only
+    indexes are repaired, because they can be rebuilt from the data.
     """
 
     kind: FindingKind
@@ -112,10 +113,10 @@ def verify(
     tier: Tier | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Finding]:
-    """Read a whole log and yield what is inconsistent, oldest first.
+    """Read a whole log and yield its inconsistencies, oldest first.
 
     `progress` receives the bytes read and their total. With `heal`, indexes that do not match their data are
-    rebuilt; no other process may write the log then. With `tier`, segments in the tier are read too. Raises
+    rebuilt; no other process may write the log then. With `tier`, segments in the tier are also read. Raises
     LogLocked, DiskFailed, ConnectionLost for an unreachable tier.
     """
     with ExitStack() as stack:
@@ -265,8 +266,9 @@ class _Verification:
         )
 
     def _time_before(self, reader: SegmentReader, record: SegmentRecord | None) -> int:
-        """Return the latest commit time before a segment whose predecessor is gone, taken from its own
-        index."""
+        """Return the latest commit time before a segment whose predecessor is gone, as recorded in its
+        index.
+        """
         blocks = self._stored_blocks(reader)
         if blocks is not None and len(blocks):
             return int(blocks["time_max_us"][0])
@@ -334,7 +336,7 @@ class _Verification:
         )
 
     def _check_record(self, checked: _Checked, record: SegmentRecord | None, last: bool) -> Iterator[Finding]:
-        """Compare the segment's L1 record with the rebuilt one. The open segment has none yet."""
+        """Compare the segment's L1 record with the rebuilt one. The open segment has no L1 record yet."""
         may_be_open = last and (record.state == OPEN if record is not None else not self._heal)
         if not checked.sound or may_be_open or not checked.whole:
             self._records += [record] if record is not None else []
@@ -419,8 +421,8 @@ def _first_difference(stored: Records, rebuilt: Records, base: int, *, may_be_sh
     """Return the number of the first block whose record differs from the data; None if all match."""
     count = min(len(stored), len(rebuilt))
     stored_part, rebuilt_part = stored[:count].copy(), rebuilt[:count].copy()
-    # A run of GTIDs may have begun before the segment. A capture that was started in mid-segment records a
-    # later start. That record is narrower, but correct.
+    # A run of GTIDs may have begun before the segment. A capture that started in the middle of a segment
+    # records a later start, which covers less but is correct.
     claims = stored_part["sequence_start"]
     claims_more = (claims != 0) & (
         (rebuilt_part["sequence_start"] == 0) | (np.maximum(claims, base) < rebuilt_part["sequence_start"])
