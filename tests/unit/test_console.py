@@ -234,6 +234,8 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
         assert " idle " in shown.words
         assert "The last batch took" in shown.words
         assert shown.text.count('<rect class="phase') == 3
+        assert '<a href="/history?table=shop.notes">shop.notes</a>' in shown.text
+        assert 'value="shop.notes"' in browser.get("/history", table="shop.notes").text
         page = browser.get("/tables/resnapshot", **table)
         assert "chunk by chunk" in page.words
         assert audit.requests() == []
