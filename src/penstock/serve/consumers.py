@@ -134,7 +134,7 @@ class Consumers:
             await self.write()
 
     async def write(self) -> None:
-        """Write the holds of changed consumers, and remove those of forgotten ones."""
+        """Write the holds of changed consumers, and remove the holds of forgotten consumers."""
         forgotten, self._forgotten = self._forgotten, set()
         for instance, consumer in forgotten:
             await asyncio.to_thread(self._remove, instance, consumer)

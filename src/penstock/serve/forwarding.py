@@ -26,7 +26,7 @@ _HOP_HEADERS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"
 
 
 class Divided:
-    """Serves the requests of followers and readers here, and forwards the others.
+    """Serves the requests of followers and readers in this process, and forwards all others.
 
     `is_here` returns whether the log of an instance can be read in this process.
     """

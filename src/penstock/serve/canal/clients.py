@@ -468,7 +468,7 @@ class Clients:
                 position=Position.parse(checkpoint.position), server_key=checkpoint.server_key or None
             )
         else:
-            # Data that arrives in an empty log comes after this start, with either edge.
+            # Data that arrives in an empty log follows this start, whichever edge is configured.
             empty = client.pieces.log.visible is None
             client._start = Start(edge="earliest" if empty else self._edge)
 

@@ -80,7 +80,7 @@ class CanalCluster:
         self._wants_all = True
 
     def start(self) -> None:
-        """Start to show which destinations are served here."""
+        """Start to show which destinations this daemon serves."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class CanalCluster:
                 self._store.close()
 
     def _show(self) -> None:
-        """Update the nodes to match what is served here. Raises CoordinationLost."""
+        """Update the nodes to match the destinations that this daemon serves. Raises CoordinationLost."""
         session = self._joined()
         is_due = self._wants_all or time.monotonic() >= self._shown_at + self._show_again_seconds
         if is_due:

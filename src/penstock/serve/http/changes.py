@@ -275,7 +275,7 @@ class ChangesAnswer(StreamedAnswer):
             subscriber.sent(size, rows, piece.end, piece.time_us)
             subscriber.moved += self._moved
             credit -= size
-            # A response must not end inside a transaction: no position to continue from exists there.
+            # A response must not end inside a transaction, where no position exists from which to continue.
             may_end, piece = piece.is_whole, None
             if credit <= 0 and may_end:
                 return "credit"

@@ -77,7 +77,9 @@ def _shards(served: Served, view: SubscriptionView) -> list[dict[str, Any]]:
 
 
 def _bytes_behind(log: ServedLog, checkpoints: Mapping[int, Checkpoint | None]) -> dict[int, int]:
-    """Return the bytes of the log after each checkpoint, without those that belong to another log."""
+    """Return the bytes of the log after each checkpoint, leaving out the checkpoints that belong to another
+    log.
+    """
     epochs = [(epoch.epoch, epoch.server_key) for epoch in log.epochs.epochs]
     positions: dict[int, Position] = {}
     for shard, checkpoint in checkpoints.items():

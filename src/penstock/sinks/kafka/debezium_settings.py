@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of Debezium's messages in Kafka: their forms, and the topics beside those of tables."""
+"""The settings of Debezium's messages in Kafka: their forms, and the topics in addition to those of
+tables.
+"""
 
 from typing import Annotated
 

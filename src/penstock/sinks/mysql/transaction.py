@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transaction on a target that is retried if the server ends it: deadlocks, lost connections.
 
-The batch's number is stored in the position table, in the same commit as the rows. A retry after a commit
-whose answer was lost finds it there.
+The batch's number is stored in the position table, in the same commit as the rows. If the answer to a commit
+was lost, the retry finds the number there.
 """
 
 from collections.abc import Callable

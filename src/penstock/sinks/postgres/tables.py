@@ -201,7 +201,9 @@ def create(target: Target, pipeline: str = "") -> list[str]:
 
 
 def _clauses(target: Target, layout: Layout) -> tuple[list[str], list[str]]:
-    """Return the clauses of ALTER TABLE that add what is missing, and those that change what exists."""
+    """Return the clauses of ALTER TABLE that add missing parts, and the clauses that change existing
+    parts.
+    """
     types = types_of(target)
     added = _column_additions(types, layout)
     if not layout.created_by_pipeline:

@@ -238,7 +238,9 @@ class Pipeline:
             answered += len(ends)
 
     def _check(self, lines: bytes, answered: int, sent: Pending) -> None:
-        """Raise the first error in some answers of pending commands, which follow `answered` others."""
+        """Raise the first error in a sequence of answers to pending commands, which follows `answered` other
+        answers.
+        """
         if lines.startswith(b"-") or b"\n-" in lines:
             raise _first_error(lines, answered, sent)
 

@@ -2,7 +2,7 @@
 """Queues of topics, and a producer that keeps the order of messages in each queue.
 
 A broker handles requests of a connection in parallel. So each queue has at most one request of many messages
-under way. Requests of other queues run in parallel.
+in flight. Requests of other queues run in parallel.
 """
 
 import threading
@@ -136,7 +136,7 @@ class Servers:
 
 @dataclass
 class _Pending:
-    """Messages that wait for their queue, and the request under way."""
+    """Messages that wait for their queue, and the request in flight."""
 
     messages: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -144,7 +144,7 @@ class _Pending:
 
 
 class Producer:
-    """Connections to brokers with messages under way. Used by one thread."""
+    """Connections to brokers with messages in flight. Used by one thread."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -176,7 +176,7 @@ class Producer:
         self._pending.clear()
 
     def abort(self) -> bool:
-        """Drop unsent messages; close the connections and return False if no request is under way."""
+        """Drop unsent messages; close the connections and return False if no request is in flight."""
         is_under_way = False
         for pending in self._pending.values():
             pending.messages.clear()
@@ -186,7 +186,7 @@ class Producer:
         return is_under_way
 
     def settle(self) -> None:
-        """Wait until no request is under way, whether or not it succeeded. Raises AnswerTimedOut."""
+        """Wait until no request is in flight, whether or not it succeeded. Raises AnswerTimedOut."""
         for (_, queue), pending in self._pending.items():
             if pending.request is None:
                 continue
@@ -200,13 +200,13 @@ class Producer:
             pending.request = None
 
     def close(self) -> None:
-        """Close the connections. Messages under way may be lost."""
+        """Close the connections. Messages in flight may be lost."""
         for connection in self._connections.values():
             connection.close()
 
     @property
     def is_open(self) -> bool:
-        """Whether all connections are still open. Requires that no message is under way."""
+        """Whether all connections are still open. Requires that no message is in flight."""
         return all(connection.is_open for connection in self._connections.values())
 
     def _flush_all(self) -> None:

@@ -105,7 +105,7 @@ class Reply(NamedTuple):
 
 
 class Connection:
-    """A connection to a name server or broker, with several requests under way. Used by one thread.
+    """A connection to a name server or broker, with several requests in flight. Used by one thread.
 
     Raises ConnectionLost, TlsFailed.
     """
@@ -147,7 +147,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is still open. Requires that no request is under way."""
+        """Whether the connection is still open. Requires that no request is in flight."""
         waiting = select.poll()
         waiting.register(self._stream, select.POLLIN)
         return not waiting.poll(0)

@@ -192,7 +192,7 @@ class RocketmqSink(Sink):
         return AbortedProducers.of_topics(self.settings.url, self.settings.topic)
 
     def take_producer(self) -> Producer:
-        """Return a producer once no messages of aborted batches are under way.
+        """Return a producer once no messages of aborted batches are in flight.
 
         Raises AnswerTimedOut, and what `Servers.masters` raises.
         """
@@ -205,7 +205,7 @@ class RocketmqSink(Sink):
         return Producer(self.servers())
 
     def give_back(self, producer: Producer) -> None:
-        """Keep a producer without messages under way for the next batch."""
+        """Keep a producer without messages in flight for the next batch."""
         self._idle.append(producer)
 
     def queues_of(self, topic: str) -> list[Queue]:

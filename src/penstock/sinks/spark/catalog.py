@@ -185,7 +185,7 @@ class CatalogTable:
         return max(numbers, default=None)
 
     def remembers(self, pipeline: str) -> bool:
-        """Return whether a pipeline created the table, and it has rows."""
+        """Return whether a pipeline created the table and the table has rows."""
         properties = self._session.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
         own = any(row[0] == PIPELINE_PROPERTY and row[1] == pipeline for row in properties)
         return own and not self._session.table(self.name).isEmpty()
