@@ -203,7 +203,7 @@ class OwnInstance:
         self._is_removed = False
         # A capture that is stopping continues to serve until it has ended.
         self.capture: RunningCapture | None = None
-        # Why there is no capture.
+        # Why there is no capture at the moment.
         self.failure: PenstockError | None = None
 
     @property

@@ -61,8 +61,8 @@ def epoch_base(epoch: int) -> int:
 def next_epoch(epoch: int, file_number: int) -> int:
     """Return the number of the epoch after one whose highest file number is given.
 
-    The first epochs are counted, so that two daemons on one cluster number them alike. A later epoch begins
-    one above the highest value of epoch and file number that was used before. Raises LimitExceeded.
+    The first epochs are counted, so that two daemons on one cluster number them alike. The base of a
+    later epoch is one above the highest sum of base and file number used until then. Raises LimitExceeded.
     """
     if epoch < EPOCH_COUNTED_NEW_MAX:
         return epoch + 1

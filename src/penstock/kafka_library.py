@@ -83,7 +83,7 @@ _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
         "Check the settings of Kafka",
     ),
     (
-        # The topic is growing or was recreated, and brokers learn of it one after the other.
+        # The topic is growing or was recreated, and brokers learn of the change one after another.
         ("_UNKNOWN_PARTITION",),
         ServerBusy,
         "The partitions of the topic are changing: the next try takes their new number",

@@ -86,7 +86,7 @@ RECONNECT_TRIES_MAX = 18
 FAIL_OVER_REMEMBERED_SECONDS = 3600.0
 FAIL_OVER_SECONDS_MAX = 600.0
 
-# The number of copies of a log. Each copy reads all of it from the member that captures.
+# The maximum number of copies of a log. Each copy reads the whole log from the capturing member.
 COPIES_MAX = 5
 
 # How long a reader waits for a table definition that is being read from the server before it fails with a
@@ -100,7 +100,8 @@ SURVEY_WAIT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS
 # A subscriber with several daemons leaves a daemon that is silent for this long. This is shorter than the
-# session of a frozen fleet member, so that the subscriber asks the others in time.
+# session time of a fleet member, so that the subscriber asks the other daemons before a frozen member's
+# session ends.
 DAEMON_SILENCE_SECONDS_MAX = 9.0
 
 # A file is split into byte ranges of at least this size, so that the fixed cost of a range stays small.
@@ -125,7 +126,7 @@ CONSUMER_RESPONSE_SECONDS = 30.0
 # A pipeline reports its position to the daemon this often, after a batch.
 PIPELINE_HOLD_PAUSE_SECONDS = 60.0
 
-# Processes that share a local pipeline. Each reads the whole log.
+# Processes that share a local pipeline. Each process reads the whole log.
 SHARDS_MAX = 64
 
 # Files whose event starts are cached, per process and in the host's temporary folder. The cache needs 8 bytes
@@ -137,7 +138,7 @@ FILES_REMEMBERED_MAX = 4096
 # one host may run hundreds of subscribers.
 CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_PEER_MAX = 1024
-# Of these, unauthenticated connections in their TLS handshake.
+# The share of these connections that may be unauthenticated or in their TLS handshake.
 HANDSHAKES_MAX = 1024
 HANDSHAKES_PER_PEER_MAX = 256
 
@@ -164,7 +165,7 @@ PIECE_PART_BYTES = 16 * MIB
 PIECE_BYTES_MAX = 512 * MIB
 # A piece this short is decoded in the requesting thread: switching threads would cost more.
 PIECE_BYTES_AT_ONCE = 64 * 1024
-# Minimum interval between short pieces of a view under load: every piece has a fixed cost for its
+# Minimum interval between short pieces of a view under load, because every piece has a fixed cost for its
 # subscribers.
 PIECE_GAP_SECONDS = 0.001
 # The interval is at least this long for each follower of the view. Sending a piece to a follower takes about
@@ -227,8 +228,8 @@ PTUBES_FETCH_BYTES_MAX = 32 * MIB
 PTUBES_FETCH_SECONDS_MAX = 10.0
 # Tables in one request. Ptubes clients list every table by name.
 PTUBES_TABLES_MAX = 4096
-# Ptubes reads requests up to this size. A request over our own limit is read this far, so that its client
-# gets the error response.
+# Ptubes reads requests up to this size. A request above Penstock's own limit is read up to this size, so that
+# its client receives the error response.
 PTUBES_BODY_BYTES_READ_MAX = 8 * MIB
 
 # Transactions read from some Pumps of a TiDB cluster while they wait for another Pump. At this size the rest
@@ -260,12 +261,12 @@ TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB
 PUMP_PULLS_MAX = 8
-# A Pump does not roll back an undecided transaction in the cluster before this time, which is also that of
+# A Pump does not roll back an undecided transaction in the cluster before this time, which is the same as in
 # the original Pump.
 PUMP_DECIDE_SECONDS_MIN = 600.0
-# How long a thread of a process with a Pump keeps the interpreter while another one waits for it. A group
-# commit waits for the interpreter several times: with Python's default of 5 ms, writers would wait longer for
-# it than for the disk.
+# How long a thread in a process with a Pump keeps the interpreter lock while another thread waits for it. A
+# group commit waits for the lock several times: with Python's default of 5 ms, writers would wait longer for
+# the lock than for the disk.
 PUMP_SWITCH_SECONDS_MAX = 0.0005
 # How long the end of a Pump waits for an answer from TiKV.
 PUMP_STOP_SECONDS_MAX = 5.0
@@ -273,13 +274,14 @@ PUMP_STOP_SECONDS_MAX = 5.0
 # A transaction in the form of TiDB-Binlog's Drainer: one record, which is held in memory whole.
 DRAINER_TRANSACTION_BYTES_MAX = 1024 * MIB
 
-# Newly visible bytes of a log written by another process that are kept in memory; more are read from files.
+# How many newly visible bytes of a log that another process writes are kept in memory; more are read from
+# files.
 FOLLOWED_BYTES_MAX = MIB // 4
 # A capture process that reports nothing for this long is killed and started again.
 PROCESS_SILENCE_SECONDS_MAX = 20.0
 # The number of listener processes. Each has its own event loop and its own cache of decoded pieces.
 LISTENER_PROCESSES_MAX = 64
-# A process that ends this often at one position is set aside.
+# A capture process that ends this often at one position is set aside.
 PROCESS_EXITS_MAX = 8
 
 assert BATCH_BYTES_MAX <= TRANSACTION_HELD_BYTES_MAX < (1 << 31), "string columns carry 32-bit offsets"

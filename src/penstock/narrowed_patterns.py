@@ -29,7 +29,7 @@ class NarrowedPatterns(TablePatterns):
 
     @property
     def selects_all(self) -> bool:
-        """Whether both select every table."""
+        """Whether both selections contain every table."""
         return self.requested.selects_all and self.narrower.selects_all
 
     def may_match_in(self, database: str) -> bool:

@@ -75,7 +75,7 @@ def _log(capture: Capture, settings: AlertSettings) -> Iterator[Alert]:
         log = capture.log()
         free_bytes = log.disk.free_bytes(log.folder)
     except PenstockError:
-        # The state says why.
+        # The capture's state already explains why the log is not available.
         return
     if settings.disk is not None and free_bytes < settings.disk and not isinstance(log, MemoryLog):
         yield Alert(

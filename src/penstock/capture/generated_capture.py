@@ -37,7 +37,7 @@ class GeneratedCapture(Capture):
         self._set_state(State.RUNNING)
 
     def _receiver(self, log: Log, flavor: str) -> Receiver:
-        """Return what stores generated events."""
+        """Return the receiver that stores generated events."""
         return Receiver(
             log,
             self._progress,

@@ -292,7 +292,7 @@ class Receiver:
                 )
                 break
             except LogFull as problem:
-                # Keep the received bytes until there is space, and do not read from the socket meanwhile.
+                # Keep the received bytes until there is space, and do not read from the socket until then.
                 self._hold(problem.message)
                 if self._stopping.wait(_HOLD_SECONDS):
                     raise

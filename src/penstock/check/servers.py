@@ -10,7 +10,7 @@ from penstock.errors import PenstockError
 from penstock.model import ServerAddress, TablePatterns
 from penstock.mysql.connection import READING_SECONDS_MAX, connect
 
-# The most severe first.
+# Severities, the most severe first.
 SEVERITIES = ("error", "warning", "ok")
 
 

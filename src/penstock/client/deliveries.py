@@ -30,6 +30,6 @@ class Deliveries:
             self._counts[step.value] += 1
 
     def counts(self) -> Counter[str]:
-        """Return the counts until now."""
+        """Return the current counts."""
         with self._lock:
             return Counter(self._counts)

@@ -121,7 +121,7 @@ class _FakeSupply:
         return self._owned.all()
 
     def start(self, taker: Taker) -> None:
-        """Deliver everything that was fed."""
+        """Deliver all supplied changes."""
         self._taker = taker
         done = self._changes._done
         begin = Place(Position(0, _FILE, _TRANSACTION_BYTES))

@@ -39,11 +39,11 @@ class OwnedShard:
     """One of `count` shards, from the time this member gains it until it loses it. Thread-safe.
 
     After `leave` the shard hands out nothing more, but accepts acks of batches in progress. After `lose`,
-    acks are rejected. `revision` increases when a subscription is resized, gets other `shard_columns`, by
-    which rows belong to shards, or selects other changes, which are those of `selection`. `moved` is called
-    with each position up to which everything is acked. It must be quick, and raises LeaseLost if the shard
-    has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called whenever
-    there may be a batch to take, or the shard was lost.
+    acks are rejected. `revision` increases when the subscription is resized, or when its `shard_columns`,
+    which assign rows to shards, or its `selection` of changes are replaced. `moved` is called whenever acks
+    advance, with the position up to which everything is acked. The call must be quick, and raises LeaseLost
+    if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called
+    whenever there may be a batch to take, or when the shard was lost.
     """
 
     def __init__(

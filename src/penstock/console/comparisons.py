@@ -72,7 +72,9 @@ class Comparisons:
             return self._newest.get(key)
 
     def start(self, key: ComparisonKey, file: Path, *, repair: bool) -> None:
-        """Start a comparison. Raises QuotaReached while another one runs, OptionInvalid without a command."""
+        """Start a comparison. Raises QuotaReached while another comparison runs, OptionInvalid without a
+        command.
+        """
         if not self._command:
             raise OptionInvalid(
                 "this console starts no comparisons", hint="Run it: penstock verify pipeline.yaml"

@@ -87,7 +87,7 @@ class Streams:
         finally:
             with self._lock:
                 self._open[session] -= 1
-                # A console sees many sessions.
+                # Forget idle sessions, because a console sees many of them.
                 if not self._open[session]:
                     del self._open[session]
 

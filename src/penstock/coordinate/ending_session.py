@@ -28,7 +28,7 @@ class EndingSession(Session):
 
     @property
     def alive(self) -> bool:
-        """False once it has ended."""
+        """False once the session has ended."""
         return not self._ended.is_set()
 
     def on_lost(self, lost: Callable[[], None]) -> None:

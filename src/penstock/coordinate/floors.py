@@ -34,10 +34,10 @@ class Floors:
     def table(self, server_key: str, epoch: int) -> NDArray[np.int64]:
         """Return the lowest commit version to consume, for every slot.
 
-        The 32768 versions apply to the rows of one epoch of the log: a row is consumed if `commit_version >=
-        table[slot]`, which also works on whole columns. The last number is for slot -1, which belongs to
-        every shard: it has no floor, so its rows may be repeated. Floors of another server or epoch skip
-        nothing: rows may be repeated, but none is missed.
+        The 32768 versions apply to the rows of one epoch of the log. A row is consumed if
+        `commit_version >= table[slot]`, which also works on whole columns. The last version is for slot -1,
+        which belongs to every shard and has no floor, so its rows may be repeated. Floors from another server
+        or epoch skip nothing: rows may be repeated, but none are missed.
         """
         minimums = np.zeros(SLOTS + 1, dtype=np.int64)
         if self and (self.server_key, self.epoch) == (server_key, epoch):

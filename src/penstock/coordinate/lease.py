@@ -82,7 +82,7 @@ class Lease:
 
     @property
     def expired(self) -> bool:
-        """Whether its session has ended."""
+        """Whether the lease's session has ended."""
         return not self._session.alive
 
     @property

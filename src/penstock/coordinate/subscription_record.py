@@ -147,7 +147,7 @@ class Subscription:
 
     @property
     def record_path(self) -> str:
-        """The path of its record."""
+        """The path of the subscription's record."""
         return self.path + "/record"
 
     @property

@@ -34,7 +34,7 @@ class Driver(Protocol):
 
         Call `decode_works` for each work. If the plan has one stage, these calls yield the messages.
         Otherwise pass all rows of a part to one call of `write_parts`, sorted by work and seq. With
-        `plan.in_driver` write all parts in this process, one after the other.
+        `plan.in_driver` write all parts in this process, one after another.
 
         Tasks return their errors as messages. Raises a TransientError if a task was lost, or another Penstock
         error if the task would be lost again.

@@ -30,13 +30,13 @@ class TargetFitting:
         self.changes: Counter[str] = Counter()
         self._sink = sink
         self._policy = policy
-        # The last columns of each table that needed nothing of its target.
+        # The last columns of each table that required no change of its target.
         self._unneeded: dict[TableName, Sequence[Column]] = {}
 
     def prepare(self, before: Target | None, target: Target, *, again: bool) -> Target:
-        """Prepare a target that was `before` for a definition; return the definition that it has then.
+        """Prepare a target, whose definition is `before`, for a definition; return its new definition.
 
-        A target that has it already is not prepared, unless it is prepared `again`. Raises SchemaChanged.
+        A target that already has the definition is prepared only with `again`. Raises SchemaChanged.
         """
         try:
             wanted = _evolved(self._sink, self._policy, before, target)
@@ -62,7 +62,7 @@ class TargetFitting:
 
 
 def _evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target) -> Target:
-    """Return a target as it has to be prepared for rows of a definition. Raises SchemaChanged."""
+    """Return the definition with which a target must be prepared for new rows. Raises SchemaChanged."""
     if before is None:
         return target
     if policy is not Evolution.EVOLVE and sink.keeps_state:
@@ -72,7 +72,7 @@ def _evolved(sink: Sink, policy: Evolution, before: Target | None, target: Targe
 
 
 def _fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target) -> Target:
-    """Change a target's table; return the definition that it has then.
+    """Change a target's table; return its new definition.
 
     The definition comes from the server, which is ahead of the log. So rows of a mirror may not fit a new
     column type or unique key until the log reaches its statement and the table is read again. Until then, the

@@ -180,7 +180,7 @@ class Loading:
             if before.request == wish.number:
                 return
             if before.request or before.where is not None or wish.where is not None:
-                # One after the other.
+                # Two different requests for a table run one after another.
                 return
         if tables.source_target(key) is None:
             self._state.note_request(wish, "failed", f"the pipeline has no table {key}")
@@ -293,7 +293,7 @@ class Loading:
         target = tables.source_target(key)
         if target is None or tables.shared.target_of(key) is None:
             return replace(load, done=load.chunks, begins_again=False)
-        # Small tables share a record.
+        # Small tables share a record of chunks.
         pages = _pages_of(f"{key} {load.request or _AGAIN}")
         chunks = self._cut(key, target, tables, pages, first=False)
         return replace(

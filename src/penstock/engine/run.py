@@ -227,7 +227,7 @@ class PipelineRun:
                 if not self._standby and (state.lost or now > deadline):
                     self._exhausted = problem
                 if self._exhausted or state.lost or self._stop.is_set():
-                    raise  # A standby that was taken over waits again, with the new checkpoint.
+                    raise  # A taken-over standby waits again, with the new checkpoint.
                 if is_first:
                     _log.info("waiting for the lease", why=problem.message)
                     self._progress.retrying(problem, state)

@@ -9,7 +9,7 @@ class Closable(Protocol):
     """A resource that a task opens, such as a source or a sink."""
 
     def close(self) -> None:
-        """Release its connections and memory."""
+        """Release the task's connections and memory."""
 
 
 Resource = TypeVar("Resource", bound=Closable)

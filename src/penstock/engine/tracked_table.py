@@ -64,7 +64,7 @@ class TrackedTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         logged, keys = value["logged"], value.get("keys")
         return cls(
             Target.from_json(value["current"]),

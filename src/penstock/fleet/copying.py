@@ -212,7 +212,7 @@ class LogCopy:
                     metadata.refresh()
                 stream = self._copy(log, listing, client, metadata, stream)
                 if log.settings.serve == "durable":
-                    # Readers wait for it.
+                    # Readers do not see the copied data until it is durable.
                     with self._permitted():
                         log.sync()
                 self._has_caught_up, self._why = True, None

@@ -27,7 +27,7 @@ def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> No
 
 
 def refuse_drain(store: CoordinationStore, member: str) -> None:
-    """Raise what `drain` raises."""
+    """Raise the errors of `drain` without draining."""
     drained = set(names_below(store, DRAINED))
     known = set(drained)
     for group in _GROUPS:

@@ -143,7 +143,7 @@ class JobTenure:
                 self._news.clear()
                 job = self._read_job()
                 if job is None or job.paused:
-                    # The leader takes it away.
+                    # The leader takes a removed or paused job away from this worker.
                     self._note(state="stopped")
                     self._news.wait()
                     continue
@@ -208,7 +208,7 @@ class JobTenure:
     def _start(self, job: JobSpec) -> "subprocess.Popen[bytes]":
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{self.name}.yaml"
-        # It may contain a password.
+        # The pipeline file may contain a password.
         file.touch(mode=0o600)
         file.write_text(job.text, encoding="utf-8")
         return subprocess.Popen(

@@ -397,7 +397,7 @@ class FileRange:
     stop: int
 
     def __len__(self) -> int:
-        """Return its size in bytes."""
+        """Return the size of the range in bytes."""
         return self.stop - self.start
 
     def fileno(self) -> int:

@@ -30,7 +30,7 @@ class Extent:
 
     @property
     def last(self) -> Position:
-        """The position of its end."""
+        """The position of the extent's end."""
         return Position(self.epoch, self.file, self.end)
 
     def holds(self, position: Position | None) -> bool:

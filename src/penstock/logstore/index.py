@@ -203,7 +203,7 @@ class BlockIndex:
         return self._retry_rebuilt(lambda: self._fetch(index))
 
     def records(self, first: int = 0, stop: int | None = None) -> Records:
-        """Return the records of [first, stop) as an array of BLOCK_DTYPE. Raises the errors of `record`."""
+        """Return the records of [first, stop) as an array of BLOCK_DTYPE. Raises any error from `record`."""
         return self._retry_rebuilt(lambda: self._fetch_array(first, len(self) if stop is None else stop))
 
     def find_offset(self, offset: int) -> int:

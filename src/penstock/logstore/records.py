@@ -140,7 +140,7 @@ class IndexHeader:
     file_number: int = 0
 
     def encode(self) -> bytes:
-        """Return its 128 bytes."""
+        """Return the 128 bytes of the record."""
         return seal(_HEADER.pack(self.magic, RECORD_BYTES, self.epoch, self.base, self.file_number))
 
     @classmethod

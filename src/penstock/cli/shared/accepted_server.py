@@ -31,8 +31,8 @@ class Acceptance:
     """The consequences of resuming on a server.
 
     `lost` are the GTIDs in the log that are missing from the server; on MariaDB, the last GTID of each domain
-    and server. `tables` are the tables changed by the lost transactions. `statements` are the logged
-    statements among them, whose tables are known only from their text.
+    and server. `tables` are the tables changed by the lost transactions. `statements` are the lost
+    statements, whose tables are known only from their text.
     """
 
     beginning: Beginning

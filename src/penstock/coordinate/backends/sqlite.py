@@ -470,7 +470,7 @@ class SqliteSession(EndingSession):
 
     @property
     def certain_until(self) -> float:
-        """When its last heartbeat expires."""
+        """When the session's last heartbeat expires."""
         return self._certain_until if self.alive else float("-inf")
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:

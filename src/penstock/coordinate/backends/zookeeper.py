@@ -508,7 +508,7 @@ class ZooKeeperSession(EndingSession):
 
     @property
     def key(self) -> str:
-        """Its number and its password."""
+        """The session's number and password."""
         return f"{self._number}:{self._password.hex()}"
 
     @property
