@@ -35,7 +35,7 @@ def main(
     seconds_max: Annotated[float, typer.Option(help="Longest run of a peer that is slow.")] = 10.0,
     results: Annotated[Path, typer.Option(help="Where the page and the JSON file go.")] = RESULTS,
 ) -> None:
-    """Measure Penstock and its peers side by side, and write down the figures."""
+    """Measure Penstock and its peers side by side, and store the results."""
     # Truncated figures are useless, so a narrow terminal gets wrapped lines instead.
     console = Console(width=max(Console().width, WIDTH_MIN))
     case_titles = case_names()

@@ -35,18 +35,18 @@ class CanalServer:
     process: "subprocess.Popen[str]"
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
+        """Return the processor time that the server has used."""
         return cpu_seconds_of(self.process.pid)
 
 
 def prepare() -> list[str]:
-    """Build it, and return its command. Raises ToolMissing."""
+    """Build the server, and return its command. Raises ToolMissing."""
     return java_words(built("canal-server", _SOURCES, build_java("CanalPeer.java")), "CanalPeer")
 
 
 @contextmanager
 def canal_server(server: Server, table_filter: str, file: str = FILE_NAME) -> Iterator[CanalServer]:
-    """Run Canal's server inside the block, from a file of a server on, as its destination `bench`."""
+    """Run Canal's server inside the block. Its destination `bench` starts at a file of a database server."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER IF NOT EXISTS {_USER}@'%' IDENTIFIED BY '{_USER}'")

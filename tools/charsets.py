@@ -3,19 +3,19 @@
 
     python -m tools.charsets
 
-A codec of another library is never a MySQL character set: names are shared, mappings are not. So each
-code of each character set is converted by a running MySQL, and the answers become the tables of
+Codecs of other libraries share their names with MySQL's character sets, but not their mappings. A running
+MySQL therefore converts each code of each character set, and the answers become the tables of
 `native/kernel/src/charset/`:
 
 - `pages.bin`: all distinct pages. A page maps one byte to 16 bits, 0 meaning none. It is stored as its first
   and last used byte, then one little-endian 16-bit value for each byte between them; an empty page is the
   bytes 1, 0.
-- `tables.rs`: which page a character set starts at, and the four-byte ranges of gb18030.
+- `tables.rs`: the page at which a character set starts, and the four-byte ranges of gb18030.
 - `collations.rs`: collation id to character set, of MySQL and MariaDB together.
 
-A code is kept where the server takes it as one character and gives a Unicode character for it. MariaDB is
-asked the same; MySQL's mapping is the one written, and every code where MariaDB disagrees is printed. It
-takes half a minute. Facts: MySQL manual, "Character Sets, Collations, Unicode".
+A code is kept if the server accepts it as a single character and converts it to a Unicode character. MariaDB
+converts the same codes. The tables contain MySQL's mapping, and the program prints every code for which
+MariaDB disagrees. A run takes half a minute. Facts: MySQL manual, "Character Sets, Collations, Unicode".
 """
 
 import itertools
@@ -128,7 +128,7 @@ def shapes_of(charset: str) -> list[tuple[Sequence[int], ...]]:
 
 
 def mapping_of(cursor: Cursor, charset: str) -> Mapping:
-    """Return every code of `charset` with the Unicode character the server gives for it."""
+    """Return every code of `charset` with the Unicode character to which the server converts it."""
     mapping: Mapping = {}
     for shape in shapes_of(charset):
         for code, unicode in ask(cursor, charset, shape):
@@ -139,7 +139,9 @@ def mapping_of(cursor: Cursor, charset: str) -> Mapping:
 
 
 def check_decodable(charset: str, mapping: Mapping) -> None:
-    """Stop unless no code begins another one, and every answer is a character that UTF-8 can hold."""
+    """Stop if a code is a prefix of another code, or if an answer is not a character that UTF-8 can
+    encode.
+    """
     for code, unicode in mapping.items():
         if any(code[:length] in mapping for length in range(1, len(code))):
             raise SystemExit(f"{charset}: a shorter code begins {code.hex()}")
@@ -187,7 +189,9 @@ def linear_of(code: bytes) -> int:
 
 
 def ranges_of(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Join sorted (from, to) pairs that both rise by one into (first from, first to, count)."""
+    """Join sorted (from, to) pairs in which both numbers increase by one into (first from, first to,
+    count).
+    """
     ranges: list[tuple[int, int, int]] = []
     for source, target in pairs:
         if ranges:
@@ -217,7 +221,7 @@ def write_tables(mappings: dict[str, Mapping]) -> None:
 
 
 def collations_of(cursor: Cursor, query: str) -> dict[int, str]:
-    """Return collation id to character set name, as `query` gives them."""
+    """Return collation id to character set name, as `query` returns them."""
     cursor.execute(query)
     return {int(identifier): str(charset) for identifier, charset in cursor.fetchall()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium, driven by the DevTools protocol over pipes, and what it reports."""
+"""A headless Chromium, driven by the DevTools protocol over pipes."""
 
 import base64
 import fcntl
@@ -37,7 +37,7 @@ class Chromium:
     def __init__(self, program: Path, folder: Path) -> None:
         reading, self._writing = os.pipe()
         self._reading, writing = os.pipe()
-        # The protocol has the descriptors 3 and 4, which may be taken here.
+        # The protocol has the descriptors 3 and 4, which this process may already use.
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (reading, writing)]
 
         def connect() -> None:
@@ -83,7 +83,7 @@ class Chromium:
             self._call("Page.navigate", url=url)
 
     def begin_to_open(self, url: str) -> None:
-        """Open a page that never ends, and wait for none of it."""
+        """Open a page that never finishes loading, without waiting for it."""
         self._call("Page.navigate", url=url)
 
     @contextmanager
@@ -126,7 +126,7 @@ class Chromium:
 
     @contextmanager
     def narrow(self, width: int) -> Iterator[None]:
-        """Give the window another width inside the block."""
+        """Change the window's width inside the block."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
         )
@@ -135,7 +135,7 @@ class Chromium:
 
     @property
     def text(self) -> str:
-        """The page as a reader sees it."""
+        """The text of the page as a reader sees it."""
         return str(self.run("document.body.innerText"))
 
     def save_picture(self, path: Path, height_max: int | None = None) -> None:
@@ -169,7 +169,7 @@ class Chromium:
                     return dict(answer["result"])
 
     def _receive(self, seconds: float) -> list[dict[str, Any]]:
-        """Return the answers that arrive within a time, and note the events."""
+        """Return the answers that arrive within a time limit, and record the events."""
         readable, _, _ = select.select([self._reading], [], [], seconds)
         if not readable:
             return []
@@ -183,7 +183,7 @@ class Chromium:
 
     def _note(self, event: str, parameters: dict[str, Any]) -> None:
         if event == "Page.frameNavigated" and "parentId" not in parameters["frame"]:
-            # The load event of the page before may still arrive after a click, but not after this event.
+            # The previous page's load event may still arrive after a click, but not after this event.
             self._pages += 1
             self._is_loaded = False
         elif event == "Page.loadEventFired":

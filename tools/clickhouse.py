@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A private ClickHouse: the engine of the Python package chdb, behind an HTTP server of its own.
+"""A private ClickHouse: the engine of the Python package chdb, behind its own HTTP server.
 
     with ClickHouse() as server:
         server.url          # "http://127.0.0.1:40213/default"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that is not a source of changes (a coordinator, a cache, a store), private to its process.
 
-It has a folder and a port of its own, and is terminated with its process, by its process id.
+The server has its own folder and port, and is terminated together with its owner, by process id.
 
     with Redis() as server:
         server.port
@@ -44,14 +44,15 @@ class Companion(ABC):
 
     @abstractmethod
     def argv(self, folder: Path) -> list[str]:
-        """Return the command that starts it in a folder, on `port`; write the files that it reads.
+        """Return the command that starts the server in a folder, on `port`; write the files that the server
+        reads.
 
         Raises PartMissing.
         """
 
     @abstractmethod
     def answers(self) -> bool:
-        """Return whether it serves on `port` now."""
+        """Return whether the server answers on `port` now."""
 
     @property
     def running(self) -> bool:
@@ -60,12 +61,12 @@ class Companion(ABC):
 
     @property
     def pid(self) -> int:
-        """Its process id; it must be running."""
+        """The process id of the server, which must be running."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> Self:
-        """Start it, with the data of an earlier start if there is any, and return once it answers.
+        """Start the server, with the data of an earlier start if there is any, and return once it answers.
 
         A start that times out is retried once. Raises PartMissing, ServerFailed.
         """
@@ -93,20 +94,20 @@ class Companion(ABC):
         return self
 
     def kill(self) -> None:
-        """Kill it as a crash does. Its data stays for the next start."""
+        """Kill the server like a crash. Its data stays for the next start."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """Stop it in order. Its data stays for the next start."""
+        """Shut the server down in order. Its data stays for the next start."""
         if self._process is not None:
             end(self._process, STOP_SECONDS_MAX)
             self._process = None
 
     def close(self) -> None:
-        """Stop it and remove its data."""
+        """Stop the server and remove its data."""
         self.stop()
         if self._data_folder is not None:
             self._data_folder.cleanup()

@@ -8,13 +8,13 @@ from pathlib import Path
 from tools.maven import cached, program, run
 
 VERSION = "v3.22.0"
-# A Helm that `go install` compiled takes the cluster for 1.20 unless told otherwise.
+# A Helm that `go install` compiled assumes a Kubernetes 1.20 cluster unless a version is passed.
 _KUBERNETES = "1.32.0"
 _RENDER_SECONDS_MAX = 60.0
 
 
 def install() -> Path:
-    """Return Helm's program, compiled if missing: that takes minutes. Raises PartMissing."""
+    """Return Helm's program. Compiles it if it is missing, which takes minutes. Raises PartMissing."""
 
     def build(folder: Path) -> None:
         go = program("go", "/usr/local/go/bin")

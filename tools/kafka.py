@@ -91,7 +91,7 @@ class Kafka(Companion):
             "broker.session.timeout.ms": session_seconds * 1000,
             "log.dirs": data_folder,
             "num.partitions": self._partitions,
-            # The only broker stores the only copy of everything, including its internal topics.
+            # The single broker stores the only copy of all topics, including internal topics.
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
             "transaction.state.log.replication.factor": 1,

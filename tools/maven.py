@@ -46,8 +46,8 @@ def artifacts(name: str, coordinates: Sequence[str]) -> Path:
 def cached(name: str, build: Callable[[Path], None]) -> Path:
     """Return a folder of the cache, built if missing.
 
-    `build` gets an empty folder, and leaves the files to keep in its subfolder `built`. Other processes wait
-    meanwhile. Raises the errors of `build`.
+    `build` receives an empty folder, and puts the files to keep into the subfolder `built`. Other processes
+    wait until it returns. Errors of `build` propagate.
     """
     folder = cache_directory() / name
     with locked(name):
@@ -67,7 +67,7 @@ def copy_dependencies(project: Path, into: Path) -> None:
 
 
 def program(name: str, *folders: str) -> str:
-    """Return the path of a program, searched in further folders too. Raises PartMissing."""
+    """Return the path of a program, also searching further folders. Raises PartMissing."""
     path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
     if path is None:
         raise PartMissing(f"there is no {name}: apt-get install golang-go maven default-jdk-headless")

@@ -92,7 +92,7 @@ class Postgres(Companion):
         return subprocess.run(words, stdin=subprocess.DEVNULL).returncode == 0
 
     def close(self) -> None:
-        """Stop it and remove its data."""
+        """Stop the server and remove its data."""
         if self._process is not None:
             # By default the server waits for its clients, and would then be killed before its own children
             # end.

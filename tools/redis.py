@@ -140,7 +140,7 @@ class RedisCluster:
         return self
 
     def fail_over(self, number: int) -> None:
-        """Let the first replica of a master replace it, without losing what the master has acknowledged."""
+        """Make the first replica of a master replace it, without losing acknowledged writes."""
         replica = self.nodes[_MASTERS + number]
         replica.command("CLUSTER", "FAILOVER")
         self._wait(lambda: all(self._knows_master(node, replica) for node in self.nodes if node.running))
@@ -178,7 +178,9 @@ class RedisCluster:
         return next(node for node in self.nodes if [node.port] == ports)
 
     def begin_move(self, slot: int, to: ClusterNode) -> None:
-        """Let a slot be moved: its master redirects commands for keys that it does not have."""
+        """Begin to move a slot. From then on, its master redirects commands for keys that it does not
+        have.
+        """
         source = self.owner(slot)
         to.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)

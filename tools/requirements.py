@@ -25,7 +25,7 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def extras_but(left_out: list[str]) -> list[str]:
-    """Return every extra except those left out."""
+    """Return every extra except the excluded ones."""
     return [
         extra
         for extra in tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]

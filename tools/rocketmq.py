@@ -72,7 +72,7 @@ class _Java(Companion):
         return [*environment, program("java"), *options, *words]
 
     def close(self) -> None:
-        """Stop it and remove its data; an orderly shutdown would take a while."""
+        """Kill the broker and remove its data; an orderly shutdown would take a while."""
         self.kill()
         super().close()
 
@@ -159,15 +159,15 @@ class RocketMQ(_Java):
 
     def argv(self, folder: Path) -> list[str]:
         if not (folder / "conf").exists():
-            # The broker also listens two ports lower, for older clients. Ports are reserved upwards, so ports
-            # above are not yet this process's own.
+            # The broker also listens two ports lower, for older clients. Ports are reserved in ascending
+            # order, so this process has not yet reserved higher ports.
             while not reserve(self.port + 2):
                 self.port = free_port()
             self.port += 2
         return super().argv(folder)
 
     def stored(self, topic: str, queue: int) -> int:
-        """Return the number of messages that consumers of a queue see, by the files of the broker."""
+        """Return the number of messages that consumers of a queue see, according to the broker's files."""
         assert self._data_folder is not None
         folder = Path(self._data_folder.name) / "store" / "consumequeue" / topic / str(queue)
         files = [file.read_bytes() for file in folder.glob("*")]

@@ -3,7 +3,7 @@
 
 with S3() as server:
     os.environ.update(server.environment)
-    server.url          # "s3://lake": a bucket of its own
+    server.url          # "s3://lake": a separate bucket
 """
 
 import sys
@@ -26,7 +26,9 @@ class S3(Companion):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which Amazon's own libraries, pyarrow and deltalake reach it."""
+        """The environment variables with which Amazon's own libraries, pyarrow and deltalake reach the
+        server.
+        """
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "penstock",

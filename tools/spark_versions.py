@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Older versions of PySpark, each in a folder of its own beside the one that is installed.
+"""Older versions of PySpark, each in a separate folder, in addition to the installed version.
 
 folder_of("4.0")    # prepend it to PYTHONPATH
 runtime_of("delta")  # the jars of a table format for 4.0

@@ -22,7 +22,7 @@ VERSION = "3.9.3"
 # The shortest session is two ticks.
 TICK_MILLISECONDS = 250
 SESSION_MILLISECONDS_MAX = 600_000
-# How long a server of several waits for the others.
+# How long a server of an ensemble waits for the other servers.
 PEER_TICKS_MAX = 40
 
 _ARTIFACTS = (
@@ -76,7 +76,9 @@ class ZooKeeper(Companion):
 
 
 class EnsembleNode(ZooKeeper):
-    """One of several servers; `peers` are host:port:port of each, in the order of their numbers from 1."""
+    """A server of an ensemble. `peers` lists host:port:port of each server, in the order of their numbers
+    from 1.
+    """
 
     def __init__(self, number: int, peers: Sequence[str]) -> None:
         super().__init__()
@@ -91,8 +93,9 @@ class EnsembleNode(ZooKeeper):
 
 
 class Ensemble:
-    """Several servers that agree: the majority of them answers. As a context manager they run inside the
-    block."""
+    """Several servers that form a quorum: the ensemble answers while a majority runs. As a context manager,
+    it runs them inside the block.
+    """
 
     def __init__(self, count: int = 3) -> None:
         peers = [f"127.0.0.1:{free_port()}:{free_port()}" for _ in range(count)]
@@ -109,7 +112,7 @@ class Ensemble:
 
     def start(self) -> Self:
         """Start the servers that do not run, and return once they answer."""
-        # A server answers once it has met others, so they start at the same time.
+        # A server answers once it has joined a quorum, so all start at the same time.
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(lambda node: node.start(), [node for node in self.nodes if not node.running]))
         return self

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One batch of updates to Delta and Iceberg mirrors, beside deltalake's merge and pyiceberg's upsert.
 
-Every case starts with the same rows in a table of its own. Then an evenly spread share of the keys gets new
-values: Penstock writes the changes as a pipeline's batch, and the peers merge the new rows by key.
+Every case starts with the same rows in a separate table. Then an evenly distributed share of the keys gets
+new values: Penstock writes the changes as a pipeline's batch, and the peers merge the new rows by key.
 """
 
 import json
@@ -62,7 +62,7 @@ class Updates:
 
 @dataclass(frozen=True)
 class Written:
-    """The cost of one batch: the seconds of clock and CPU, and the bytes of the files that it added."""
+    """The cost of one batch: wall-clock and CPU seconds, and the bytes of the files that the batch added."""
 
     seconds: float
     cpu_seconds: float
@@ -95,7 +95,7 @@ def _rates(written: Written, rows: int) -> dict[str, float]:
 
 
 def _median(options: Options, write: Callable[[Path], Written]) -> Written:
-    """Return the run of median duration, each in a folder of its own."""
+    """Return the run of median duration, each in a separate folder."""
     runs = []
     for _ in range(options.repeat):
         folder = Path(tempfile.mkdtemp(prefix="bench-changes-to-lake-", dir=cache_directory()))
@@ -175,7 +175,7 @@ def plain_rows(ids: numpy.ndarray, round_number: int) -> pyarrow.Table:
 
 
 def changes(table: pyarrow.Table, kinds: pyarrow.Array, versions: numpy.ndarray) -> pyarrow.RecordBatch:
-    """Return rows as the kernel emits changes, each with the version of its own commit."""
+    """Return rows as the kernel emits changes, each with the version of a separate commit."""
     fields = pyarrow.schema(_native.arrow_schema(_TABLE.declared, mariadb=False))
     schema = pyarrow.schema([fields.field(name) for name in (*_TABLE.column_names, *SYSTEM_COLUMNS)])
     one_row = {
@@ -213,7 +213,7 @@ def _write(sink: Sink, number: int, part: Changes) -> None:
 
 
 def _now() -> tuple[float, float]:
-    """Return the time of the clock and the CPU time of this process, which does all of the work."""
+    """Return the wall-clock time and the CPU time of this process, which does all of the work."""
     return time.perf_counter(), time.process_time()
 
 

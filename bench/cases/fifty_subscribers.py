@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of fifty subscribers at the head, compared to one: changes decoded once are shared by all."""
+"""The cost of fifty subscribers at the head, compared to one subscriber: the daemon decodes changes once and
+shares them among all.
+"""
 
 import shutil
 import statistics
@@ -58,7 +60,7 @@ def run(options: Options) -> CaseResult:
 
 
 def _lines(server: Server, daemon: Daemon, calls: int, repeat: int) -> list[Line]:
-    # In the first run everything is new to the daemon, and its log is empty.
+    # The first run warms up the daemon, whose log is empty.
     _load(server, daemon, 1)
     _cost(server, daemon, 1, 1)
     rows = calls * _CALL_TRANSACTIONS * TRANSACTION_ROWS

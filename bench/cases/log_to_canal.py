@@ -42,7 +42,7 @@ _PEER_ROWS_PER_SECOND = 100_000
 class _Drained:
     """The rows that a client received, the duration, and the CPU time of the server and of the client.
 
-    That of a client includes its start.
+    A client's CPU time includes its start.
     """
 
     rows: int

@@ -96,7 +96,9 @@ def _lines(folder: Path) -> list[Line]:
 
 
 def _transaction_at(folder: Path, located: Located) -> tuple[int, str]:
-    """Return the commit time, in microseconds, and the GTID set up to a transaction near a position."""
+    """Return the commit time in microseconds of a transaction near a position, and the GTID set up to that
+    transaction.
+    """
     assert located.record is not None, "a closed segment has records"
     start = Position(0, located.position.file, located.record.transaction_start)
     batch = next(iter(read_binlog(folder, start=str(start))))

@@ -25,7 +25,7 @@ _SESSION_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class _Drained:
-    """The duration, by the clock and in processor time."""
+    """The duration, as wall-clock time and as processor time."""
 
     seconds: float
     client_cpu: float

@@ -98,7 +98,7 @@ def _lines(kind: str, server: Server, tables: int, folder: Path, alone: float) -
     for changed, seconds_max in ((tables, _ALL_CHANGED_SECONDS), (_CHANGED, _SOME_CHANGED_SECONDS)):
         changed = min(changed, tables)
         _change(server, range(changed))
-        # Both images of an update are rows of a feed.
+        # A feed contains both images of an update as rows.
         rows += 2 * changed
         done = run_and_compare(rows)
         lines.append(

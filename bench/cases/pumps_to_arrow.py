@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge the backlog of two Pumps and decode it to Arrow, and the memory while one of them is away."""
+"""Merge the backlog of two Pumps and decode it to Arrow, and measure the memory while one of them is
+unreachable.
+"""
 
 import shutil
 import statistics
@@ -48,7 +50,7 @@ def run(options: Options) -> CaseResult:
 
 
 class _Backlog:
-    """Two Pumps of a cluster, and what they have released."""
+    """Two Pumps of a cluster, and the transactions that they have released."""
 
     def __init__(self, folder: Path, cluster: FakeCluster, rows: int, last_ts: int) -> None:
         self._folder = folder
@@ -90,7 +92,9 @@ class _Backlog:
 
 @contextmanager
 def _backlog(folder: Path, bytes_min: int, rows_each: int) -> Iterator[_Backlog]:
-    """Give the first Pump three of four transactions, so that it has more than a Drainer buffers."""
+    """Give the first Pump three of every four transactions, so that it has more data than a Drainer
+    buffers.
+    """
     with FakeCluster() as cluster:
         cluster.store_jobs([table_job()])
         stores = [

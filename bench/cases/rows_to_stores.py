@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write new rows into ClickHouse, Elasticsearch, MongoDB and Kafka, beside the Python loader of each.
 
-A loader gets rows in the form that it takes: Arrow and columns for ClickHouse, finished documents for
-Elasticsearch and MongoDB, rows for Kafka. Penstock gets the decoded changes, encodes them, and writes what a
-retry of the batch needs.
+Each loader gets rows in its input form: Arrow and columns for ClickHouse, finished documents for
+Elasticsearch and MongoDB, rows for Kafka. Penstock gets the decoded changes, encodes them, and also writes
+the data that a retry of the batch requires.
 """
 
 import json
@@ -50,7 +50,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Store:
-    """A server with its writes: `penstock` is Penstock's, the others are those of loaders."""
+    """A server with its writes: `penstock` is Penstock's write, the others are those of loaders."""
 
     pid: int
     penstock: Callable[[], int]
@@ -92,7 +92,7 @@ def _first(changes: Sequence[Changes]) -> Iterator[Changes]:
 
 
 def _columns(changes: Sequence[Changes]) -> pyarrow.Table:
-    """Return the columns of the table, without those that describe the change."""
+    """Return the columns of the table, without the columns that describe the change."""
     rows = pyarrow.Table.from_batches([part.rows for part in changes])
     return rows.select(list(changes[0].target.column_names)).combine_chunks()
 
@@ -205,7 +205,7 @@ _STORES: dict[str, Callable[[Sequence[Changes]], AbstractContextManager[Store]]]
 
 
 def _json_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as a document that the index's mapping takes."""
+    """Return a row as a document that fits the index's mapping."""
     return row | {"ordered_at": f"{row['ordered_at']:%Y-%m-%d %H:%M:%S}", "amount": str(row["amount"])}
 
 

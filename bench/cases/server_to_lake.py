@@ -39,10 +39,10 @@ _ENGINE_ROWS_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class _Ran:
-    """One run.
+    """One run, timed from the end of its first batch (which includes the start of Spark and its workers) to
+    the end of its last batch.
 
-    The clock runs from the end of its first batch, which includes the start of Spark and its workers, to the
-    end of its last. `share` of all changes were processed in that time.
+    `share` of all changes were processed in that time.
     """
 
     seconds: float

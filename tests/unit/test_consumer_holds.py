@@ -79,7 +79,7 @@ def test_subscriber_holds_the_log_at_its_consumed_position(daemon: ServedLog) ->
     assert holds(daemon) == {"cache": first}
     consume(daemon, "cache/host-2", second)
     assert holds(daemon) == {"cache": second}
-    # An operator may move the checkpoint back.
+    # An operator may also move the checkpoint back.
     consume(daemon, "cache/host-2", first)
     assert holds(daemon) == {"cache": first}
     assert daemon.ask("DELETE", f"/v1/instances/{INSTANCE}/holds/{consumer_hold_name('cache')}").status == 200
@@ -106,7 +106,7 @@ def test_hold_is_at_the_lowest_position_of_all_shards(daemon: ServedLog) -> None
     consume(daemon, "cache/a", second, [0])
     consume(daemon, "cache/b", first, [1])
     assert holds(daemon) == {"cache": first}
-    # Another member owns its shard now.
+    # Another member now owns the shard.
     consume(daemon, "cache/a", third, [0, 1])
     assert holds(daemon) == {"cache": third}
 
@@ -131,7 +131,7 @@ def test_response_to_a_named_consumer_ends_in_time_so_that_its_next_request_repo
     path = f"/v1/instances/{INSTANCE}/changes"
     asked = {"start": "earliest", "wait_seconds": WAIT_SECONDS_MAX / 4, "credit_bytes": 1 << 30}
     assert b'"why":"time"' in daemon.ask("POST", path, {**asked, "subscriber": "cache/host-1"}).body
-    # Nothing is sent in this response, so it lasts as long as was asked for.
+    # This response has no changes, so it lasts for the requested time.
     waiting = {**asked, "start": "latest", "wait_seconds": 0.1, "subscriber": "cache/host-1"}
     assert b'"why":"wait"' in daemon.ask("POST", path, waiting).body
 
@@ -178,7 +178,7 @@ def test_account_with_many_consumers_takes_no_memory_for_all_of_them(
 def test_real_subscriber_holds_the_log_at_its_stored_checkpoint(
     daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A long poll lasts as long as silence may, less a margin.
+    # A long poll lasts for the maximum silence, minus a margin.
     monkeypatch.setattr(intake, "SILENCE_SECONDS_MAX", intake._MARGIN_SECONDS + 0.1)
     url = f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}"
     head = daemon.log.head()

@@ -38,11 +38,11 @@ NEVER_SECONDS = 10 * WAIT_SECONDS_MAX
 
 
 class _Reached(Exception):
-    """The log ends where it should."""
+    """Raised once the log meets the condition."""
 
 
 def capture_until(log: Log, is_there: Callable[[Position], bool]) -> None:
-    """Capture until the end of the log meets a condition."""
+    """Capture until the log's end meets a condition."""
 
     def stop_there(captured: Captured, count: int) -> None:
         if captured.log.visible is not None and is_there(captured.log.visible):
@@ -160,7 +160,7 @@ def test_bytes_after_the_head_are_waited_for_and_end_with_a_transaction(daemon: 
         content = b"".join(client.stream(0, begin.file, begin.offset, head.offset, key))
         assert arrivals[-1] == ArrivedBytes(content, head.offset, head, daemon.log.gtid_set(head))
         assert behind(0.0, bytes_max=len(content) - 1) is None
-        # An answer that was not read does not disturb the next one.
+        # An unread answer does not disturb the next answer.
         assert behind(0.0) == arrivals[-1]
 
 
@@ -260,7 +260,7 @@ def test_interval_depends_on_what_a_batch_costs(
 
 
 class _Pauses(threading.Event):
-    """A stop that notes how long it is waited for, and ends each wait at once."""
+    """A stop event that records the duration of each wait, and ends the wait at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ def test_pauses_grow_while_only_other_tables_change(daemon: ServedLog, tmp_path:
 def test_growth_that_planning_does_not_see_is_not_asked_for_again(
     daemon: ServedLog, tmp_path: Path, requests: Counter[str]
 ) -> None:
-    """A daemon that reports the growth may be ahead of the one that answers the planning."""
+    """The daemon that reports growth may be ahead of the daemon that answers planning requests."""
     settings, pauses = pipeline(daemon, tmp_path), _Pauses()
     log = SourceLog(settings.sources[0], settings, 1)
     begin = log.first()

@@ -27,7 +27,7 @@ MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
 
 
 def names(text: str, spelling: ServerSpelling = MYSQL) -> list[str]:
-    """Return the tables and databases that a statement's effects name, each with its effect."""
+    """Return the tables and databases named in a statement's effects, each with its effect."""
     lines = []
     for effect in effects_of(text, "shop", spelling):
         match effect:
@@ -110,12 +110,12 @@ def test_statements_that_define_no_table_have_no_effect(text: str) -> None:
         ("/*M!100100 SET STATEMENT a=1 FOR */ DROP TABLE t", ["DropTable shop.t"]),
         ("SET STATEMENT a=1", ["Unread *"]),
         ("SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD c INT", ["AlterTable shop.t"]),
-        # Read with and without escapes, this names one table.
+        # The statement names the same table with and without escapes.
         ("SET STATEMENT sql_mode='' FOR ALTER TABLE t COMMENT 'c:\\', ADD c INT -- '", ["Unread shop.t"]),
         ("SET STATEMENT sql_mode='' FOR DROP DATABASE d -- '\\'\n, u", ["DropDatabase d"]),
         ("SET STATEMENT sql_mode='' FOR CREATE DATABASE d COMMENT '\\' CHARSET gbk -- '", ["Unread *"]),
         ('SET STATEMENT sql_mode=\'\' FOR ALTER TABLE "t" ADD "c" INT', ["AlterTable shop.t"]),
-        # Without escapes, a backslash would stand outside of quotes, which no server accepts.
+        # Without escapes, a backslash would be outside quotes, which no server accepts.
         (
             "SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD b INT COMMENT '\\', ADD z INT COMMENT \\''",
             ["AlterTable shop.t"],

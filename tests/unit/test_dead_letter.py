@@ -220,7 +220,7 @@ def purge(*words: Any) -> list[dict[str, Any]]:
 
 
 def file_of(folder: Path) -> Path:
-    """Write the file of the pipeline whose dead letter `settings` has."""
+    """Write the pipeline file that matches the dead-letter `settings`."""
     file = folder / "shop.yaml"
     file.write_text("{name: shop, source: {url: 'mysql://repl@127.0.0.1:1', name: test}, sink: stdout}")
     return file

@@ -35,7 +35,7 @@ def argument_of(name: str) -> str:
 
 
 def test_container_runs_the_daemon_as_a_user_without_privileges() -> None:
-    # Kubernetes proves runAsNonRoot only for a user that is a number.
+    # Kubernetes can verify runAsNonRoot only if the user is a number.
     assert argument_of("USER") == "10001:10001"
     assert [*json.loads(argument_of("ENTRYPOINT")), *json.loads(argument_of("CMD"))][:2] == [
         "penstock",
@@ -90,7 +90,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, missing_part: MissingPart) -> 
     program = shutil.which("systemd-analyze")
     if program is None:
         missing_part("systemd-analyze", "install the package systemd")
-    # It refuses a unit whose program does not exist.
+    # systemd-analyze refuses a unit whose program does not exist.
     path = tmp_path / "penstock.service"
     path.write_text(unit.replace(command[0], sys.executable))
     done = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of the sinks with documents, several at a time, without a server."""
+"""Requests of document sinks, several at a time, without a server."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_as_many_requests_run_at_a_time_as_there_are_connections(connections: in
         with lock:
             running += 1
             most = max(most, running)
-        # Only other requests of the same time let this one end.
+        # This request ends only if other requests run concurrently.
         together.wait(WAIT_SECONDS_MAX)
         with lock:
             running -= 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions in the formats of TiDB-Binlog's Drainer, compared with what the original wrote."""
+"""Transactions in the formats of TiDB-Binlog's Drainer, compared with the original's output."""
 
 import struct
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ ITEMS = target_of({"id": "int", "price": "double"}, name="shop.items")
 
 
 def sample_changes(folder: Path) -> list[Changes]:
-    """Return the changes of the sample, in commit order. Each of its transactions is of one table."""
+    """Return the changes of the sample, in commit order. Each of its transactions changes a single table."""
     changes = []
     for batch in penstock.read_binlog(write_log(folder), tables="shop.*"):
         name = TableName.parse(batch.table)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that a target does not have: when they are an error of its table, and how often it is asked."""
+"""Columns that a target does not have: when they stop the table with an error, and how often the target is
+queried.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -19,7 +21,7 @@ PREPARED = {target.name: target for target in (ORDERS, ITEMS)}
 
 
 class TargetTables:
-    """The tables of a target, with the columns that were dropped there."""
+    """The tables of a target, with the columns that were dropped in the target."""
 
     def __init__(self, **dropped: list[str]) -> None:
         self.dropped = {TableName("shop", table): columns for table, columns in dropped.items()}

@@ -31,7 +31,7 @@ def open_copy(disk: SimulatedDisk) -> Log:
 
 @contextmanager
 def copying(served: ServedLog, disk: SimulatedDisk, durable: DurableInstance) -> Iterator[LogCopy]:
-    """Copy a served log inside the block, as member `b`; what its readers saw is noted in `durable`."""
+    """Copy a served log inside the block, as member `b`; `durable` records the data that its readers saw."""
     address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE)
     copy = LogCopy(
         INSTANCE,
@@ -100,7 +100,7 @@ def test_reader_sees_what_the_second_member_has_synced() -> None:
         assert status["readable"] == str(first)
         assert status["unconfirmed_bytes"] == log.bytes_behind(first) > 0
         assert "b is" in status["why"]
-        # A copy that begins again takes nothing back.
+        # A copy that begins again does not retract confirmations.
         instance.confirm("b", Position(0, first.file, 4))
         assert instance.log().visible == first
         assert log.visible is not None
@@ -110,7 +110,7 @@ def test_reader_sees_what_the_second_member_has_synced() -> None:
 
 
 def test_daemon_is_ready_before_a_copy_has_confirmed_anything() -> None:
-    """Its copies may be started only once it is ready."""
+    """Copies may start only once the daemon is ready."""
     with open_log(SimulatedDisk()) as log, serving(log, copies=2) as served:
         Captured(log).run()
         log.sync()
@@ -136,7 +136,7 @@ def test_reader_of_a_log_without_copies_sees_what_was_synced() -> None:
 
 
 def test_confirmations_of_a_log_that_was_reopened_are_forgotten() -> None:
-    """Its copies may have lost their folders while another member captured."""
+    """The copies may have lost their folders while another member captured."""
     disk = SimulatedDisk()
     with open_log(disk) as log:
         Captured(log).run()
@@ -183,7 +183,7 @@ def test_capturer_killed_with_its_folder_takes_no_byte_that_a_reader_saw(loss: L
         for extent in continued.extents():
             assert b"".join(_bytes_of(continued, extent)) == expected[extent.first]
         taking_over = DurableInstance(LogInstance(continued), 2, lambda name: None)
-        # What readers saw is served at once; the rest waits for a copy.
+        # Data that readers already saw is served at once; the rest waits for a copy.
         taking_over.note_readable(heir._confirmed or seen[0])
         assert taking_over.log().visible == heir._confirmed
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a member records of a capture whose log is older than what all members agreed on."""
+"""A member's record of a capture whose log is older than the state on which all members agreed."""
 
 import itertools
 import os
@@ -148,7 +148,8 @@ def test_capture_whose_end_cannot_be_recorded_for_a_defect_ends_and_gives_its_le
     try:
         wait_until(lambda: tenure.left)
         assert store.get(lease_path("shop")) is None
-        # The thread reports its exception after it has left. The next test would fail for it.
+        # Wait for the thread, which reports its exception after it has left; otherwise the next test would
+        # fail.
         wait_until(lambda: all(thread.name != "leave-shop" for thread in threading.enumerate()))
     finally:
         capture.stop()
@@ -238,7 +239,7 @@ def test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves(
         os.kill(instance.pid, signal.SIGKILL)
         wait_until(lambda: instance.pid is not None and has_reported(2))
         assert [process_exit.reason for process_exit in instance.exits] == ["SIGKILL"]
-        # The holds of the last host are adopted once: this reader has given its hold up since.
+        # The holds of the last host are adopted only once, because this reader has since released its hold.
         assert holds.all() == []
         holder = Holder.of(store.get(lease_path("shop")))
         assert holder is not None
@@ -247,7 +248,7 @@ def test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves(
         stored = CaptureRecord.of("shop", store.get(capture_path("shop")))
         assert stored is not None
         assert (stored.token, stored.handover is not None) == (tenure.token, True)
-        # The process writes on, into files that have no name any more.
+        # The process continues to write into files that were unlinked.
         shutil.rmtree(settings.log_of("shop").folder)
         tenure.record()
         assert tenure.damage is not None

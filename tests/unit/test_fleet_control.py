@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs and members of a fleet over HTTP and in the console: shown first, for full administrators, audited."""
+"""Jobs and members of a fleet over HTTP and in the console: with a preview, for full administrators, and
+audited.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator

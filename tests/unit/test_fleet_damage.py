@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged logs and defects of a member: the instance goes on elsewhere, and its other work goes on."""
+"""Damaged logs and defects of a member: the instance continues on another member, and the member's other work
+continues.
+"""
 
 import shutil
 import threading
@@ -30,7 +32,7 @@ from tests.support.suite.patience import wait_until
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record progress and ask for news often, as the tests wait for it."""
+    """Record progress and poll often, because the tests wait for it."""
     monkeypatch.setattr(member_module, "RECORD_SECONDS", 0.05)
     monkeypatch.setattr(member_module, "_LOAD_SECONDS", 0.0)
     monkeypatch.setattr(copying_module, "_POLL_SECONDS", 0.05)
@@ -84,7 +86,7 @@ def test_work_with_a_damaged_log_goes_to_the_copy_and_the_damaged_log_becomes_on
     before = Placement({"shop": "a"}, {"shop": ("b",)})
     moved = Placement({"shop": "b"}, {"shop": ("a",)})
     assert place(hosts, before, "b") == moved
-    # A copy that is behind has more than nothing.
+    # A copy that is behind is better than none.
     assert place(hosts, before) == moved
     assert place(hosts, Placement({"shop": "a"})).owners["shop"] in ("b", "c")
     drained = [Host("a", damaged=frozenset({"shop"}), drained=True), *hosts[1:]]
@@ -112,7 +114,7 @@ def test_instance_whose_log_is_torn_is_captured_by_another_member(
     fleet.start("a")
     path = DAEMONS.damaged + path_of("a")
     wait_until(lambda: "shop-0" in DamageRecord.of("a", fleet.store.get(path)).logs)
-    # Nobody else can capture it, so the state of the capture says why.
+    # No other member can capture the instance, so the capture's state shows the reason.
     assert fleet.all_captured("a")
     assert fleet_status(fleet.store)["instances"][0]["state"] == "stopped"
     fleet.start("b")
@@ -129,7 +131,7 @@ def test_work_is_placed_although_a_record_of_damaged_logs_cannot_be_read(
     fleet_of: Callable[[int], MemoryFleet],
 ) -> None:
     fleet = fleet_of(2)
-    # A later version may write it in another form.
+    # A later version may write the record in another form.
     fleet.store.put(DAEMONS.damaged + path_of("a"), b'{"format": 99}')
     fleet.start("a")
     wait_until(lambda: fleet.all_captured("a"))
@@ -173,7 +175,7 @@ def test_defect_while_progress_is_recorded_is_reported_and_spares_the_other_work
     wait_until(lambda: len(recorded) > 2)
     assert member.failure is None
     assert fleet.all_captured("a")
-    # The thread reports its exception after that. The next test would fail for it.
+    # Wait for the thread, which reports its exception afterwards; otherwise the next test would fail.
     wait_until(lambda: [thread.name for thread in threading.enumerate()].count("fleet-records") == 1)
 
 
@@ -215,7 +217,7 @@ def test_defect_of_the_recording_itself_ends_the_member_by_name(
     monkeypatch.setattr(member, "_bytes_per_second", fail)
     wait_until(lambda: member.failure is not None and not fleet.captured("a"))
     assert "a defect ended the recording of progress" in str(member.failure)
-    # The thread reports its exception after that. The next test would fail for it.
+    # Wait for the thread, which reports its exception afterwards; otherwise the next test would fail.
     wait_until(lambda: all(thread.name != "fleet-records" for thread in threading.enumerate()))
 
 

@@ -44,7 +44,7 @@ FAILING = (
 )
 ENDING = (sys.executable, "-c", "print('done')")
 WAITING = (sys.executable, "-c", "import signal; print('waits', flush=True); signal.pause()")
-# A process that fails at once, while what it has started waits with its output open.
+# A process that fails at once, while its child keeps running with the output open.
 LEAVING = (
     sys.executable,
     "-c",
@@ -125,7 +125,7 @@ def test_job_that_has_ended_does_not_run_again_on_another_worker(store: MemorySt
     wait_until(lambda: read_run(store, "orders").starts == 2)
     wait_until(lambda: read_run(store, "orders").state == "ended")
     leave(tenure)
-    # The worker has recorded the run of the job that is deleted.
+    # The worker has recorded a run of the job that is then deleted.
     run = read_run(store, "orders")
     delete_job(store, "orders")
     store.put(run_path("orders"), run.encode())

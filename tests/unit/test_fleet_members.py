@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of a fleet in one process, over a store in memory: leases, fencing, and who is asked for what."""
+"""Members of a fleet in one process, over a store in memory: leases, fencing, and requests between
+members.
+"""
 
 import itertools
 import json
@@ -146,7 +148,7 @@ def test_drained_member_captures_until_a_copy_is_in_step(tmp_path: Path) -> None
         fleet.start("a")
         wait_until(lambda: fleet.all_captured("a"))
         fleet.start("b")
-        # It copies nothing, because its test's daemons do not listen.
+        # This member copies nothing, because the daemons of the test do not listen.
         wait_until(lambda: fleet.copied("b") == {"shop-0"})
         drain(fleet.store, "a")
         wait_until(lambda: fleet.captured("b") == {"shop-1"})
@@ -173,7 +175,7 @@ def test_member_with_the_copy_captures_when_the_capturer_leaves(tmp_path: Path) 
         assert (row["captured_by"], [copy["member"] for copy in row["copies"]]) == (first, [second])
         fleet.members[first].stop()
         wait_until(lambda: fleet.captured(second))
-        # The member that has stopped may return, so nobody else begins a copy yet.
+        # The stopped member may return, so no other member begins a copy yet.
         (row,) = fleet_status(fleet.store)["instances"]
         assert [(copy["member"], copy["state"]) for copy in row["copies"]] == [(first, "away")]
         # The copy has released its log to the capture.
@@ -225,7 +227,7 @@ def test_second_member_of_a_name_is_refused(fleet_of: Callable[[int], MemoryFlee
 def placed_member(
     store: MemoryStore, begin: Begin, begin_copy: BeginCopy | None = None
 ) -> Iterator[FleetMember]:
-    """Run member `a`; the test leads, and places `shop-0` on it, or else its copy."""
+    """Run member `a`; the test acts as leader and places `shop-0`, or only its copy, on the member."""
     leading = MemoryStore(store._name)
     assert Lease.acquire(leading, leading.session(), DAEMONS.leader, "leader") is not None
     placed = PlacementRecord(1, ("shop-0",)) if begin_copy is None else PlacementRecord(1)

@@ -17,10 +17,10 @@ Rates = dict[str, float]
 
 @dataclass(frozen=True)
 class Route:
-    """One path of a change: the lines of a case that measured it, and the meaning of their rates.
+    """A path that changes take, with the lines of the case that measured it and the meaning of their rates.
 
-    `cpu_seconds` is per change, None if a run did not measure it. `log_bytes` is the log read per change.
-    Bytes are None where the case does not measure them.
+    `cpu_seconds` is per change, None if a run did not measure CPU time. `log_bytes` is the number of log
+    bytes read per change. Byte counts are None if the case does not measure them.
     """
 
     title: str
@@ -53,12 +53,14 @@ def _zero(_rates: Rates) -> float:
 
 
 def _cpu_of(title: str) -> Callable[[Rates], float | None]:
-    """Return what gets the CPU seconds from a rate in microseconds."""
+    """Return a function that converts a rate in microseconds to CPU seconds."""
     return lambda rates: rates[title] / 1e6 if title in rates else None
 
 
 def _target(title: str, case: str, subject: str) -> tuple[Route, Route]:
-    """Return the routes of decoded rows to a target: what they cost Penstock, and the target's server."""
+    """Return the routes of decoded rows to a target: the cost in Penstock, and the cost in the target's
+    server.
+    """
     return (
         Route(f"decoded rows → {title}: Penstock", case, subject, _cpu_of("µs of client CPU per row"), _zero),
         Route(
@@ -222,7 +224,7 @@ def rows(measured: dict[str, Measurement]) -> Iterator[tuple[str, ...]]:
             continue
         shapes: set[str] = set()
         for line in measurement.lines:
-            # A case's first line of a shape has one copy, and all columns.
+            # The first line of each shape in a case is for one copy and all columns.
             if line["subject"] != route.subject or line["workload"] in shapes:
                 continue
             shapes.add(line["workload"])

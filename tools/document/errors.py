@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of errors: who must act, what happened, and the exit status of the command line."""
+"""The page of errors: the person who must act, the cause, and the exit status of the command line."""
 
 import inspect
 

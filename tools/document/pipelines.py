@@ -115,7 +115,7 @@ def _default(schema_part: dict[str, Any]) -> str:
 
 
 def _kind(schema_part: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Return the kind of a value in a word or two."""
+    """Describe the type of a value in a word or two."""
     if "$ref" in schema_part:
         target = definitions[schema_part["$ref"].rpartition("/")[2]]
         return _kind(target, definitions) if "enum" in target else "a section"

@@ -66,7 +66,9 @@ def _function_of(attribute: Any) -> Callable[..., Any] | None:
 
 
 def _signature(value: Any) -> str:
-    """Return the parameters as the source has them, which is the same under every version of Python."""
+    """Return the parameters as written in the source, so that they are the same under every version of
+    Python.
+    """
     if inspect.isclass(value) and not is_dataclass(value):
         ours = [owner for owner in value.__mro__ if owner.__module__.startswith("penstock.")]
         value = next((owner for owner in ours if "__init__" in vars(owner)), value)

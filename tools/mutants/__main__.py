@@ -36,12 +36,12 @@ from tools.mutants.results import COUNTED, Results, Verdict, is_outdated, judgem
 from tools.mutants.tree import compile_python, restore, synchronize
 
 _REQUIREMENTS = ROOT / "tools/mutants/requirements.txt"
-# Python reads .pth files in known folders only; coverage.py starts itself in other processes by one.
+# Python reads .pth files in known folders only; coverage.py uses such a file to start in other processes.
 _SITE = "import os\nimport site\n\nsite.addsitedir(os.path.dirname(__file__))\n"
 
 
 def main(words: list[str] | None = None) -> int:
-    """Judge a sample, or print the report; return 1 where a survivor is not judged, else 0."""
+    """Judge a sample, or print the report; return 1 if a survivor has not been judged, else 0."""
     arguments = _parser().parse_args(words)
     results = Results()
     if not arguments.report:
@@ -112,7 +112,7 @@ def _judge(
     again: bool,
     results: Results,
 ) -> None:
-    """Judge mutants in their order until `count` of them are killed or have survived."""
+    """Judge mutants in order until `count` of them were killed or survived."""
     counted = 0
     for mutant in mutants:
         if counted == count:

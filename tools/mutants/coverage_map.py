@@ -75,7 +75,9 @@ def load(test_files: Iterable[str]) -> CoverageMap:
 
 
 def is_current(fingerprints: Mapping[str, str]) -> bool:
-    """Return whether no file has changed since a record was written; `fingerprints` are the recorded ones."""
+    """Return whether no file has changed since a record was written; `fingerprints` are those in the
+    record.
+    """
     return fingerprints == _fingerprints([*fingerprints, *_shared_files()])
 
 

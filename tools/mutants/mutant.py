@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mutant: one edit of one source file, identified by what it changes, not by its line number."""
+"""A mutant: one edit of one source file, identified by the changed text instead of its line number."""
 
 import difflib
 import hashlib
@@ -36,7 +36,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """The name of the mutant. It stays the same while its line stays the same."""
+        """The name of the mutant. The name stays the same as long as the line does."""
         suffix = f" #{self.number}" if self.number > 1 else ""
         return f"{self.path}: {self.line_text} => {self.change}{suffix}"
 
@@ -78,7 +78,7 @@ def line_at(text: str, offset: int) -> tuple[int, str]:
 
 
 def numbered(mutants: Iterable[Mutant]) -> list[Mutant]:
-    """Return the mutants, numbered in file order to distinguish those of equal lines."""
+    """Return the mutants, numbered in file order to distinguish mutants of equal lines."""
     seen: Counter[str] = Counter()
     result = []
     for mutant in mutants:

@@ -42,7 +42,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         fixtures = getattr(item, "fixturenames", ())
         _write(
             test=item.nodeid,
-            # The selection of tests has set it (tests/conftest.py).
+            # The selection of tests has set this attribute (tests/conftest.py).
             tier=dict(item.user_properties).get("tier", "everyday"),
             outcome=report.outcome,
             seconds=round(report.duration, 3),

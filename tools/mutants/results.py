@@ -14,7 +14,8 @@ from tools.mutants.places import ROOT, WORK
 
 RESULTS = WORK / "results.json"
 HARMLESS = Path(__file__).with_name("harmless.toml")
-# Verdicts that count for the tests. Others are replaced by the next mutant of the sample.
+# Verdicts that count toward the sample. Mutants with other verdicts are replaced by the sample's next
+# mutants.
 COUNTED = ("killed", "survived")
 _CARGO_TEST = "cargo test: "
 
@@ -109,7 +110,9 @@ def has_test(test: str, root: Path = ROOT) -> bool:
 
 
 def stale(entries: Iterable[Harmless], root: Path = ROOT) -> list[str]:
-    """Return the judgements whose line is no longer in its file. The code has changed, so judge it again."""
+    """Return the judgements whose line is no longer in its file. Their code has changed, so they must be
+    judged again.
+    """
     return [
         f"{entry.path}: {entry.line}" for entry in entries if not _holds_line(root / entry.path, entry.line)
     ]

@@ -84,7 +84,7 @@ def environment(tree: Path = TREE) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        # Under CI all flavors are required.
+        # CI requires all flavors.
         if name != "CI" and not name.startswith(("PYTEST", "COV"))
     }
     return {

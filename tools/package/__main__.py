@@ -17,9 +17,9 @@ from tools.servers import PartMissing
 def main(words: list[str] | None = None) -> int:
     """Build every target whose parts this machine has; return the exit status.
 
-    The wheel of this machine must be built. It runs in an environment without Rust, the wheel of the other
-    Linux under emulation; of the wheel of macOS the library's header is checked. What was not built or not
-    tried is listed with its reason.
+    The wheel of this machine must be built. This wheel is tested in an environment without Rust, the wheel of
+    the other Linux under emulation; for the macOS wheel, only the library's header is checked. The output
+    lists each wheel that was not built or tested, with the reason.
     """
     parser = argparse.ArgumentParser(prog="python -m tools.package", description=__doc__)
     parser.add_argument("--only", choices=sorted(TARGETS), help="build the wheel of one target")

@@ -2,8 +2,8 @@
 """The builds: a source distribution, and a wheel for each target, cross-compiled with zig's C compiler.
 
 zig brings the headers and libraries of every target, and links against an old version of glibc. A target also
-needs Rust's standard library, which rustup installs. Of macOS zig has no frameworks: the name of the only one
-that a dependency asks for is written into a folder that takes the SDK's place.
+needs Rust's standard library, which rustup installs. zig has no macOS frameworks. A dependency links a single
+framework, so its name is written into a folder that stands in for the SDK.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _IN_WHEEL = (
 )
 # Third-party files that the console serves: each file with its checksum and license.
 _VENDOR = "penstock/console/static/vendor"
-# Arrow's crates name the framework for the local time zone, which nothing here asks for. Python's symbols are
+# Arrow's crates name the framework for the local time zone, which Penstock does not use. Python's symbols are
 # looked up at run time.
 _FRAMEWORK = "System/Library/Frameworks/CoreFoundation.framework"
 _FRAMEWORK_STUB = f"""\

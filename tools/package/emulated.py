@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof of another machine's wheel: a Python of that machine, run by qemu, imports it and runs the demo.
+"""The proof of another machine's wheel: a Python for that machine imports it and runs the demo under qemu.
 
-The Python and its libraries are Debian's packages, unpacked into a folder. apt-get works on a state of its
-own, so that the system's packages and sources stay as they are.
+The Python and its libraries are Debian packages, unpacked into a folder. apt-get uses a separate state, so
+that the system's packages and sources do not change.
 """
 
 import os
@@ -21,7 +21,7 @@ _PROGRAM = "import sys; sys.argv = ['penstock', 'demo']; from penstock.cli.app i
 
 
 def check_emulated(wheel: Path, machine: str, folder: Path) -> str:
-    """Install the wheel for another machine, and run the demo there; return what was proved.
+    """Install the wheel for another machine, and run the demo there; return a description of the proof.
 
     Raises PartMissing if qemu or apt-get is missing, PackageInvalid if the wheel does not work.
     """
@@ -43,7 +43,7 @@ def check_emulated(wheel: Path, machine: str, folder: Path) -> str:
 
 
 def _debian(architecture: str, folder: Path) -> Path:
-    """Return a folder with a Python of Debian and everything it depends on. Raises PartMissing."""
+    """Return a folder with Debian's Python and all of its dependencies. Raises PartMissing."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise PartMissing("there is no apt-get, which fetches a Python of the other machine")
     state, cache, root = folder / "state", folder / "cache", folder / "root"
@@ -56,7 +56,7 @@ def _debian(architecture: str, folder: Path) -> Path:
         "Dir::Cache": cache,
         "APT::Architecture": architecture,
         "APT::Architectures": architecture,
-        # Its own user cannot write into a private folder.
+        # The user that apt switches to cannot write into a private folder.
         "APT::Sandbox::User": "root",
     }
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]

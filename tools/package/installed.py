@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof of this machine's wheel: installed alone, in an environment without Rust.
 
-First without extras and without Java, where the demo must run. Then with Spark, where the tutorial is
-followed word by word.
+First it is installed without extras and without Java, and the demo must run. Then it is installed with Spark,
+and the tutorial is followed word by word.
 """
 
 import os
@@ -20,7 +20,7 @@ FIRST_RESULT_SECONDS_MAX = 20.0
 def check_installed(wheel: Path, folder: Path) -> str:
     """Install the wheel in an environment without Rust, run the demo, and follow the tutorial.
 
-    Returns what was proved. Raises PackageInvalid, PartMissing.
+    Returns a description of the proof. Raises PackageInvalid, PartMissing.
     """
     venv.create(folder / "fresh", with_pip=True)
     python = str(folder / "fresh" / "bin" / "python")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel of macOS, built on Linux: what can be proved without a Mac."""
+"""Checks the macOS wheel, built on Linux, as far as possible without a Mac."""
 
 import struct
 import zipfile
@@ -15,7 +15,7 @@ _SYSTEM = ("/usr/lib/", "/System/Library/")
 
 
 def check_library(wheel: Path) -> str:
-    """Return what the wheel's library is. Raises PackageInvalid if no Mac could load it."""
+    """Return a description of the wheel's library. Raises PackageInvalid if no Mac could load it."""
     library = zipfile.ZipFile(wheel).read(LIBRARY)
     magic, processor, _, _, count, *_ = _HEADER.unpack_from(library)
     if (magic, processor) != (_MAGIC, _ARM64):

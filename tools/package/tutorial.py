@@ -28,7 +28,7 @@ _FOLDER, _SERVER_PORT, _DAEMON_PORT = "/tmp/penstock-start", "3399", "7070"
 
 
 def follow(folder: Path, environment: Mapping[str, str]) -> str:
-    """Type the snippets into terminals; return what they printed. Raises PackageInvalid, PartMissing."""
+    """Type the snippets into terminals; return their output. Raises PackageInvalid, PartMissing."""
     install("mariadb")
     home, server_port, daemon_port = folder / "penstock-start", free_port(), free_port()
     snippets = _snippets({_FOLDER: str(home), _SERVER_PORT: str(server_port), _DAEMON_PORT: str(daemon_port)})
@@ -41,7 +41,7 @@ def follow(folder: Path, environment: Mapping[str, str]) -> str:
             reader.type(reading)
             listening = daemon.replace("log:", f"listen: {{http: 127.0.0.1:{daemon_port}}}\nlog:", 1)
             with Program(folder / "daemon.log", listening, environment, daemon_port) as capturing:
-                # The daemon needs less time than a reader of the page.
+                # The daemon starts faster than a reader of the page continues.
                 rows = f"penstock inspect {home}/log/shop --rows --tables shop.orders"
                 reader.type(f"until {rows} 2>&1 | grep ' delete '; do sleep 0.2; done")
                 reader.type(asking.replace("penstock status", f"penstock status {url}"))

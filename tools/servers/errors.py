@@ -3,7 +3,7 @@
 
 
 class PartMissing(RuntimeError):
-    """The part is unavailable on this machine: the message says what is missing and how to get it."""
+    """The part is unavailable on this machine; the message says which part is missing and how to get it."""
 
 
 class ServerFailed(RuntimeError):

@@ -48,7 +48,7 @@ PROGRAM_NAMES = (
     ("mysql_tzinfo_to_sql", "mariadb-tzinfo-to-sql"),
 )
 
-# Dependencies whose programs are never run here. Leaving them out halves the unpacked size.
+# Dependencies whose programs are never run. Leaving them out halves the unpacked size.
 UNUSED_PACKAGES = (
     "perl",
     "libperl",
@@ -284,7 +284,7 @@ def _install_from_suite(flavor: str, suite: Suite) -> Installation:
 
 
 def _download(state: Path, suite: Suite) -> list[Path]:
-    """Fetch a suite's packages with all they depend on into a private apt state."""
+    """Fetch a suite's packages and all of their dependencies into a private apt state."""
     for folder in ("parts", "lists/partial", "cache/archives/partial"):
         (state / folder).mkdir(parents=True)
     (state / "status").touch()
@@ -336,8 +336,8 @@ def _unpack(packages: Sequence[Path], root: Path) -> None:
 def mirror(etc: Path = Path("/etc/apt")) -> str:
     """Return the first mirror of the distribution's main archive among the machine's own apt sources.
 
-    Both formats of sources.list(5) are read: fields, then one line each. Raises `PartMissing` when
-    they name none.
+    Both formats of sources.list(5) are read: fields, then one line each. Raises `PartMissing` if they do not
+    name a mirror.
     """
     words: list[str] = []
     for path in sorted(etc.glob("sources.list.d/*.sources")):

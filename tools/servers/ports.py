@@ -2,10 +2,10 @@
 """TCP ports of 127.0.0.1 for servers, each reserved for one process for its lifetime.
 
 A port chosen by the kernel (bind to 0) is in its ephemeral range. While a server with a fixed port is down,
-an outgoing connection may get that port: a connection of another process, or of the very client that waits
-for the server, which is then connected to itself. So ports are chosen outside that range. A process holds a
-lock on each of its ports, one byte of one file per port (fcntl(2) F_SETLK), which the kernel releases when
-the process ends for any reason. A forked child holds none of its parent's locks.
+an outgoing connection may get that port: the connection may belong to another process, or to the very client
+that waits for the server and then connects to itself. Ports are therefore chosen outside that range. A
+process holds a lock on each of its ports, one byte of one file per port (fcntl(2) F_SETLK), which the kernel
+releases when the process ends for any reason. A forked child holds none of its parent's locks.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 EPHEMERAL_PORT_MIN = 32_768
 
 # Most registered ports are below the first number; the second is for a wide ephemeral range. A Redis node
-# also uses the port 10,000 above its own, for which both leave space.
+# also uses the port 10,000 above its own, so both limits leave space for that port.
 PORT_MIN = 20_000
 PORT_MIN_OF_WIDE_RANGE = 10_000
 PORTS_MIN = 1000
@@ -39,7 +39,7 @@ _next_index = random.SystemRandom().randrange(1 << 16)
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody is bound to, reserved against other processes while this process lives.
+    """Return a TCP port to which no process is bound, and reserve it for the lifetime of this process.
 
     Raises `ServerFailed` if none is left.
     """

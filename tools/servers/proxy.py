@@ -174,7 +174,7 @@ class Proxy:
         self._run_in_thread(order)
 
     def resume(self) -> None:
-        """Resume silenced connections, without loss of bytes."""
+        """Resume silenced connections without losing bytes."""
 
         def order() -> None:
             self._swallowing = False
@@ -389,7 +389,9 @@ class Proxy:
         self._ended.append(client)
 
     def _discard_input(self, side: socket.socket) -> None:
-        """Discard what an ended client still sends, and close its socket once it has ended too."""
+        """Discard bytes that a disconnected client still sends, and close its socket once the client has
+        closed it.
+        """
         try:
             over = not side.recv(CHUNK_BYTES)
         except BlockingIOError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real database server on loopback, in a directory of its own, terminated with its owner.
+"""A real database server on loopback, in its own directory, terminated together with its owner.
 
 It listens on 127.0.0.1 and on a socket file. `root` has no password and can connect from this machine only.
 `repl` has `REPLICATION_PASSWORD` and the privileges of a replica: REPLICATION SLAVE, REPLICATION CLIENT and

@@ -21,7 +21,7 @@ from tools.servers.packages import Installation, cache_directory, locked
 
 # Incremented when the content of templates changes, so that older templates are not used.
 TEMPLATE_FORMAT = 1
-# It writes a whole data directory, on a machine that may stall at every fsync.
+# Initialisation writes a whole data directory, on a machine that may stall at every fsync.
 STARTUP_SECONDS_MAX = 300
 
 REPLICATION_USER = "repl"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of error messages: every message in the code, with what to do about it.
+"""The page of error messages: every message in the code, with its remedy.
 
 Messages are read from the `raise` statements and calls that create errors. Parts that depend on the case are
 shown as an ellipsis.
@@ -52,7 +52,9 @@ def error_page() -> str:
 
 
 def messages_below(folder: Path) -> Iterator[ErrorMessage]:
-    """Yield the messages in the modules of a folder whose text names something by itself."""
+    """Yield the messages in the modules of a folder, if their text has words that do not depend on the
+    case.
+    """
     for path in sorted(folder.rglob("*.py")):
         yield from messages_in(path.read_text())
 
@@ -78,7 +80,7 @@ def _classes() -> dict[str, type[errors.PenstockError]]:
 
 
 def _text(node: ast.expr) -> str:
-    """Return a string in the code. What is computed becomes an ellipsis."""
+    """Return a string in the code, with an ellipsis for each computed part."""
     parts: Iterable[ast.expr] = node.values if isinstance(node, ast.JoinedStr) else (node,)
     texts = [part.value if isinstance(part, ast.Constant) else _VARIABLE for part in parts]
     return "".join(map(str, texts))
@@ -90,5 +92,5 @@ def _remedy(message: ErrorMessage) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text in which Markdown and HTML see only letters."""
+    """Return a text whose characters have no meaning in Markdown or HTML."""
     return _MARKS.sub(r"\\\g<0>", html.escape(" ".join(text.split()), quote=False))

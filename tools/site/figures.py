@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of Penstock and other systems in the same run, from the files of bench/results."""
+"""Figures of Penstock and other systems from the same run, taken from the files in bench/results."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,9 @@ def figures() -> str:
 
 
 def _newest(case: str, system: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the newest run of a case that has a system, on the largest files, and its result."""
+    """Return the newest run of a case that measured a system, on the largest files: its name and its
+    result.
+    """
     runs = []
     for path in RESULTS.glob("*.json"):
         run = json.loads(path.read_text())

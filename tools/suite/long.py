@@ -8,11 +8,11 @@ the tests below `tests/fault` and `tests/fuzz`, the test files that read PENSTOC
 hypothesis, which then generate new examples. A sweep that draws random numbers runs once for each seed of the
 range, which it gets as PENSTOCK_SEED and `--hypothesis-seed`; any other sweep runs once.
 
-A sweep with a result for the same files is not run again, so an interrupted run resumes where it was. Every
-other sweep is pending: its result is from another commit or from files that have changed since, all of its
-tests were skipped, or the time limit cut it off. Sweeps that failed run first, those that were cut off last.
-The exit status is 1 if any selected sweep failed or was skipped when it ran last, whatever the commit, and 0
-if only the time ran out. `--fresh` runs the selected sweeps whatever results they have.
+A sweep with a result for the same files is not run again, so an interrupted run resumes at the next sweep.
+Every other sweep is pending: its result is from another commit or from files that have changed since, all of
+its tests were skipped, or the time limit cut it off. Sweeps that failed run first, those that were cut off
+last. The exit status is 1 if any selected sweep failed or was skipped when it ran last, whatever the commit,
+and 0 if only the time ran out. `--fresh` runs the selected sweeps whatever results they have.
 """
 
 import argparse
@@ -147,7 +147,7 @@ class LongRun:
         self._machine = machine()
 
     def run(self, tasks: Sequence[Task], done: int) -> None:
-        """Run tasks in order, of which `done` others have a result, and print the progress."""
+        """Run tasks in order and print the progress. `done` further tasks already have a result."""
         for number, task in enumerate(tasks, done + 1):
             if self._seconds_left() <= 0:
                 return

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeat tests beside busy loops and random pauses of their processes, and print how often each one fails.
+"""Repeat tests beside busy loops and random pauses of their processes, and print how often each test fails.
 
     python -m tools.suite.stress [--times N] [--parallel P] [--busy K] [--pause-seconds MAX] TEST...
 
 Each repetition is a fresh pytest with everything that it starts, stopped by SIGSTOP for 0.1 s up to MAX at
 random moments. TEST is a file or a test id; without one, every test marked `timing` is repeated, a file at a
-time. P files run at once, because a paused one needs no processor. `--seed` makes the moments and lengths of
-the pauses the same again, and `--no-pauses --busy 0 --parallel 1` finds the failure rate of an idle machine.
-The exit status is 1 if a test failed, did not run in every repetition or left a process running. A server
-that was started a second time is printed as flaky.
+time. P files run at once, because a paused process needs no processor. `--seed` makes the moments and lengths
+of the pauses the same again, and `--no-pauses --busy 0 --parallel 1` finds the failure rate of an idle
+machine. The exit status is 1 if a test failed, did not run in every repetition or left a process running. A
+server that was started a second time is printed as flaky.
 
-The counts are kept in `build/stress.json` after each repetition. Another run of the same files, pauses and
-busy loops resumes there, and does not repeat what has its N repetitions; `--fresh` counts from zero. The run
-begins with an estimate of its time, from the last repetitions of each file.
+The counts are kept in `build/stress.json` after each repetition. Another run with the same files, pauses and
+busy loops continues from these counts, and does not repeat tests that have their N repetitions; `--fresh`
+counts from zero. The run begins with an estimate of its time, from the last repetitions of each file.
 
 Mark a test `timing` if the moment at which something happens can change its result:
 
 - it kills, stops or cuts off a process, server or connection while that is at work;
-- it lets a lease, session, heartbeat or timeout run out, or must come before one does;
-- several threads or processes compete in it for the same thing.
+- it lets a lease, session, heartbeat or timeout run out, or must act before one runs out;
+- several of its threads or processes compete for the same resource.
 
 A test that only starts a server, or waits for an answer without a limit of its own, is not marked.
 """
@@ -52,7 +52,7 @@ FAILURE_LINES = 20
 
 @dataclass(frozen=True)
 class Load:
-    """What disturbs the tests: pauses, 0.0 for none, and busy loops."""
+    """The load that disturbs the tests: the maximum pause (0.0 for none) and the number of busy loops."""
 
     pause_seconds_max: float
     busy: int
@@ -115,7 +115,7 @@ class Stress:
             print(f"    flaky: {late_start}", flush=True)
 
     def estimate(self) -> str:
-        """Return how long the repetitions will take, judged by the last ones of each target."""
+        """Return how long the repetitions will take, judged by each target's last repetitions."""
         repetitions = {tally.target: max(0, self.times - tally.repetitions) for tally in self.tallies}
         left = sum(repetitions.values())
         seconds = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often repeated tests failed, kept in one file, so that an interrupted run resumes where it was."""
+"""How often repeated tests failed, kept in one file, so that an interrupted run can resume."""
 
 import json
 from collections.abc import Iterable, Sequence

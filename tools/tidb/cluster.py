@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for a TiDB cluster: PD with its etcd, and the transactions that TiKV recorded.
 
-It answers the calls that Penstock makes, from memory. What a real cluster answers is tested with the programs
-of `tools/tidb_peers`.
+It answers the calls that Penstock makes, from memory. The programs of `tools/tidb_peers` test the answers of
+a real cluster.
 """
 
 import json
@@ -37,7 +37,7 @@ _THREADS = 8
 
 @dataclass
 class RecordedTransaction:
-    """What TiKV has of a transaction: a commit, a rollback, a lock, or nothing at all."""
+    """TiKV's record of a transaction: a commit, a rollback, a lock, or no record at all."""
 
     commit_ts: int = 0
     rolled_back: bool = False
@@ -50,13 +50,13 @@ class FakeCluster:
 
     cluster_id: int = 7001
     transactions: dict[int, RecordedTransaction] = field(default_factory=dict)
-    # What TiKV has of other keys.
+    # The values of other keys in TiKV.
     values: dict[bytes, bytes] = field(default_factory=dict)
     # The next calls of CheckTxnStatus that find no region, as during a split.
     region_errors: int = 0
     # Whether PD has no leader.
     leaderless: bool = False
-    # Whether it answers Notify, as a Drainer does.
+    # Whether the server also answers Notify, as a Drainer does.
     notified: bool = False
     keys: dict[str, bytes] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class FakeCluster:
         self.stop()
 
     def start(self) -> None:
-        """Begin to answer, at the same port as before."""
+        """Begin to serve, at the same port as before."""
         self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((_Handlers(self),))
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")

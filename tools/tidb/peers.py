@@ -31,7 +31,7 @@ from tools.servers.ports import free_port
 SOURCES = Path(__file__).resolve().parents[1] / "tidb_peers"
 PROGRAMS = ("cluster", "tidb", "writer")
 
-# The writer ends by itself; this ends one that hangs.
+# The time limit ends a writer that hangs; otherwise the writer ends by itself.
 _WRITE_SECONDS_MAX = 120.0
 
 # The modules of 2023 use names of Go's runtime that newer linkers refuse by default.
@@ -82,7 +82,7 @@ class TidbServer:
 
 @dataclass
 class PeerCluster:
-    """PD, TiKV and TiDB servers in processes of their own, while the object is entered."""
+    """PD, TiKV and TiDB servers in separate processes, while the object is entered."""
 
     folder: Path
     servers: list[TidbServer] = field(default_factory=list)
@@ -111,7 +111,9 @@ class PeerCluster:
         return server
 
     def write(self, *words: str) -> tuple[list[tuple[int, int]], dict[str, float]]:
-        """Run the pump client alone; return the start and commit timestamps, and what it measured."""
+        """Run the pump client alone; return the start and commit timestamps, and the client's
+        measurements.
+        """
         done = subprocess.run(
             [programs() / "writer", "-pd", self.address, *words],
             capture_output=True,
@@ -149,8 +151,8 @@ class PeerCluster:
 
 
 def written(output: str) -> tuple[list[tuple[int, int]], dict[str, float]]:
-    """Return the transactions that the writer printed, and what it measured."""
-    # The client's own log lines are among them.
+    """Return the transactions and measurements that the writer printed."""
+    # The client's log lines are mixed into the output.
     objects = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     transactions = [(each["start_ts"], each["commit_ts"]) for each in objects if "start_ts" in each]
     return transactions, objects[-1]
@@ -160,5 +162,6 @@ if __name__ == "__main__":
     try:
         print(f"TiDB's programs: {programs()}")
     except PartMissing as missing:
-        # Each test that needs them says so, and decides whether this is a failure.
+        # Each test that needs the programs reports that they are missing, and decides whether that is a
+        # failure.
         print(f"TiDB's programs are missing: {missing}")
