@@ -276,7 +276,7 @@ def test_work_that_cannot_be_begun_is_not_tried_again_at_once() -> None:
     with placed_member(store, refuse) as member:
         wait_until(lambda: begun)
         for _ in range(3):
-            # The member wakes up, and looks at what is placed on it.
+            # The member wakes up and reads its placement.
             observer.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-0",)).encode())
         observer.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-0", "shop-1")).encode())
         wait_until(lambda: "shop-1" in begun)
@@ -305,7 +305,7 @@ def test_work_of_an_instance_that_is_being_removed_ends_no_member(tmp_path: Path
         part = _Fleet(before, ports, arrivals, supervisor, arrivals.arrived, SessionGuard())
         lease = Lease.acquire(store, store.session(), lease_path("shop-0"), "a")
         assert lease is not None
-        # The thread of the member begins what it was placed before it learns of the change.
+        # The member's thread begins the work of the earlier placement before it learns of the change.
         supervisor.change(after)
         if processes == "single":
             part.change(after, InstanceChange.between(before, after))
@@ -373,7 +373,7 @@ def test_earlier_holder_can_neither_record_nor_begin_an_epoch() -> None:
     with held_lease() as (store, _session, lease):
         earlier = CaptureTenure(store, "shop", lease, lambda _: None)
         earlier.begin_epoch(BEGINNING)
-        # The store has ended the session, which the holder, a frozen process, has not noticed.
+        # The store has ended the session, but the holder is a frozen process and has not noticed.
         store.delete(lease_path("shop"))
         other = Lease.acquire(store, store.session(), lease_path("shop"), "b")
         assert other is not None
@@ -440,7 +440,7 @@ def test_copy_replaces_the_record_of_an_earlier_one_and_deletes_its_own_before_t
     with closing(MemoryStore(f"fleet-{next(_numbers)}")) as store:
         path = copy_path("shop", "daemon-1")
         members = {"daemon-1": MemberRecord("daemon-1", "a:7070", "1", created=7)}
-        # As a member that was killed leaves it behind.
+        # The record that a killed member leaves behind.
         in_step = CopyRecord(Position(0, "mysql-bin.000003", 900), 0, in_step=True, registration=7)
         store.put(path, in_step.encode())
         assert members_in_step(store, members, "shop") == ["daemon-1"]
@@ -460,7 +460,7 @@ def test_copy_recorded_before_its_member_registered_again_does_not_count() -> No
     with closing(MemoryStore(f"fleet-{next(_numbers)}")) as store:
         position = Position(0, "mysql-bin.000003", 900)
         store.put(copy_path("shop", "b"), CopyRecord(None, 0, in_step=True, registration=8).encode())
-        # The log has no byte yet, and so has the copy of `b`.
+        # Neither the log nor the copy on `b` has any bytes yet.
         running = {
             name: MemberRecord(name, f"{name}:7070", "1", created=created)
             for name, created in (("a", 9), ("b", 8))

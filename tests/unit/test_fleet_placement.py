@@ -66,7 +66,7 @@ def moved(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def assert_balanced(owners: dict[str, str], hosts: list[Host]) -> None:
-    """Assert that no equal host has more than its share of equal works and the tolerance."""
+    """Assert that with equal hosts and equal works, no host exceeds its share by more than the tolerance."""
     counts = Counter(owners.values())
     share = len(owners) / len(hosts)
     assert max(counts.values()) <= max(share * (1 + TOLERANCE), -(-len(owners) // len(hosts)))
@@ -214,7 +214,7 @@ def test_copies_are_complete_apart_and_stable(
             assert work.name not in placed.copies
             continue
         holders = [by_name[owner], *(by_name[name] for name in placed.copies[work.name])]
-        # Members that are drained or away gain no copy, and keep theirs.
+        # Members that are drained or absent gain no copies, and keep the copies that they have.
         former = {*copies.get(work.name, ()), current.get(work.name)}
         assert all(host in able or (host.name in former and host.may_keep(work)) for host in holders)
         assert by_name[owner] in able or by_name[owner].hands_over_log(work)
@@ -224,7 +224,7 @@ def test_copies_are_complete_apart_and_stable(
         before = by_name.get(current.get(work.name, ""))
         is_known = any(host.knows(work) for host in hosts)
         if before is not None and (before.knows(work) or before.hands_over_log(work)) and is_known:
-            # The log continues where it is, or where nearly all of it is.
+            # The log continues on the member that has it, or that has nearly all of it.
             assert owner == before.name or owner in in_step(work.name)
         elif any(by_name[name] in able for name in copies.get(work.name, ()) if name in by_name):
             assert owner in copies[work.name]
@@ -281,7 +281,7 @@ def test_drained_member_without_a_copy_elsewhere_gets_one_first() -> None:
     assert awaited == Placement({"work-0": "host-0"}, {"work-0": ("host-1",)})
     after = place(copied(1), hosts, awaited, lambda work: ["host-1"])
     assert after == Placement({"work-0": "host-1"}, {"work-0": ("host-0",)})
-    # Nobody else will ever have a copy.
+    # No other member will ever have a copy.
     alone = [hosts[0], Host("host-1", works=frozenset())]
     assert place(copied(1), alone, Placement({"work-0": "host-0"})).owners == {}
 

@@ -17,10 +17,11 @@ from tests.support.suite.sweep_seed import sweep_random
 
 IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
 STEPS = 10_000 if IS_LONG else 200
-# The last faults end, and the work is balanced.
+# Allow for the last faults to end and the work to be balanced.
 SETTLING_SECONDS = 700.0 if IS_LONG else 200.0
 
-# A session ends, a leader is elected and looks, and the work is begun; each may be late by a poll.
+# A session ends, a leader is elected and reads the state, and the work begins; each step may be late by one
+# poll.
 UNHELD_SECONDS_MAX = 3 * SESSION_SECONDS
 
 
@@ -51,7 +52,7 @@ def assert_balanced(simulation: Simulation) -> None:
 
 
 class Faults:
-    """Random faults of a simulation, and what must hold at every step."""
+    """Random faults of a simulation, and the invariants of every step."""
 
     def __init__(self, simulation: Simulation, names: list[str]) -> None:
         self.simulation = simulation
@@ -64,7 +65,7 @@ class Faults:
         simulation.at(20.0, self._strike)
 
     def check(self) -> None:
-        """Assert that no work has two holders, and that tokens rise."""
+        """Assert that no work has two holders, and that tokens increase."""
         now, holders = self.simulation.time.now, self.simulation.holders()
         for work in self.simulation.works:
             held = holders.get(work, [])
@@ -80,7 +81,7 @@ class Faults:
             self.tokens[work] = token, name
 
     def _strike(self) -> None:
-        """Let something happen to a member, if enough others run undisturbed."""
+        """Cause a fault of a member, if enough other members run undisturbed."""
         simulation, dice = self.simulation, self.simulation.random
         if self.is_over:
             return
@@ -95,7 +96,7 @@ class Faults:
         if process is None or len(well) < 2:
             return
         self.faults += 1
-        # What the member held, or was about to take, is delayed by the fault.
+        # The fault delays the work that the member held or was about to receive.
         self.unheld_since = dict.fromkeys(self.unheld_since, simulation.time.now)
         seconds = dice.choice([1.0, 4.0, 9.0, 15.0, 40.0])
         fault = dice.choice(["kill", "pause", "cut", "jump"])

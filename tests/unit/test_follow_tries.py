@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a server that is away is asked for its log before its failure is raised."""
+"""How often an unavailable server is asked for its log before its failure is raised."""
 
 import pytest
 

@@ -16,7 +16,9 @@ MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
 
 
 def schema_after(statements: str, spelling: ServerSpelling) -> TableSchema | None:
-    """Return the schema of shop.t after statements separated by `;`, or None if a server has to be asked."""
+    """Return the schema of shop.t after statements separated by `;`, or None if a server has to be
+    queried.
+    """
     history = SchemaHistory(ServerDefaults(spelling, "utf8mb4", {"shop": "gbk", "other": "latin1"}, False))
     for number, statement in enumerate(statements.split(";")):
         history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
@@ -107,7 +109,7 @@ def test_charset_known_only_to_the_server_puts_a_table_in_doubt(statements: str)
 def test_column_that_only_a_lenient_server_accepts_puts_a_table_in_doubt(
     spelling: ServerSpelling, column: str
 ) -> None:
-    # Without strict mode it becomes a TEXT or BLOB.
+    # Without strict mode, the column becomes a TEXT or BLOB.
     is_long = "40000" not in column
     assert (schema_after(f"CREATE TABLE t (a {column})", spelling) is None) == is_long
     assert (
@@ -122,7 +124,7 @@ def test_column_that_only_a_lenient_server_accepts_puts_a_table_in_doubt(
         # A statement that adds nothing but a unique key counts too.
         "CREATE TABLE t (a INT, b VARCHAR(20)); ALTER TABLE t ADD UNIQUE (b); ALTER TABLE t MODIFY b TEXT",
         "CREATE TABLE t (a INT, b CHAR(9)); CREATE UNIQUE INDEX i ON t (b); ALTER TABLE t MODIFY b TEXT",
-        # Whether there is an index of this name is not known.
+        # It is unknown whether an index of this name exists.
         "CREATE TABLE t (a TEXT); ALTER TABLE t ADD UNIQUE IF NOT EXISTS u (a)",
         "CREATE TABLE t (a TEXT); CREATE UNIQUE INDEX IF NOT EXISTS u ON t (a)",
         "CREATE TABLE t (a TEXT UNIQUE, b INT); CREATE OR REPLACE INDEX a ON t (b)",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log read where it is not written: each report of its writer shows exactly the writer's log."""
+"""A log that another process writes: after each report, a reader sees exactly the writer's log."""
 
 import multiprocessing
 import os
@@ -94,7 +94,7 @@ def test_log_that_is_captured_elsewhere_keeps_no_file_and_no_memory(
     followed, before = instance.log(), open_files()
     instance.leave(CapturedElsewhere("shop is captured by member b"))
     assert open_files() == before - 1
-    # Who reads it goes on from the disk.
+    # Readers continue from the disk.
     assert followed.memory is not None
     assert followed.memory.bytes_held == 0
     assert any(content_of(followed).values())
@@ -115,7 +115,7 @@ def test_newest_bytes_are_read_from_memory(settings: LogSettings, written: Log) 
         if after > before and followed.memory is not None:
             views = followed.memory.read(before.epoch, before.file, before.offset, after.offset)
             expected = b"".join(captured.log.read(before.epoch, before.file, before.offset, after.offset))
-            # At the start of a segment the bytes are in two files, and read from there.
+            # At the start of a segment the bytes are in two files, and are read from both.
             held += bool(views)
             assert b"".join(views or [expected]) == expected
 
@@ -132,7 +132,7 @@ def test_visible_end_is_not_passed_before_it_is_reported(settings: LogSettings, 
     end = followed.visible
     assert end == report.visible
     assert end is not None
-    # A report that is late changes nothing.
+    # A late report has no effect.
     followed.apply(replace(report, visible=replace(end, offset=4)))
     assert followed.visible == end
     with pytest.raises(PositionInvalid):
@@ -172,7 +172,7 @@ def test_segments_compressed_or_removed_since_the_last_report_are_looked_up_agai
     make_cold(LocalDisk(), written.layout, written, compressed)
     written.drop({removed.version})
     LocalDisk().remove(written.layout.segment(removed.hour, removed.version))
-    # The report of both has not arrived yet.
+    # The report about both has not arrived yet.
     assert b"".join(followed.read(*key, compressed.base, compressed.source_end)) == expected
     with pytest.raises(PositionPurged):
         list(followed.read(removed.epoch, written.file_of(removed), removed.base, removed.source_end))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A BLOB that contains perfect transactions is a BLOB, wherever the log is cut."""
+"""A BLOB that contains valid transactions is read as a BLOB, wherever the log is cut."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ from tests.support.suite.nonempty import each
 # A prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 13
 LARGE_BYTES = 3 * RANGE_BYTES_MIN
-# The pieces between two remembered starts.
+# Number of pieces between two remembered starts.
 NEARBY_READS = 6
 
 
@@ -81,7 +81,8 @@ def source_of(path: Path) -> Source:
 def test_forged_copies_are_valid_at_their_positions(spacing: int) -> None:
     content = forged_log(4000, spacing)
     blob = next(event for event in events(content) if event.size > 4000)
-    # Only the events before it tell that a copy is none: opened there, the bytes are changes of accounts.
+    # Only the preceding events show that a copy is not a transaction: read from its start, the bytes are
+    # changes of accounts.
     start = content.index(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size
     assert blob.offset < start < blob.offset + blob.size
     last = content.rindex(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size
@@ -151,7 +152,7 @@ def test_tail_of_a_file_in_use_ends_at_no_transaction_from_inside_a_value(tmp_pa
     whole[0] = replace(whole[0], flags=FLAG_IN_USE)
     content = assemble(whole)
     path = tmp_path / NAME
-    # The server has written all of the BLOB but its last bytes.
+    # The server has written the BLOB except its last bytes.
     end = next(event.offset + event.size for event in events(content) if event.size > MIB)
     path.write_bytes(content[: end - 100])
     start = [event.offset for event in events(content) if event.offset < end][-4:]
@@ -231,7 +232,7 @@ def test_every_range_of_an_encrypted_file_is_refused_by_name(tmp_path: Path) -> 
 
 @pytest.fixture
 def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of what is remembered of files, empty."""
+    """An empty folder for remembered event starts."""
     monkeypatch.setattr(event_starts.tempfile, "gettempdir", lambda: str(tmp_path))
     event_starts._followed.clear()
     return tmp_path / f"penstock-{os.getuid()}"
@@ -242,7 +243,7 @@ def another_process() -> None:
 
 
 def reads_of(path: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Return the start that is found, and how many pieces of the file are read for it."""
+    """Return the located start, and how many pieces of the file were read to find it."""
     count = [0]
 
     def counted(buffer: memoryview, offset: int, target: int) -> tuple[int | None, int]:

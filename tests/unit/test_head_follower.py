@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch that follows the end of the last one, read in one request; anything else is left to a listing."""
+"""The batch after the previous batch's end is read in one request; every other case uses a listing."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ WORK = RangeWork("shop", ByteRange(0, "log.000001", 4, 100, True, gtid_after="b:
 
 
 class Daemon:
-    """Answers with what it was given, and counts the questions."""
+    """Sends the configured answers, and counts the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[Any] = []
@@ -114,7 +114,7 @@ def test_anything_else_is_planned_from_a_listing(
 ) -> None:
     daemon.answers = [answer]
     assert follower.next(BEGIN) is None
-    # Only a listing can say where the log goes on.
+    # Only a listing can tell where the log continues.
     assert follower.next(BEGIN) is None
     assert len(daemon.asked) == 1
 

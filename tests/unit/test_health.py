@@ -22,7 +22,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class OpeningInstance(LogInstance):
-    """An instance whose log cannot be asked now, or never."""
+    """An instance whose log cannot be queried yet, or ever."""
 
     def __init__(self, log: Log, problem: PenstockError | None, state: str = "opening") -> None:
         super().__init__(log)
@@ -58,7 +58,7 @@ def test_daemon_is_ready_once_its_logs_are_open_and_its_listeners_accept() -> No
         health.listening |= {"http", "canal"}
         assert failed_checks(health) == set()
         assert health.is_started()
-        # A log that is reopened after a failed sync makes the daemon unready, and a start happens once.
+        # A log that is reopened after a failed sync makes the daemon unready, but it stays started.
         instance.problem = ServerBusy("the log is being opened")
         assert failed_checks(health) == {"log"}
         assert health.is_started()
@@ -109,7 +109,7 @@ def test_probes_of_a_store_that_hangs_share_one_thread_and_delay_no_search() -> 
     def hang() -> object:
         asked.append("asked")
         hanging.set()
-        # Only the end of the test frees it: a wait of its own could free it before the check gives up.
+        # Only the end of the test releases this probe. A timeout might release it before the check gives up.
         end.wait()
         raise CoordinationLost("the store does not answer")
 
@@ -122,7 +122,7 @@ def test_probes_of_a_store_that_hangs_share_one_thread_and_delay_no_search() -> 
             probes = [asyncio.create_task(health.checks()) for _ in range(40)]
             try:
                 await asyncio.to_thread(hanging.wait, WAIT_SECONDS_MAX)
-                # A client that hangs up does not end the question for the others.
+                # A client that disconnects does not cancel the check for other clients.
                 probes.pop().cancel()
                 async with asyncio.timeout(WAIT_SECONDS_MAX):
                     for pool in (served.threads.searching, served.threads.reporting):
@@ -152,7 +152,7 @@ def test_health_needs_no_credentials_and_names_no_instance() -> None:
             assert b"shop" not in answer.body
         assert daemon.ask("GET", "/readyz").body == b"log: ok\nlisteners: ok\nserving: ok\n"
         assert daemon.ask("GET", "/readyz/", token="wrong").status == 401
-        # The end of a daemon begins with this, so that no new request is sent to it.
+        # A daemon's shutdown begins with this status, so that clients send no new requests.
         daemon.in_loop(daemon.served.arrivals.close)
         assert daemon.ask("GET", "/readyz").status == 503
         assert daemon.ask("GET", "/livez").status == 200

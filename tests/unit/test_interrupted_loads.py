@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which load of a table without a key a feed already has, by the commit versions of its rows."""
+"""Detects by commit versions which load of a table without a key a feed already has."""
 
 from collections.abc import Callable
 from contextlib import closing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that listener processes forward are those of their clients, and a process that is broken ends."""
+"""Listener processes forward their clients' requests unchanged, and a broken process ends."""
 
 import asyncio
 import gc
@@ -39,7 +39,7 @@ REQUEST = b"GET /v1/instances HTTP/1.1\r\nHost: localhost\r\nConnection: close\r
 
 
 class ProcessThread(threading.Thread):
-    """What a listener process does, in a thread, with the daemon's ends of its sockets."""
+    """A listener process, run in a thread, and the daemon's ends of its sockets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ class ProcessThread(threading.Thread):
 
 @contextmanager
 def running_process() -> Iterator[ProcessThread]:
-    """Run what a listener process does inside the block."""
+    """Run the code of a listener process inside the block."""
     process = ProcessThread()
     process.start()
     try:
         yield process
     finally:
-        # The process sees the end of its daemon.
+        # The process detects the end of its daemon.
         process.stream.close()
         process.join(WAIT_SECONDS_MAX)
         process.datagrams.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the listener processes of a daemon have in common: quotas, counts of connections, subscribers."""
+"""The state that a daemon's listener processes share: quotas, connection counts, subscribers."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 @pytest.fixture
 def usages() -> Iterator[tuple[SharedUsages, SharedUsages]]:
-    """The usages of one account as two processes have them."""
+    """The usage of one account in two processes."""
     first = SharedUsages(1, 2)
     second = SharedUsages(1, 2, os.fdopen(os.dup(first.file.fileno()), "r+b", 0))
     yield first, second
@@ -186,7 +186,7 @@ def test_subscriber_that_changed_its_process_is_listed_once_at_its_latest_positi
         200,
         1,
     )
-    # A process that ends takes its subscribers with it.
+    # When a process ends, its subscribers are removed.
     subscribers.report(1, {})
     (listed,) = subscribers.all()
     assert listed.requests == 0
@@ -228,7 +228,7 @@ def test_processes_are_told_of_the_instances_that_their_member_captures_only() -
     asked = []
 
     class Instance:
-        """An instance of a fleet; who captures it is known to the store."""
+        """An instance of a fleet; the store knows which member captures it."""
 
         name = "shop"
 
@@ -247,7 +247,7 @@ def test_processes_are_told_of_the_instances_that_their_member_captures_only() -
         listeners = ListenerProcesses(settings, 0, served, Connections(), usages)
         assert listeners.published().statuses == {}
         listeners.arrived("shop")
-    # Neither costs the store a read.
+    # Neither request reads the store.
     assert asked == []
 
 
@@ -268,9 +268,9 @@ def test_log_of_an_instance_that_another_member_captured_is_opened_again(tmp_pat
 
 
 def forwarded(answer: bytes | None) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return what the daemon receives of a forwarded request, and what is sent of its answer.
+    """Return the request that the daemon receives, and the answer that the client receives.
 
-    None instead of an answer: there is no daemon.
+    None as the answer means that no daemon runs.
     """
 
     async def forward() -> tuple[bytes, list[dict[str, Any]]]:

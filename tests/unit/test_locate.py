@@ -257,7 +257,7 @@ def test_every_search_agrees_with_a_full_scan(small: MadeLog) -> None:
         number, offset, _ = starts[bisect_right(firsts, wanted) - 1]
         expected = Position(0, name(number), offset)
         assert locator.time(time_of(wanted)).position == expected
-        # One microsecond after the previous transaction the search gives the same position.
+        # For one microsecond after the previous transaction, the search returns the same position.
         assert locator.time(time_of(wanted) - 999).position == expected
         assert locator.gtid(f"{SOURCE}:{wanted + 1}").position == expected
         if wanted:
@@ -326,7 +326,7 @@ def with_blocks(folder: Path, records: np.ndarray, sets: dict[int, str] | None =
 def test_position_inside_a_large_transaction_gives_its_start(tmp_path: Path) -> None:
     records = block_array(2)
     begins = BASE + 2000 * BLOCK_BYTES + 777
-    # One transaction, committed late, spans from inside block 2000 to inside block 9000.
+    # A transaction that commits late extends from the middle of block 2000 to the middle of block 9000.
     for field in ("time_us", "gtid_number"):
         records[field][2001:9001] = records[field][2000] + 3
     records["time_max_us"][2001:9000] = records["time_max_us"][2000]

@@ -33,7 +33,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 
 class Enough(Exception):
-    """A capture has appended what a test wanted."""
+    """Raised once a capture has appended enough bytes for a test."""
 
 
 def capture_pieces(log: Log, count: int) -> None:
@@ -68,7 +68,7 @@ def copying(served: ServedLog, folder: Path = Path("/copy"), disk: Disk | None =
 
 
 def wait_for_end(copy: LogCopy, log: Log) -> Log:
-    """Wait until a copy has everything of a log, and return the copy."""
+    """Wait until a copy contains a whole log, and return the copy."""
     wait_until(lambda: log.visible is not None and copy.record().position == log.visible)
     copied = copy.log()
     assert copied is not None
@@ -89,7 +89,7 @@ def test_copy_follows_a_log_over_files_and_epochs_byte_for_byte() -> None:
 
 
 class FailingDisk(SimulatedDisk):
-    """A disk that keeps what would be left of it if the power failed before one of its steps."""
+    """A disk that records the state in which a power failure before one of its steps would leave it."""
 
     def __init__(self, fails_at: int, loss: Loss) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def test_copy_that_has_little_left_to_receive_is_in_step_only_after_it_had_every
     disk = SimulatedDisk()
     with open_copy(Path("/copy"), disk) as begun:
         capture_pieces(begun, 3)
-    # The disk has room, but not as much as is to stay free.
+    # The disk has space, but less than the configured free space.
     disk.room = SETTINGS.free_bytes_min // 2
     with open_log(SimulatedDisk()) as log, serving(log) as served:
         Captured(log).run()

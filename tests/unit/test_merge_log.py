@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The joined log of a merge, over forged logs of members: each transaction once, whatever crashes when."""
+"""The joined log of a merge, over forged logs of members: each transaction is joined once, regardless of
+crashes.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -95,7 +97,7 @@ class Merge:
         self.joining = Joining(self.log, JoinedLog(self.log, receiver, "mysql"), self.members, state)
 
     def run(self) -> None:
-        """Join the changes that the members have now."""
+        """Join the members' current changes."""
         while self.joining.step():
             pass
 
@@ -313,7 +315,7 @@ def test_first_transaction_of_a_file_may_be_of_another_member_after_a_crash(
         patch.setattr(Member, "events", crash)
         with pytest.raises(Crashed):
             merge.run()
-    # The clock of the second server is behind, so its transaction came too late before the crash.
+    # The clock of the second server is behind, so its transaction arrived too late before the crash.
     second.commit(TIME_US - 1, 2)
     merge = Merge([first, second], disk.after_kill())
     merge.run()

@@ -22,7 +22,7 @@ class Commit:
 
 
 def random_logs(random: Random) -> dict[str, list[Commit]]:
-    """Return logs whose times rise, with many ties."""
+    """Return logs whose times increase, with many ties."""
     times = {member: sorted(random.choices(range(1, 30), k=random.randint(0, 12))) for member in MEMBERS}
     return {
         member: [Commit(member, time_us, number) for number, time_us in enumerate(times[member])]
@@ -33,8 +33,8 @@ def random_logs(random: Random) -> dict[str, list[Commit]]:
 def merged(random: Random, logs: dict[str, list[Commit]], *, ends: bool = True) -> list[Commit]:
     """Return the transactions in the order in which they are taken, offered in a random interleaving.
 
-    The watermark of a member moves at random to any time that all later transactions of it have. With
-    `ends`, each member moves past its last one.
+    A member's watermark moves at random to any time that none of its later transactions precedes. With
+    `ends`, each member moves past its last transaction.
     """
     order: CommitOrder[Commit] = CommitOrder(MEMBERS)
     offered = dict.fromkeys(MEMBERS, 0)

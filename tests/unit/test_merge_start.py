@@ -21,7 +21,7 @@ FILE = "mysql-bin.000001"
 
 @pytest.mark.parametrize("start", [StartAt(), StartAt(earliest=True), StartAt(time_us=1)], ids=str)
 def test_merge_waits_for_a_member_whose_log_has_only_begun(start: StartAt) -> None:
-    """Its epoch, and the head of its first file, are stored before anything is visible."""
+    """The member's epoch, and the head of its first file, are stored before any transaction is visible."""
     settings = SETTINGS.model_copy(update={"mode": "memory", "memory_bytes": MIB, "segment_bytes": MIB})
     head = log_head(1)
     common: dict[str, Any] = {"epoch": 0, "server_id": 1, "flavor": "mysql"}

@@ -62,7 +62,7 @@ def met(
     sink: str = "delta",
     mode: str = "mirror",
 ) -> tuple[list[str], list[bool]]:
-    """Return the emptied targets, and for each requested table whether its extra rows are deleted."""
+    """Return the emptied targets, and for each table to be reloaded, whether its extra rows are deleted."""
     settings = settings_of(tmp_path, monkeypatch, *steps, sink=sink, mode=mode)
     asked: dict[str, bool] = {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evolve a target when its source gets other columns, and convert older rows to the new columns."""
+"""Evolve a target when its source's columns change, and convert older rows to the new columns."""
 
 import itertools
 from contextlib import nullcontext

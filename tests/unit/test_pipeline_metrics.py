@@ -104,7 +104,7 @@ def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> N
         assert get(address, "/")[0] == 404
     values = samples(text)
     assert status == 200
-    # Label values are sorted by the names of their labels.
+    # Label values are sorted by label name.
     assert values["penstock_pipeline_rows_total", "insert", "notes", "", "", "read"] == len(NOTE_IDS)
     assert values["penstock_pipeline_rows_total", "insert", "notes", "", "", "written"] == len(NOTE_IDS)
     assert values["penstock_pipeline_batches_total", "notes", "", ""] == 2
@@ -218,7 +218,7 @@ def test_lag_grows_by_the_clock_unless_everything_is_applied() -> None:
     meter.observe(BATCH | {"positions": BATCH["heads"]})
     clock.now += 604
     assert value(meter, "penstock_pipeline_lag_seconds") == 0
-    # Nobody knows what is in the log while its source fails.
+    # The state of the log is unknown while its source fails.
     meter.observe(WAITING | {"state": "retrying", "error": "ConnectionLost"})
     assert value(meter, "penstock_pipeline_lag_seconds") == 604
     meter.observe(WAITING)

@@ -72,7 +72,7 @@ class RowsThere:
         yield self.rows.select(target.column_names)
 
     def close(self) -> None:
-        """Close the sink; it holds no resources."""
+        """Do nothing, because the sink has no resources."""
 
 
 def removed(
@@ -85,8 +85,8 @@ def removed(
 ) -> list[Changes]:
     """Return the changes of a removal from a target with rows 0 to 99 and a source with the rows `source`.
 
-    Without `types` only the keys of the target can be read. `orders` is the source's table. `commit_ts` is
-    when the source was read, if it is a TiDB cluster.
+    Without `types`, only the keys of the target can be read. `orders` is the source's table. For a TiDB
+    cluster, `commit_ts` is the timestamp at which the source was read.
     """
 
     def rows(_: SourceChunk, *, loaded: bool) -> Iterator[Changes]:

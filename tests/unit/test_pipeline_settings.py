@@ -293,7 +293,7 @@ EXAMPLES = sorted((ROOT / "examples/pipelines").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_a_valid_pipeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The functions of an example are in its folder.
+    # An example's functions are in the example's folder.
     monkeypatch.chdir(path.parent)
     for variable in ("SHOP_PASSWORD", "LAKE_PASSWORD", "MASK_KEY", "PENSTOCK_TOKEN"):
         monkeypatch.setenv(variable, "-")

@@ -57,7 +57,7 @@ def invoke(*words: str) -> str:
     return CliRunner().invoke(make_app(), list(words)).output
 
 
-# --- Who owns a table -----------------------------------------------------------------------
+# --- The owner of a table -----------------------------------------------------------------------
 
 
 def test_each_table_belongs_to_one_shard_for_ever() -> None:
@@ -65,7 +65,7 @@ def test_each_table_belongs_to_one_shard_for_ever() -> None:
     owners = [[shard.number for shard in Shard.all_of(4) if shard.owns(name)] for name in names]
     assert all(len(numbers) == 1 for numbers in owners)
     assert min(owners.count([number]) for number in range(4)) > 200, "the tables are spread evenly"
-    # Pinned: another hash would give the tables of recorded progress to other shards.
+    # The hash is pinned, because a different hash would assign tables with recorded progress to other shards.
     assert [numbers[0] for numbers in owners[:8]] == [0, 2, 0, 2, 1, 3, 1, 3]
     assert Shard(0, 4).owns(TableName("SHOP", "Orders_0")), "targets may ignore case"
 

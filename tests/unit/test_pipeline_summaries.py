@@ -75,7 +75,7 @@ def test_ensemble_without_requests_for_many_nodes_is_asked_for_each() -> None:
 
     def fetch(path: str) -> tuple[bytes, NodeStat] | None:
         if path == "/shop/b":
-            # It was deleted after it was listed.
+            # The record was deleted after it was listed.
             return None
         content, names = nodes[path]
         return content, NodeStat(1, 1, 0, 0, 0, 0, 0, 0, len(content), len(names), 1)

@@ -30,7 +30,7 @@ SECRET = "value 4711 of a row"
 
 
 class Watched:
-    """A pipeline that has run once, and what a daemon says of it. `now` is the watch's clock."""
+    """A pipeline that has run once, and a daemon's reports about it. `now` is the watch's clock."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self.settings = settings
@@ -61,7 +61,7 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def outcome(differing: int, *, whole: bool = True) -> Any:
-    """Return what a comparison of a table of 79 rows found."""
+    """Return the outcome of comparing a table of 79 rows."""
     return SimpleNamespace(remaining=differing, whole=whole, results=[SimpleNamespace(source_rows=79)])
 
 

@@ -34,7 +34,7 @@ class ScriptedStream:
         self.delivered = False
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Receive what is left of a burst."""
+        """Receive the rest of a burst."""
         self._looks = 0
         if not self._bursts:
             raise ConnectionLost("the script is over")
@@ -46,13 +46,13 @@ class ScriptedStream:
         return size
 
     def more_waiting(self) -> bool:
-        """Return whether a burst is left, except at the first look after a burst."""
+        """Return whether another burst remains; the first call after a burst returns False."""
         self._looks += 1
         return self._looks != 1 and bool(self._bursts)
 
 
 def stored_sizes(note_bytes: int, *, semi_sync: bool = False) -> list[int]:
-    """Return how many bytes each append has of a dump with three commits of a note, in a burst each."""
+    """Return the size of each append for a dump with three commits of a note, each in its own burst."""
     head = log_head(1)
     start = offset = len(head)
     bursts: list[bytes] = []

@@ -185,7 +185,7 @@ def test_partly_read_transaction_lost_by_its_server_is_reported(large: Path) -> 
     with pytest.raises(TransactionRolledBack, match="no longer in the log") as caught:
         rows_of(RewrittenSource(large, lost["end_offset"] - 40, rest), large)
     assert caught.value.position == f"{large.name}:{lost['offset'] + ignorable.size}"
-    # A lost transaction of which no row was returned is not a loss.
+    # A lost transaction does not matter if none of its rows was returned.
     rows = rows_of(RewrittenSource(large, lost["offset"], rest), large, emit="transactions")
     assert [row["gtid"] for row in rows] == [
         transaction["gtid"] for transaction in (*transactions[:number], *later)

@@ -16,10 +16,10 @@ ORDERS, USERS = TableName("shop", "orders"), TableName("shop", "users")
 @pytest.mark.parametrize(
     ("asked", "requested"),
     [
-        # Read once, later than each of the statements.
+        # The table is read only once, after all of the statements.
         ([(ORDERS, False)] * 3, [(ORDERS, False)]),
         ([(ORDERS, True), (ORDERS, False), (USERS, False)], [(ORDERS, True), (USERS, False)]),
-        # A request that deletes nothing is not enough.
+        # A request that deletes no rows does not suffice.
         ([(ORDERS, False), (ORDERS, True)], [(ORDERS, False), (ORDERS, True)]),
     ],
 )
@@ -42,7 +42,7 @@ def test_statements_share_a_request_that_has_not_begun(
             loading.reread("here", table, Position(0, "binlog.000001", 1000 + number), remove=remove)
         by_time = sorted(state.requests(), key=lambda request: request.asked_us)
         assert [(request.table, request.remove) for request in by_time] == requested
-        # What has begun may have been read before a later statement.
+        # A reload that has begun may have read rows before a later statement.
         state.note_request(by_time[0], "running")
         loading.reread("here", *asked[0][:1], Position(0, "binlog.000002", 4), remove=asked[0][1])
         assert len(state.requests()) >= len(requested)

@@ -25,7 +25,7 @@ def ids_in(path: Path) -> list[int]:
 
 
 def restore_before_last_batch(settings: PipelineSettings, *, is_begun: bool) -> None:
-    """Restore the state before the last batch, with or without the record that this batch had begun."""
+    """Restore the state before the last batch, with or without the record that this batch has begun."""
     with closing(PipelineState.of(settings)) as state:
         checkpoint = state.take()
         assert checkpoint.number == 2

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that an account sees: each image by its own values, and nothing is computed from the others."""
+"""The rows that an account sees: each image is judged by its own values, and no response depends on hidden
+rows.
+"""
 
 import random
 from dataclasses import dataclass, replace
@@ -39,7 +41,7 @@ SCHEMA = pyarrow.schema(
 
 @dataclass(frozen=True)
 class TableBatch:
-    """What a sieve asks of a batch."""
+    """The part of a batch that a sieve uses."""
 
     table: str = TABLE
     key: tuple[str, ...] = ("id",)
@@ -89,7 +91,7 @@ def piece_of(changes: list[Change]) -> Piece:
     return piece
 
 
-# Conditions, and the same in Python.
+# Conditions, each with an equivalent Python function.
 TRUTHS: dict[str, Any] = {
     "region = 'eu'": lambda image: image["region"] == "eu",
     "Region IN ('eu', 'us') AND amount >= 0": lambda image: (

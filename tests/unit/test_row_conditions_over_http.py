@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An account with `where` gets its rows as typed changes, and no other response has a row."""
+"""An account with `where` gets its rows as typed changes, and no other response contains rows."""
 
 import itertools
 import json
@@ -63,7 +63,7 @@ def all_rows(daemon: ServedLog) -> list[dict[str, Any]]:
 
 
 def secrets_of(daemon: ServedLog) -> set[bytes]:
-    """Return the values that only hidden rows have, as they may stand in a response."""
+    """Return the values that only hidden rows have, in every form in which a response may contain them."""
     by_visibility: dict[bool, set[bytes]] = {True: set(), False: set()}
     for row in all_rows(daemon):
         values = [value for name, value in row.items() if not name.startswith("_")]
@@ -146,7 +146,7 @@ def test_logged_updates_that_enter_and_leave_are_inserts_and_deletes(daemon: Ser
     assert min(kinds["leaves"], kinds["enters"]) >= 2
 
 
-# --- What every other call answers ----------------------------------------------------------
+# --- The answers of all other calls ----------------------------------------------------------
 
 # Calls that show neither rows nor texts of statements: positions, names, sizes, and actions.
 SHOW_NO_ROWS = {
@@ -175,7 +175,7 @@ REFUSED = {
         )
     ),
 }
-# Calls of both kinds, or for daemons with stored instances, which have tests of their own.
+# Calls of both kinds, or for daemons with stored instances, which separate tests cover.
 OTHERS = {
     *("/v1/instances/{instance}/schema", "/v1/instances/{instance}/definitions"),
     *("/v1/instances/{instance}/changes", "/v1/stored-instances"),
@@ -203,7 +203,7 @@ def ask(daemon: ServedLog, method: str, path: str, token: str = TOKEN) -> Answer
 
 
 def test_every_call_is_refused_or_shows_no_rows(daemon: ServedLog) -> None:
-    """A new call has to be added to one of the sets, so nobody forgets to decide."""
+    """A new call must be added to one of the sets, which enforces a decision."""
     paths: dict[str, Any] = ask(daemon, "GET", "/v1/openapi.json").json["paths"]
     assert paths.keys() == SHOW_NO_ROWS | REFUSED | OTHERS
     secrets = secrets_of(daemon)
@@ -224,7 +224,7 @@ def test_every_call_is_refused_or_shows_no_rows(daemon: ServedLog) -> None:
 
 
 def test_rows_and_raw_bytes_have_the_secrets_for_an_account_without_limits(daemon: ServedLog) -> None:
-    """The calls that are refused would show them."""
+    """The refused calls would otherwise show hidden rows."""
     secrets = secrets_of(daemon)
     for call in ("history", "as-of", "transaction", "bytes"):
         method = "POST" if call in BODIES else "GET"

@@ -26,7 +26,7 @@ CHANGES = changes_of(
     insert(1, **order(1, "open")),
     insert(2, **order(2, "test")),
     update(3, order(3, "open"), order(3, "paid")),
-    # The filter turns these into a delete and an insert.
+    # The filter converts these updates to a delete and an insert.
     update(4, order(4, "open"), order(4, "test")),
     update(5, order(5, "test"), order(5, "open")),
     update(6, order(6, "test"), order(6, "test")),

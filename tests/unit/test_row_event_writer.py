@@ -99,7 +99,7 @@ def test_row_that_does_not_fit_its_table_is_refused(row: list[bytes | None]) -> 
     writer, table = opened([("id", "int", None, False)], ["id"])
     with pytest.raises(ValueMalformed):
         writer.insert(table, [row])
-    # Nothing of the refused row is in the next transaction.
+    # The next transaction does not contain any part of the refused row.
     writer.begin(COMMIT_TS, len(HEAD))
     writer.insert(table, [[b"1"]])
     assert written(writer).values("shop.t") == [("insert", 1)]

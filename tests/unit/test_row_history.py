@@ -345,7 +345,7 @@ def test_each_change_names_the_readers_that_have_not_confirmed_it(log: Log, tmp_
         assert [reader["reader"] for reader in first["readers"]] == ["behind", "cache"]
         pending = {line["position"]: line["pending"] for line in lines if line["kind"] == "change"}
         assert pending[str(newest.position)] == pending[str(oldest.position)] == ["behind"]
-        # The account does not see the readers of others.
+        # The account does not see the readers of other accounts.
         first, *lines = ask(token="t-token")
         assert first == {"kind": "readers", "readers": []}
         assert not any(line.get("pending") for line in lines)

@@ -203,7 +203,7 @@ def test_keyless_table_is_not_waited_for_beyond_the_configured_time(
         raise ConnectionLost("the server is away")
 
     monkeypatch.setattr(batches_module, "task_plan", lose)
-    # The target contains nothing of the batch.
+    # The target contains no rows of the batch.
     monkeypatch.setattr(batches_module, "committed_floors", lambda *_: None)
     run, told = run_of(settings, monkeypatch, *[complete] * 100)
     no_tables: Any = SimpleNamespace()
@@ -336,7 +336,7 @@ def test_feed_with_missing_state_is_not_written_twice(
 
 
 def test_mirror_with_missing_state_is_left_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows may belong to another pipeline of the same name."""
+    """The rows may belong to another pipeline of the same name."""
     table = target_of({"id": "int"}, name="shop.orders")
     monkeypatch.setattr(beginning, "targets_of", lambda *_: [table])
     values = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error numbers of a server have one table; a target names only the errors that it takes otherwise."""
+"""Error numbers of a server have one table; a target lists only the errors that it classifies differently."""
 
 import ssl
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running daemon changes when its settings differ, and what needs a restart."""
+"""The settings that a running daemon applies, and the settings that require a restart."""
 
 from typing import Any
 

@@ -249,7 +249,7 @@ def test_cached_answers_are_bounded(
     assert list(settler._answered) == [Question(ORDERS, at(offset)) for offset in (17, 18, 19)]
 
 
-# --- When the server is read ------------------------------------------------------------------
+# --- The time at which the server is read ------------------------------------------------------------------
 
 
 def test_table_is_read_once_its_statement_is_committed(

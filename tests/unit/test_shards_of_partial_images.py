@@ -20,7 +20,7 @@ from tests.support.binlog.events import UPDATE_ROWS, WRITE_ROWS, assemble, event
 from tests.support.binlog.forged_log import NOTES, forged_log, insert
 from tests.support.pipeline.changes_made import Made, changes_of, target_of
 
-# The same slot as the number 0.
+# NULL has the same slot as the number 0.
 NULL_SLOT = 961
 ID_ALONE, NOTE_ALONE, BOTH = b"\x01", b"\x02", b"\x03"
 

@@ -14,7 +14,7 @@ from tests.support.sinks.http_endpoint import HttpEndpoint
 
 @pytest.mark.parametrize("kind", ["elasticsearch", "opensearch"])
 def test_search_that_lacks_the_documents_of_a_shard_is_tried_again(kind: str) -> None:
-    """Otherwise rows of an emptied table would stay."""
+    """If the documents of a shard were skipped, rows of an emptied table would remain."""
     page = {"_scroll_id": "a", "hits": {"hits": []}, "_shards": {"total": 2, "successful": 2, "failed": 0}}
     with HttpEndpoint() as endpoint:
         sink = make_sink(kind, settings_of(kind).model_validate({"url": endpoint.url}))

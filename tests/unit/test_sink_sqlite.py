@@ -152,7 +152,7 @@ def test_conflicting_names_are_refused(sink: SqliteSink) -> None:
         sink.check_together([replace(ORDERS, name=TableName("Penstock", "positions"))])
     with pytest.raises(OptionInvalid, match="one table in SQLite"):
         sink.check_together([ORDERS, replace(ORDERS, name=TableName("shop", "Orders"))])
-    # Texts of names are quoted, so that these two differ.
+    # Names are quoted inside texts, so that these two tables differ.
     sink.check_together(
         [replace(ORDERS, name=TableName("a.b", "c")), replace(ORDERS, name=TableName("a", "b.c"))]
     )

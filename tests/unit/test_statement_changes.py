@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes logged as statements stop the readers of the tables they name, and no other readers."""
+"""Changes logged as statements stop the readers of the tables that they name, but no other readers."""
 
 import struct
 from pathlib import Path

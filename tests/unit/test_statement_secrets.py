@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passwords in statements are hidden from users, and nothing else."""
+"""Passwords in statements are hidden from users, but no other text is."""
 
 import pytest
 

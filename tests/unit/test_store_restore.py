@@ -43,7 +43,7 @@ def test_restored_sqlite_store_gives_tokens_above_all_that_its_records_have(tmp_
 
 
 def test_records_copied_into_a_new_store_refuse_its_tokens(tmp_path: Path) -> None:
-    """The runbook forbids it: the new store numbers its changes from the beginning."""
+    """The runbook forbids copying records, because the new store numbers its changes from the beginning."""
     first = f"sqlite://{tmp_path}/first.db"
     for number in range(5):
         take_lease(first, f"before {number}")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances of the store over HTTP and in the console: shown first, for full administrators, audited."""
+"""Instances of the store over HTTP and in the console: with a preview, for full administrators, and
+audited.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set the checkpoints of a subscription over HTTP and in the console: verified, shown, and recorded."""
+"""Set the checkpoints of a subscription over HTTP and in the console: verified, previewed, and recorded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ def described(row: RowChange) -> tuple[Any, ...]:
 
 
 def read(reader: SinkReader) -> list[tuple[int, Any]]:
-    """Return each commit timestamp with its statements, or with its rows."""
+    """Return each commit timestamp with its statements or its rows."""
     transactions: list[tuple[int, Any]] = []
     for transaction in reader.read():
         if transaction.statements:

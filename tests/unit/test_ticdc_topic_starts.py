@@ -85,7 +85,7 @@ class TopicConsumer:
         at = self._offsets[number]
         self._offsets[number] = at + 1
         low, high = self._bounds[number]
-        # Messages arrive after the request for the bounds.
+        # Further messages arrive after the request for the bounds.
         self._bounds[number] = low, max(high, at + 1)
         return self._partitions[number][at]
 

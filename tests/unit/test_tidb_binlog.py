@@ -114,7 +114,7 @@ def test_rows_have_the_columns_of_their_schema_version(decoded: Decoded) -> None
     assert values(added) == {"id": 5, "name": "e", "extra": 99}
     assert values(before) == {"id": 1, "name": "c", "extra": 42}
     assert values(after) == {"id": 1, "name": "zz", "extra": 42}
-    # The same row after the statement that drops the column.
+    # The row as written after the statement that drops the column.
     payload, offset = sample_log.payloads()[15], len(sample_log.head())
     late = TidbTranscoder(cluster_id=1, server_id=1)
     added_column, dropped_column = (sample_log.jobs()[number] for number in (94, 95))

@@ -252,7 +252,7 @@ class Simulation:
                 self.seen.append((entry.commit_ts, entry.start_ts))
 
     def check(self) -> None:
-        """Every committed transaction was released, with its own prewrite, in commit order."""
+        """Assert that every committed transaction was released, with its own prewrite, in commit order."""
         committed = sorted(
             (commit_ts, start_ts) for start_ts, commit_ts in self.outcomes.items() if commit_ts
         )

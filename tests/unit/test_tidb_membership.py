@@ -185,7 +185,7 @@ def test_pump_found_late_is_asked_again_from_there_after_a_crash(etcd: Etcd, tmp
     assert merging.take() == [7]
     merging.members.refresh()
     assert merging.queue.reached("third") == 0
-    # It is killed before the Pump has sent anything.
+    # The drainer is killed before the Pump has sent any binlog.
     merging = _Merging(etcd, tmp_path, position=7)
     merging.members.refresh()
     assert merging.queue.reached("third") == 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pumps that come, pause, go and lose their registry entries, and a drainer that is killed: nothing is lost.
 
-The merge, the members and their files are the real ones, over a disk in memory. Tests put into the merge what
-a reader would read.
+The merge, the members and their files are real, on a disk in memory. Tests put binlogs into the merge in
+place of a reader.
 """
 
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class _Pump:
 
 
 class MembershipMachine(RuleBasedStateMachine):
-    """Drives one drainer after another over one log, with at most a few Pumps at a time."""
+    """Runs drainers one after the other on the same log, with at most a few Pumps at a time."""
 
     records_pumps = True
     waits_until_durable = True
@@ -114,7 +114,7 @@ class MembershipMachine(RuleBasedStateMachine):
         name = f"pump {self.number}"
         self.pumps[name] = _Pump()
         self._register(name)
-        # It accepts its first transaction only after the answer.
+        # The Pump accepts its first transaction only after the answer.
         self.members.refresh()
 
     @rule(choice=st.integers(0, 5))
@@ -144,7 +144,7 @@ class MembershipMachine(RuleBasedStateMachine):
         for name, pump in list(self.pumps.items()):
             has_left = pump.state is NodeState.OFFLINE and self.queue.reached(name) is None
             if has_left and len(self.pumps) > 1:
-                # Its binlogs cannot be read again.
+                # The Pump's binlogs cannot be read again.
                 del self.pumps[name]
 
     @rule(choice=st.integers(0, 5))
@@ -203,7 +203,7 @@ class MembershipMachine(RuleBasedStateMachine):
                 pump.sends.append((self._tick(), None))
             self._register(name)
         for _ in range(3):
-            # An offline Pump leaves, and then the others are no longer held back.
+            # An offline Pump leaves, and then no longer holds back the others.
             self.members.refresh()
             for choice in range(len(self.pumps)):
                 self.pull(choice, 10_000)
@@ -222,7 +222,7 @@ class _Forgetful(KnownPumps):
 
 
 _SETTINGS = settings(max_examples=25, stateful_step_count=30, deadline=None)
-# A control ends with its first failure, which is not worth shrinking.
+# A control ends at its first failure, which need not be shrunk.
 _CONTROL_SETTINGS = settings(_SETTINGS, max_examples=1000, phases=[Phase.generate], derandomize=True)
 
 

@@ -254,7 +254,7 @@ class MergeMachine(RuleBasedStateMachine):
 
 
 _SETTINGS = settings(max_examples=40, stateful_step_count=30)
-# A control ends with its first failure, which is not worth shrinking.
+# A control ends at its first failure, which need not be shrunk.
 _CONTROL_SETTINGS = settings(_SETTINGS, max_examples=1000, phases=[Phase.generate])
 
 

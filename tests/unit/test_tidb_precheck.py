@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock check` finds in a TiDB cluster."""
+"""The findings of `penstock check` about a TiDB cluster."""
 
 import json
 from collections.abc import Iterator

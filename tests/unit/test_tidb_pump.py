@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Pump over gRPC and HTTP, in a cluster that a stand-in plays in this process."""
+"""A Pump over gRPC and HTTP, in a cluster simulated by a stand-in in this process."""
 
 import contextlib
 import json

@@ -40,7 +40,7 @@ def address_of(daemon: DaemonProcess) -> str:
 
 
 def write_until_accepted(client: PumpClient, payload: bytes) -> None:
-    """Write as TiDB's client does: repeat until it is acknowledged."""
+    """Repeat a write until it is acknowledged, as TiDB's client does."""
 
     def is_accepted() -> bool:
         try:

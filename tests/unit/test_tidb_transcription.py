@@ -80,7 +80,7 @@ class LoggedEvents:
 
 
 class TranscribedLog:
-    """A transcription that reads a history of jobs, the definitions that it keeps, and what it logged."""
+    """A transcription of a history of jobs, with its definitions and its logged events."""
 
     def __init__(self, folder: Path, history: Sequence[dict[str, Any]]) -> None:
         folder.mkdir(exist_ok=True)
@@ -158,7 +158,7 @@ def inserted(commit_ts: int, version: int, row: Row) -> bytes:
 
 
 class DropOfColumn:
-    """DROP COLUMN of a column that may be NOT NULL, with rows in each of its states."""
+    """A DROP COLUMN, optionally of a NOT NULL column, with rows in each of the job's states."""
 
     TEXT = "ALTER TABLE t DROP COLUMN c"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare a target with a TiDB cluster: which part of the merged log belongs to the rows that were read."""
+"""Compare a target with a TiDB cluster: the part of the merged log that precedes the read rows."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,7 +74,7 @@ def source(folder: Path) -> PipelineSource:
 
 @pytest.fixture(autouse=True)
 def _present(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the cluster be at a timestamp that the log has reached."""
+    """Set the cluster's time to a timestamp that the log has reached."""
     _set_present(monkeypatch, END + 500)
 
 

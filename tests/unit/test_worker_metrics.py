@@ -29,7 +29,7 @@ BATCH = {
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PipelineMeter]:
-    """A job that has reported a batch, and serves its metrics because the worker wants them."""
+    """A job that has reported a batch, and serves its metrics to the worker."""
     (tmp_path / "orders").mkdir()
     monkeypatch.setenv(ADDRESS_FILE_VARIABLE, str(tmp_path / "orders" / ADDRESS_FILE))
     meter = PipelineMeter()

@@ -163,7 +163,7 @@ def test_whole_transactions_before_a_missing_prepare_are_returned(log: XaLog, tm
 
 
 def test_reused_id_commits_the_newer_rows(log: XaLog, tmp_path: Path) -> None:
-    """A crashed server may have lost the older transaction, so the log has no outcome of it."""
+    """A crashed server may have lost the older transaction, so the log does not contain its outcome."""
     rows = [
         group for group in log.prepare if group.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)
     ]
