@@ -15,7 +15,9 @@ _BUILD_SECONDS_MAX = 600.0
 
 
 class ToolMissing(RuntimeError):
-    """A compiler or registry that a program needs is not available; the message says what to install."""
+    """A compiler or registry that a program needs is not available; the message names the package to
+    install.
+    """
 
 
 def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> Path:

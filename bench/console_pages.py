@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processor time of the console's pages about everything: `python -m bench.console_pages`.
 
-500 instances, whose daemons answer at once, and 2,000 pipelines in a SQLite state store. Both pages shall
-take less than 300 ms at p95. With `--zookeeper` the pipelines are in a ZooKeeper server that is started for
-it, and with the option `--store URL` those of another store are shown. The first request also compiles the
-templates, so it is printed apart.
+500 instances, whose daemons answer at once, and 2,000 pipelines in a SQLite state store. Both pages must take
+less than 300 ms at p95. With `--zookeeper`, the pipelines are in a ZooKeeper server that the benchmark
+starts; with `--store URL`, the pipelines of another store are shown. The first request also compiles the
+templates, so it is printed separately.
 """
 
 import argparse

@@ -48,7 +48,7 @@ class Daemon:
             return json.load(answer)
 
     def wait_for(self, file: str, offset: int) -> None:
-        """Wait until its log has reached a position of the server."""
+        """Wait until the daemon's log has reached a position of the server."""
         deadline = time.monotonic() + _CAPTURE_SECONDS_MAX
         while True:
             here = str(self.ask("status")["position"] or "").rpartition("/")[2]
@@ -61,11 +61,11 @@ class Daemon:
             time.sleep(0.05)
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
+        """Return the processor time that the daemon has used."""
         return cpu_seconds_of(self.process.pid)
 
     def wakes(self) -> int:
-        """Return how often its threads have been woken."""
+        """Return how often the daemon's threads have been woken."""
         statuses = Path(f"/proc/{self.process.pid}/task").glob("*/status")
         return sum(int(_WAITS.findall(status.read_text())[0]) for status in statuses)
 

@@ -28,7 +28,7 @@ class EngineRun:
 
 
 def prepare() -> list[str]:
-    """Build it, and return its command. Raises ToolMissing."""
+    """Build the engine, and return its command. Raises ToolMissing."""
     return java_words(
         built("debezium", _SOURCES, build_java("DebeziumLines.java")), "DebeziumLines", "-Xmx2g"
     )

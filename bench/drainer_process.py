@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Drainer in a process of its own: it merges the Pumps of a cluster into a log, and decodes that.
+"""A Drainer in a separate process, which merges the Pumps of a cluster into a log and decodes the log.
 
     python -m bench.drainer_process '{"pd": "127.0.0.1:2379", "folder": "/tmp/log", "until": 470639...}'
 
@@ -26,7 +26,9 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Drained:
-    """What a Drainer did: rows, seconds, CPU seconds of merging and of decoding, and its memory in bytes."""
+    """The work of a Drainer: rows, seconds, CPU seconds of merging and of decoding, and its memory in
+    bytes.
+    """
 
     rows: int
     seconds: float
@@ -46,9 +48,9 @@ class DrainerProcess:
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def wait_until_stalled(self) -> None:
-        """Wait until the merge reads nothing more."""
+        """Wait until the merge has stopped reading."""
         assert self._process.stdout is not None
-        # Its log is on the same stream.
+        # The process writes its log to the same stream.
         assert any(line == f"{_STALLED}\n" for line in self._process.stdout), "it ended"
 
     def result(self) -> Drained:
@@ -73,7 +75,7 @@ def _drain(pd: str, folder: Path, until: int) -> Drained:
             if not stalled and "the merge waits" in (status["why"] or ""):
                 stalled = memory().rss
                 print(_STALLED, flush=True)
-            # Seldom, because each question costs processor time.
+            # Check rarely, because each check costs processor time.
             time.sleep(_LOOK_SECONDS)
     merged, seconds = time.process_time(), time.monotonic() - clock
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many subscribers at the head with minimal cost: they request changes and discard them.
 
-`python -m bench.followers PORT INSTANCE TABLE COUNT SHARDS` prints `ready` once all have a response. Each
-gets one of SHARDS shards, or all changes if SHARDS is 1. After its standard input ends and no more data
-arrives, it prints what each has received. With `echo` for PORT it measures bare sending.
+`python -m bench.followers PORT INSTANCE TABLE COUNT SHARDS` prints `ready` once all followers have a
+response. Each follower gets one of SHARDS shards, or all changes if SHARDS is 1. After the standard input
+ends and no more data arrives, the program prints the bytes that each follower received. With `echo` as PORT,
+it measures bare sending.
 """
 
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
-#: The longest wait that a daemon accepts: a response must not end before all followers are told to.
+#: The longest wait that a daemon accepts: a response must not end before all followers are stopped.
 _WAIT_SECONDS = 55.0
 _QUIET_SECONDS = 0.5
 _READ_BYTES = 1 << 20
@@ -49,7 +50,7 @@ def sending_seconds(size: int, count: int, piece_bytes: int) -> float:
 
 
 def are_alike(sizes: list[int]) -> bool:
-    """Return whether all received the same bytes, however they were divided."""
+    """Return whether all followers received the same bytes, however the bytes were divided."""
     return max(sizes) - min(sizes) < 0.05 * max(sizes) + 4096
 
 

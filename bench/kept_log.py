@@ -2,9 +2,9 @@
 """Searches of a kept log for one row: `python -m bench.kept_log --gigabytes 1`.
 
 A log of single-row updates over many tables, whose load follows Zipf's law, is written into a folder; an
-existing one is used again. For tables of several ranks this prints the share of the log that has them, the
-share that the index leaves, and what the history of a row costs: the time of the first part and of all parts,
-and the processor time. The log is read once before, so that it is in the page cache if that is large enough.
+existing one is used again. For tables of several ranks, the program prints the share of the log that contains
+them, the share that remains after the index, and the cost of a row's history: the time of the first part and
+of all parts, and the processor time. The log is first read once, so that it is in the page cache if it fits.
 """
 
 import argparse
@@ -183,7 +183,7 @@ def parts_of(log: LogReader, folder: Path, table: str, key: str) -> Iterator[Any
 
 
 def measure(folder: Path, table: str, key: str) -> str:
-    """Return what the history of a row costs."""
+    """Return the cost of a row's history."""
     log = LogReader.open(folder)
     begun, before, first, changes = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), 0.0, 0
     candidates, log_bytes = 0, 1
@@ -203,7 +203,7 @@ def measure(folder: Path, table: str, key: str) -> str:
 
 
 def main() -> None:
-    """Write a log, and print what histories of rows cost."""
+    """Write a log, and print the cost of row histories."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--gigabytes", default=1.0, type=float)
     arguments.add_argument("--folder", type=Path, default=Path("build/kept_log"))

@@ -54,18 +54,18 @@ class PipelineProcess:
     seconds: float = 0.0
 
     def wait(self) -> None:
-        """Wait until it ends. Raises AssertionError with its log if it failed."""
+        """Wait until the pipeline ends. Raises AssertionError with its log if it failed."""
         self.process.wait(_SECONDS_MAX)
         assert self.process.returncode == 0, self.log.read_text()[-4000:]
 
     def listen(self) -> None:
-        """Read its output until it ends."""
+        """Read the pipeline's output until it ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if not line.startswith("{"):
                 continue
             report = json.loads(line)
-            # Other lines report a failure, or a batch that takes long.
+            # Other lines report a failure or a slow batch.
             if "rows" not in report or report["state"] not in ("loading", "running"):
                 continue
             lag = float(report.get("lag_seconds") or 0.0)
@@ -75,7 +75,7 @@ class PipelineProcess:
         self.seconds = time.perf_counter() - self.started
 
     def watch(self) -> None:
-        """Sample the memory of its processes until it ends."""
+        """Sample the memory of the pipeline's processes until it ends."""
         this = psutil.Process(self.process.pid)
         while self.process.poll() is None:
             peak = {"driver": 0, "JVM": 0, "worker": 0, "all Python": 0, "all": 0}
@@ -102,7 +102,7 @@ def _kind(process: psutil.Process, driver: int) -> str:
 def running(
     settings: dict[str, Any], folder: Path, *words: str, local: bool = False
 ) -> Iterator[PipelineProcess]:
-    """Run a pipeline on two cores while the block runs, unless it ends before.
+    """Run a pipeline on two cores inside the block, unless it ends earlier.
 
     `words` are further arguments of `penstock run`. It runs on Spark, or in its own process if it is `local`.
     """
@@ -135,7 +135,7 @@ def running(
 
 
 def run_until_caught_up(settings: dict[str, Any], folder: Path, *, local: bool = False) -> PipelineProcess:
-    """Run a pipeline until everything that its log had at the start is in its target."""
+    """Run a pipeline until every change that its log had at the start is in its target."""
     with running(settings, folder, "--until", "caught-up", local=local) as run:
         run.wait()
     return run

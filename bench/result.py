@@ -21,7 +21,7 @@ RESULTS = ROOT / "bench" / "results"
 
 @dataclass(frozen=True)
 class Target:
-    """The ratio to another line's rate that Penstock is to reach; an `aim` is desired but not promised."""
+    """The ratio to another line's rate that Penstock must reach; an `aim` is desired but not promised."""
 
     ratio: float
     aim: bool = False
@@ -83,7 +83,7 @@ class CaseResult:
 
 
 def machine() -> dict[str, str]:
-    """Return what a published figure must state about the machine."""
+    """Return the description of the machine that a published figure must state."""
     model = next(
         (
             line.split(":")[1].strip()

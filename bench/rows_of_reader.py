@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a reader in another language on what it has read: `PROGRAM PORT FILE END SECONDS`."""
+"""Runs a reader in another language, and parses its report of the rows that it read: `PROGRAM PORT FILE END
+SECONDS`.
+"""
 
 import subprocess
 from collections.abc import Sequence

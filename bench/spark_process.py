@@ -173,7 +173,7 @@ def _rows_of_kernel(order: dict[str, Any], columns: str | None) -> int:
 
 
 def backlog_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
-    """Stream all rows that a server has of one table into the `noop` sink, then end."""
+    """Stream all of a table's rows in a server's log into the `noop` sink, then end."""
     began, cpu_began = time.perf_counter(), _cpu_seconds()
     with tempfile.TemporaryDirectory() as checkpoint:
         frame = _stream(session, order, "earliest").observe("seen", *_counts())

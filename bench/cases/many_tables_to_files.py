@@ -28,7 +28,7 @@ TITLE = "Small tables of a live server into files and Delta mirrors, in one proc
 _TABLES = {"tiny": 20, "small": 200, "100MB": 1_000}
 _TABLES_DEFAULT = 5_000
 _ROWS = 10
-#: How many tables a small batch changes.
+#: Number of tables that a small batch changes.
 _CHANGED = 50
 _LOADED_PER_SECOND = 500.0
 _DELTA_FACTOR = 1.5

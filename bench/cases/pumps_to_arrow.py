@@ -29,7 +29,7 @@ _ROWS_PER_SECOND = 300_000
 _BATCH = 256
 #: Number of rows per transaction, and the share of the data in such transactions.
 _SHAPES = {"1,000 rows": (1000, 1.0), "10 rows": (10, 0.2)}
-#: What the process of the Drainer may have above what it had at its start, while transactions wait.
+#: Maximum growth of the Drainer process's memory since its start, while transactions wait.
 _RESIDENT_MAX = 4 * DRAINER_BUFFER_BYTES_DEFAULT
 
 

@@ -83,7 +83,7 @@ def _measure(corpora: list[Corpus]) -> tuple[_Cost, _Cost]:
 
 @contextmanager
 def _cost() -> Iterator[list[_Cost]]:
-    """Give a list that has the cost of the block at its end."""
+    """Yield a list to which the block's cost is added at its end."""
     costs: list[_Cost] = []
     clock, cpu = time.monotonic(), time.process_time()
     yield costs
@@ -122,6 +122,6 @@ def _has_reached(capture: Capture, end: Position) -> bool:
 
 
 def _rows(folder: Path) -> int:
-    """Return the changes in a log; an update is one."""
+    """Return the number of changes in a log; an update counts as one."""
     kinds = (batch.to_arrow().column("_change_type") for batch in read_binlog(folder))
     return sum(compute.sum(compute.not_equal(each, "update_preimage")).as_py() for each in kinds)

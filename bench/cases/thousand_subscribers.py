@@ -51,7 +51,7 @@ _LOADS = (
 
 
 def run(options: Options) -> CaseResult:
-    """Measure each load, and subtract what the same load costs the daemon without followers."""
+    """Measure each load, and subtract the daemon's cost for the same load without followers."""
     seconds = _SECONDS_OF_REHEARSAL if options.size == "tiny" else min(options.seconds_max, _SECONDS_MAX)
     folder = Path(tempfile.mkdtemp(prefix="bench-thousand-", dir=cache_directory()))
     try:
@@ -59,7 +59,7 @@ def run(options: Options) -> CaseResult:
             with server.connect() as connection:
                 seed(connection, WORKLOAD)
             with serving(folder, server.port, start="latest") as daemon:
-                # In the first run everything is new to the daemon, and its log is empty.
+                # The first run warms up the daemon, whose log is empty.
                 _used(server, daemon, _LOADS[0], _SECONDS_OF_REHEARSAL)
                 lines = [_line(server, daemon, load, seconds, options.repeat) for load in _LOADS]
             # In an orderly shutdown the server would wait for the disconnected replica.

@@ -27,7 +27,7 @@ _WRITES = {"tiny": 1_280, "small": 12_800, "100MB": 64_000, "1GB": 640_000}
 
 
 def run(options: Options) -> CaseResult:
-    """Let the writers write at once, each transaction a prewrite and then its commit or rollback."""
+    """Run all writers concurrently. Each transaction is a prewrite, then its commit or rollback."""
     folder = Path(tempfile.mkdtemp(prefix="bench-pump-", dir=cache_directory()))
     writers = f"{_WRITERS} writers"
     try:

@@ -44,7 +44,7 @@ class Transaction:
 
     @property
     def matched(self) -> bytes:
-        """The commit with the rows, as a Pump sends it to Drainers."""
+        """Return the commit with the rows, as a Pump sends it to Drainers."""
         return _number(1, 1) + self._timestamps(self.commit_ts) + _field(5, self.value) + _TAIL
 
     def _timestamps(self, commit_ts: int) -> bytes:

@@ -16,7 +16,7 @@ def version() -> str:
 
 
 def decode_file(job: Job) -> Tally:
-    """Print the whole file to /dev/null. Its counts are those the corpus was counted with."""
+    """Print the whole file to /dev/null. The corpus's own counts come from the same output."""
     argv = [*install("mysql").argv("mysqlbinlog"), "-vv", "--base64-output=decode-rows", str(job.corpus.path)]
     subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
     return Tally(job.corpus.rows, job.corpus.bytes)

@@ -13,8 +13,9 @@ A peer is a module of this folder with a `TITLE`, a `version()` and one or more 
 
 A peer that must build something first does it in `prepare()`, before the clock starts.
 
-A verb returns a `Tally` of what it really saw. A verb that got through the whole file is held to the corpus's
-own counts, so none can be fast by leaving rows out; one stopped by `job.seconds_max` reports the part it did.
+A verb returns a `Tally` of the rows that it processed. If it processed the whole file, its counts must equal
+the corpus's own, so a peer cannot be fast by omitting rows. A verb that `job.seconds_max` stopped reports its
+part.
 """
 
 import json
@@ -134,7 +135,7 @@ def peer(name: str) -> ModuleType:
 
 
 def can_run(name: str) -> str | None:
-    """Build a peer and return None, or return why it is not available on this machine."""
+    """Build a peer and return None, or return the reason why it is not available on this machine."""
     try:
         getattr(peer(name), "prepare", lambda: None)()
     except ToolMissing as problem:

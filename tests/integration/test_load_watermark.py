@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @contextmanager
 def writers(server: Server, database: str, statements: list[str]) -> Iterator[Callable[[int], None]]:
-    """Run random statements in several sessions inside the block; each %d is a number up to ROWS.
+    """Run random statements in several sessions inside the block; each %d becomes a number up to ROWS.
 
     Yields a function that waits until the writers have changed this many more rows.
     """

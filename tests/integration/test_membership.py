@@ -389,7 +389,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         for _ in range(5):
             processes.join()
         deadline = time.monotonic() + 7.0
-        # A slow machine reaches a kill later.
+        # Continue until a process was killed, which takes longer on a slow machine.
         while time.monotonic() < deadline or not processes.killed:
             time.sleep(processes.chance.uniform(0.2, 0.8))
             leaving = len(processes.running) > 2 and processes.chance.random() < 0.5

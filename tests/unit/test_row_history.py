@@ -248,7 +248,7 @@ def block_records(*blocks: tuple[int, int, int, int, int]) -> Any:
             ),
             [[60, 250]],
         ),
-        # The end of the last transaction is not recorded yet.
+        # The records do not yet contain the end of the last transaction.
         (block_records((4, 100, 4, 60, 4)), [[4, 500]]),
         # The part of the log after the last record is always searched.
         (block_records((4, 100, 4, 100, 0)), [[100, 500]]),

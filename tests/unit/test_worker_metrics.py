@@ -47,7 +47,7 @@ def read(folder: Path) -> Readings:
 
 
 def pipeline_lines(readings: Readings) -> list[str]:
-    """Return the samples of pipelines but for those that a clock or a thread changes."""
+    """Return the samples of pipelines, except those that a clock or a thread changes."""
     text = exposition(readings, "")[0].decode()
     lines = [line for line in text.splitlines() if line.startswith("penstock_pipeline")]
     changing = ("timestamp", "lag", "penstock_pipeline_dead_letters{")

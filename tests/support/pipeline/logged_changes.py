@@ -2,7 +2,7 @@
 """Changes for a sink from a real server's log, with targets for the current tables.
 
 `logged_corpus` caches the changes and the final rows of a busy workload. It is recorded once per process, and
-the tests of all sinks write it into databases of their own.
+the tests of all sinks write it into separate databases.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

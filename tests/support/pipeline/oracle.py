@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a target is what its source is, told by the servers' own clients and the lakes' own readers.
+"""Checks whether a target equals its source, with the servers' own clients and the lakes' own readers.
 
-None of Penstock's decoding is asked. Both sides are brought to plain Python values by the source's declared
+Penstock's decoding is not used. Both sides are converted to plain Python values by the source's declared
 types, and compared as multisets of rows.
 
     wanted = source_rows(server, "shop", "orders")
