@@ -20,7 +20,7 @@ from penstock.model import TableName
 from penstock.sinks.sink import BatchMark, Sink, make_sink, settings_of
 
 _BATCH_ROWS = 65_536
-# Every write of a process is a batch of its own.
+# Every write of a process is a separate batch.
 _numbers = count(1)
 
 

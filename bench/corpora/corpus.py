@@ -173,7 +173,7 @@ def _fill(connect: Callable[[], pymysql.Connection], chosen: Workload, bytes_wan
                 cursor.execute(f"CALL {DATABASE}.{chosen.fill[number]}({chosen.step})")
 
     with ThreadPoolExecutor(len(chosen.sessions)) as threads:
-        # Fetching every result raises the errors of the sessions.
+        # Errors of the sessions are raised only when every result is fetched.
         list(threads.map(session, range(len(chosen.sessions))))
 
 

@@ -67,7 +67,7 @@ def url(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> str:
-    """A folder of its own for each test."""
+    """The URL of a separate folder for each test."""
     if isinstance(server, str):
         missing_part("moto", server)
         raise AssertionError("a missing part ends the test")

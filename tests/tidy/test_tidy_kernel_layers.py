@@ -14,7 +14,7 @@ from tests.tidy.tree import ROOT, files, name_of, rust_code
 
 KERNEL = ROOT / "native/kernel/src"
 
-# From the bottom to the top. A module imports modules of lower layers only, and none of its own layer.
+# From the bottom to the top. A module imports only modules of lower layers, and none of the same layer.
 LAYERS = (
     {"error", "limits", "checksum"},
     {"cursor", "gtid", "charset", "shard"},

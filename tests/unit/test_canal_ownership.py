@@ -72,7 +72,7 @@ def test_client_of_another_account_can_be_neither_taken_over_nor_deleted(
         with log_in(daemon, "other") as other:
             with pytest.raises(Refused, match="belongs to account owner, not to other"):
                 ask(other)
-            # The connection stays open for a client of its own account.
+            # The connection stays open for a client that its account owns.
             other.client_id = "1002"
             other.subscribe()
         client.ack(batch_id)

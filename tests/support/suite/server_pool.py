@@ -271,7 +271,7 @@ def _end_connections(cursor: Any, own_id: int) -> None:
 
 
 def _restore(cursor: Any, initial: ServerState) -> None:
-    """Set the global variables that have another value than at the server's start."""
+    """Reset the global variables whose values have changed since the server's start."""
     now = dict(_rows(cursor, "SHOW GLOBAL VARIABLES"))
     for name in sorted(initial.variables.keys() & now.keys()):
         value = initial.variables[name]

@@ -20,7 +20,7 @@ pub struct TransactionPayload<'a> {
     pub compression: Compression,
     /// Announced size after decompression, in bytes.
     pub plain_bytes: u64,
-    /// The compressed events, which have no checksums of their own.
+    /// The compressed events, none of which has a checksum.
     pub payload: &'a [u8],
 }
 

@@ -324,7 +324,7 @@ impl Decoder {
         self.tables.answer = Some(answer);
     }
 
-    /// Drops all answers about tables, so that the decoder asks again. Rows decoded so far become available.
+    /// Drops all answers about tables, so that the decoder asks again. Rows that are already decoded become available.
     pub fn forget_tables(&mut self) -> Result<()> {
         self.tables.clear();
         if self.open.is_none() {
