@@ -208,7 +208,7 @@ class OwnInstance:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the instance."""
         return self._name
 
     def start(self) -> None:

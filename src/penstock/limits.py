@@ -23,8 +23,8 @@ LOG_SYNC_BYTES_MAX = 32 * MIB
 
 # An Arrow batch closes at the end of the transaction in which it reaches either bound.
 BATCH_ROWS_MAX = 65_536
-# The same bound in bytes of row images. Touching new memory costs more than decoding into it, and a short
-# range ends before it could reuse that memory.
+# The bound of an Arrow batch in bytes of row images. Touching new memory costs more than decoding into it,
+# and a short range ends before it could reuse that memory.
 BATCH_BYTES_MAX = 8 * MIB
 
 # An Arrow batch for Spark. The JVM iterates over single rows, and a small batch stays in the CPU cache.

@@ -119,7 +119,7 @@ class FleetInstance:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the instance."""
         return self._name
 
     def status(self) -> Mapping[str, Any]:

@@ -465,7 +465,7 @@ class SqliteSession(EndingSession):
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """The number of the session."""
         return str(self.number)
 
     @property
