@@ -151,7 +151,7 @@ SCENARIOS: dict[str, list[Series]] = {
 }
 # Rules about a missing series, which is absent while the alert is due.
 GONE = {
-    "PenstockDaemonAbsent": 'penstock_build_info{version="1", python="3"}',
+    "PenstockDaemonAbsent": 'penstock_build_info{version="1", revision="a1", python="3"}',
     "PenstockPipelineGone": f"{REPORTED}{{{SINK}}}",
 }
 _PRESENT, _LOST = f"1x{RESOLVED}", f"1x59 _x120 1x{RESOLVED - 180}"

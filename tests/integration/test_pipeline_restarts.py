@@ -441,11 +441,11 @@ def test_interrupted_load_without_a_key_is_found_though_another_target_got_no_ro
     record_batch = Batches._record
     interrupted: list[BatchRecord] = []
 
-    def fail_once(batches: Batches, checkpoint: Any, record: BatchRecord, *more: Any) -> Any:
+    def fail_once(batches: Batches, checkpoint: Any, record: BatchRecord, *more: Any, **options: Any) -> Any:
         if not interrupted and [work.table.table for work in record.chunks] == ["y"]:
             interrupted.append(record)
             raise AssertionError("killed before the record")
-        return record_batch(batches, checkpoint, record, *more)
+        return record_batch(batches, checkpoint, record, *more, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Batches, "_record", fail_once)

@@ -36,7 +36,7 @@ class Recording:
             raise CoordinationLost("the store is away")
         self.begun.append(record)
 
-    def end(self, record: BatchRecord, checkpoint: Checkpoint, outcome: Outcome) -> bool:
+    def end(self, record: BatchRecord, checkpoint: Checkpoint, *, is_plain: bool) -> bool:
         return True
 
 

@@ -338,16 +338,17 @@ def test_resource_that_met_an_error_is_closed_and_not_reused() -> None:
 def test_progress_of_quick_batches_is_recorded_when_the_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded: list[int] = []
+    recorded: list[tuple[int, bool]] = []
     show = PipelineState.show
 
     def note(state: PipelineState, progress: Any) -> None:
-        recorded.append(progress["batch"])
+        recorded.append((progress.get("batch", 0), progress["ended"]))
         show(state, progress)
 
     monkeypatch.setattr(PipelineState, "show", note)
     monkeypatch.setattr("penstock.engine.progress._PAUSE_SECONDS", NEVER_SECONDS)
     sink = {"files": {"path": str(tmp_path / "feed")}}
     run_here(notes_pipeline(tmp_path, sink, batch={"interval": 0, "rows": 10}))
-    first, last = recorded
-    assert (first, last > 4) == (1, True)
+    *earlier, (last, has_ended) = recorded
+    assert earlier == [(0, False), (1, False)]
+    assert (last > 4, has_ended) == (True, True)

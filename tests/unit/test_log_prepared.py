@@ -263,8 +263,8 @@ def test_prepared_transaction_is_not_committed_twice(kept: KeptXaLog) -> None:
     kept.add(5, kept.xa.commit)
     source = LogSource(SourceOptions.parse(str(kept.log.folder)))
     fourth, fifth = source.extents()[-2:]
-    assert source.find_prepared(XID, fourth.position) is not None
-    assert source.find_prepared(XID, fifth.position) is None
+    assert source.find_prepared(XID, fourth.first) is not None
+    assert source.find_prepared(XID, fifth.first) is None
 
 
 def test_survey_continues_after_an_incident(kept: KeptXaLog) -> None:
