@@ -50,7 +50,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Store:
-    """A server with its writes: `penstock` is Penstock's write, the others are those of loaders."""
+    """A server, and the functions that write rows to it: with the sink, and with other loaders."""
 
     pid: int
     penstock: Callable[[], int]

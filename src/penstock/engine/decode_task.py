@@ -415,8 +415,8 @@ class _Work:
             yield from self._emit(conformed)
 
     def _conformed(self, changes: Changes, prepared: Target) -> Changes | None:
-        """Return changes in the columns of their prepared target; None if key columns are missing from the
-        rows and the table is read again later. Raises SchemaChanged.
+        """Convert changes to the columns of their prepared target. Return None if the rows lack key columns
+        and their table is read again later. Raises SchemaChanged.
         """
         plan = self._plan
         if not plan.shares_columns or changes.target is prepared:

@@ -54,7 +54,7 @@ class Loading:
         self._state = state
         self._sink = sink
         self._width = (settings.load.parallel or cores) * _CHUNKS_PER_CORE
-        # Chunks by the name of their record: those of one table, or those of several small tables by key.
+        # Chunks by the name of their record. The record of several small tables contains their chunks by key.
         self._chunks: dict[str, Any] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}

@@ -132,8 +132,8 @@ class PreparedSurvey:
         self, log: LogReader, before: PreparedFile | None
     ) -> list[tuple[SegmentRecord, int, int]]:
         """Return the range of each segment that was not surveyed yet, in offsets of its source file."""
-        # A broken hold keeps nothing for its reader. Survey past the hold, for the benefit of the other
-        # readers.
+        # A broken hold no longer protects the log for its reader, so it does not delay the survey that the
+        # other readers need.
         ignored = {HOLD_NAME, *(hold.hold.name for hold in log.broken_holds)}
         readers = [hold.position for hold in self._holds.readable(self._clock()) if hold.name not in ignored]
         ends = [_order_key(position) for position in (*readers, log.visible) if position is not None]

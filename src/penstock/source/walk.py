@@ -64,10 +64,10 @@ def walk(
     rows_max: int | None = None,
     bytes_max: int | None = None,
 ) -> Position:
-    """Return the last transaction end up to `end` with at most that many rows and log bytes after `start`.
+    """Return the end of the last transaction before `end` that keeps a range from `start` within the limits.
 
-    Includes at least one transaction, if there is one: a limit never blocks reading forever. A limit on bytes
-    alone reads a window before the result; a limit on rows reads everything up to it.
+    The range contains at least one transaction, if there is one: a limit never blocks reading forever. For a
+    limit on bytes alone, only a window before the result is read; for a limit on rows, the whole range.
     """
     if rows_max is None:
         if bytes_max is None:

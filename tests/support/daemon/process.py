@@ -146,7 +146,7 @@ class DaemonProcess:
         return status
 
     def resident_bytes(self) -> int:
-        """Return its resident memory."""
+        """Return the resident memory of the daemon's process, in bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024

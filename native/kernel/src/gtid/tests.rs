@@ -54,7 +54,7 @@ fn mariadb_position_contains_what_precedes_it_in_the_log() {
     for (set, gtid, before, expected) in [
         // An earlier primary wrote these transactions before the position.
         ("0-1-100", "0-2-40", "0-2-39", true),
-        // Another server has a lower number after the position.
+        // The transaction follows the position, although its number is lower: another server wrote it.
         ("0-1-100", "0-2-50", "0-1-100", false),
         ("0-1-100", "0-2-50", "0-1-101", false),
         ("0-1-100,0-2-50", "0-2-51", "0-1-100,0-2-50", false),
