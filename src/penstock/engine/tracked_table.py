@@ -19,8 +19,8 @@ class TrackedTable:
 
     `logged` and `keys` are its columns and keys at the position up to which the log was read, None if they
     are unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
-    `gone` is whether the table is dropped at that position, even if its server recreated it later.
-    `was_gone` is the value of `gone` after the last completed batch. `dropped` are the lower-case names of all
+    `gone` is whether the table is dropped there, even if its server has recreated it since, and
+    `was_gone` the same after the last completed batch. `dropped` are the lower-case names of all
     columns that were ever dropped from the table: targets may still have their values.
     """
 
