@@ -421,7 +421,7 @@ def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
     def alerts() -> list[tuple[str, str]]:
         return [(alert["instance"], alert["name"]) for alert in shop.daemon.get("/v1/alerts")["alerts"]]
 
-    assert ("orders", "rows rejected") in alerts()
+    wait_until(lambda: ("orders", "rows rejected") in alerts())
     database, _, name = shop.table.partition(".")
     copy = f"{database}_copy.{name}"
     shop.server.sql(f"UPDATE {copy} SET note = 'wrong' WHERE id = 1; DELETE FROM {copy} WHERE id = 2")
