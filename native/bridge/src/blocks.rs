@@ -1,4 +1,4 @@
-//! Blocks for a durable log: the cutter, its event bytes, and the heads of segments.
+//! Cuts the bytes of a log into blocks for a durable log, and writes and reads the heads of segments.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Weak};

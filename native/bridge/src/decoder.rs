@@ -277,7 +277,7 @@ impl Decoder {
         })
     }
 
-    /// Locate the bytes for `feed_prepared`, which start with the transaction's first event.
+    /// Say where the bytes for `feed_prepared` are; they start with the transaction's first event.
     ///
     /// `head` is the magic and format description of the file; a live server sends them itself. A second call starts
     /// again at the first event.
@@ -357,7 +357,7 @@ impl Decoder {
     }
 
     /// Return how many changes after `position` were already emitted, and the start (file number and offset) of their
-    /// transaction: `resume_rows` and `resume_start` for the decoder that continues there.
+    /// transaction: these are the arguments `resume_rows` and `resume_start` of the decoder that continues there.
     fn handed_out(&self) -> (u32, Option<(u32, u64)>) {
         self.inner.handed_out().map_or((0, None), |resume| (resume.rows, resume.start))
     }
@@ -524,31 +524,31 @@ impl Statement {
         self.inner.session.accessed.clone()
     }
 
-    /// Whether its transaction lies outside the range.
+    /// Whether the statement's transaction lies outside the range.
     #[getter]
     fn is_skipped(&self) -> bool {
         self.inner.is_skipped
     }
 
-    /// The start of its event: `file:offset`.
+    /// The start of the statement's event: `file:offset`.
     #[getter]
     fn position(&self) -> String {
         format!("{}:{}", self.inner.file, self.inner.offset)
     }
 
-    /// The end of its event: `file:offset`.
+    /// The end of the statement's event: `file:offset`.
     #[getter]
     fn end_position(&self) -> String {
         format!("{}:{}", self.inner.file, self.inner.end_offset)
     }
 
-    /// The end of its transaction: `file:offset`; None if the transaction's GTID event does not have it.
+    /// The end of the statement's transaction: `file:offset`; None if the transaction's GTID event does not contain it.
     #[getter]
     fn transaction_end(&self) -> Option<String> {
         self.inner.transaction_end.map(|offset| format!("{}:{offset}", self.inner.file))
     }
 
-    /// The commit timestamp of its transaction in a log of a TiDB cluster; None in a server's log.
+    /// The commit timestamp of the statement's transaction in a log of a TiDB cluster; None in a server's log.
     #[getter]
     fn commit_ts(&self) -> Option<i64> {
         self.inner.commit_ts
@@ -571,20 +571,20 @@ impl Statement {
             .collect()
     }
 
-    /// Commit time of its transaction, in microseconds since 1970; the statement's start time if the log has no commit
-    /// time.
+    /// Commit time of the statement's transaction, in microseconds since 1970; the statement's start time if the log
+    /// has no commit time.
     #[getter]
     fn commit_us(&self) -> i64 {
         self.inner.commit_us
     }
 
-    /// The id of the server that ran it.
+    /// The id of the server that ran the statement.
     #[getter]
     fn server_id(&self) -> u32 {
         self.inner.server_id
     }
 
-    /// The GTID of its transaction; "" if it has none.
+    /// The GTID of the statement's transaction; "" if the transaction has none.
     #[getter]
     fn gtid(&self) -> &str {
         &self.inner.gtid

@@ -1,4 +1,4 @@
-//! The server's side of a gRPC connection, for the event loop that has its socket.
+//! The server's side of a gRPC connection, for the event loop that owns the connection's socket.
 
 use penstock_kernel::grpc::connection::{Call, Connection, Progress};
 use pyo3::buffer::PyBuffer;

@@ -57,7 +57,7 @@ impl GtidSet {
         GtidSet { inner: self.inner.position() }
     }
 
-    /// Return whether the set contains a transaction. The log must contain the transactions of `before` in front of it.
+    /// Return whether the set contains a transaction of a log, given the transactions `before` it in the log.
     ///
     /// Raises `PositionInvalid` if this cannot be determined.
     fn contains_in_log(&self, py: Python<'_>, gtid: &str, before: &GtidSet) -> PyResult<bool> {

@@ -21,9 +21,10 @@ fn tuples<'py>(py: Python<'py>, pieces: Vec<Piece>) -> Vec<PieceTuple<'py>> {
 /// Write the rows of a batch as MySQL literals, in pieces of bounded size: for each piece the number of rows and the
 /// text.
 ///
-/// A piece looks like `(1,'a'),(2,'b')`. `before` holds a text to write in front of each column's value, so that pieces
-/// can also be other lists, such as conditions. Values that their column cannot represent are written with their text
-/// from `_metadata.unrepresentable`. Raises `OptionInvalid` for a column that is missing from the batch.
+/// A piece looks like `(1,'a'),(2,'b')`. `before` holds the text to write in front of each column's value; with it, a
+/// piece can also be another list, such as a list of conditions. Values that their column cannot represent are written
+/// with their text from `_metadata.unrepresentable`. Raises `OptionInvalid` for a column that is missing from the
+/// batch.
 #[pyfunction]
 #[pyo3(signature = (
     batch, columns, *, before=None, behind=")", between=",", bytes_max=1_048_576, rows_max=1_048_576

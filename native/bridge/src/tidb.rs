@@ -22,7 +22,7 @@ fn slices(payloads: &[PyBuffer<u8>]) -> PyResult<Vec<&[u8]>> {
 }
 
 /// Return the head of each payload: its kind (0 Prewrite, 1 Commit, 2 Rollback, 3 PreDDL, 4 PostDDL), start timestamp,
-/// commit timestamp and DDL job, 0 for each that is missing.
+/// commit timestamp and DDL job; a missing field is 0.
 ///
 /// Raises `EventMalformed`, with the index, for a payload that is not a `Binlog` message.
 #[pyfunction]
@@ -97,7 +97,7 @@ pub fn tidb_payload_events<'py>(
     Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
 }
 
-/// Return the payloads in whole events, which start with a header; events of other types are skipped.
+/// Return the payloads in a buffer of whole events; events of other types are skipped.
 ///
 /// Raises `ChecksumMismatch`, and `EventMalformed` for bytes that end inside an event or a payload.
 #[pyfunction]
@@ -129,7 +129,7 @@ pub fn tidb_rotation<'py>(
     Ok(PyBytes::new(py, &rotation))
 }
 
-/// Transcodes the transactions of a TiDB cluster to those of a MySQL binlog.
+/// Transcodes transactions of a TiDB cluster into transactions of a MySQL binlog.
 ///
 /// The bytes depend only on payloads, definitions and position, so transcoding again after a crash gives the same
 /// bytes.
@@ -146,12 +146,12 @@ impl TidbTranscoder {
         TidbTranscoder { inner: Transcoder::new(cluster_id, server_id) }
     }
 
-    /// Set a table's definition, TiDB's `TableInfo` as JSON, from a schema version on.
+    /// Set the definition of a table (TiDB's `TableInfo` as JSON) that applies from a schema version on.
     ///
     /// Return the table's number. Rows that commit at or after `commit_ts` are written with this definition whatever
-    /// their schema version, because the statement that changed the table precedes them in the log. Rows of its
-    /// partitions are rows of the table. The last eight definitions of a table are kept. A table with a column type
-    /// that MySQL lacks is refused when its rows arrive. Raises `SchemaInvalid` for text that is not a definition.
+    /// their schema version, because the statement that changed the table precedes them in the log. Rows of the table's
+    /// partitions count as rows of the table. The last eight definitions of a table are kept. A table with a column
+    /// type that MySQL lacks is refused when its rows arrive. Raises `SchemaInvalid` for text that is not a definition.
     fn define(
         &mut self,
         py: Python<'_>,
@@ -164,7 +164,7 @@ impl TidbTranscoder {
         self.inner.define(database, definition, schema_version, commit_ts).map_err(|error| raise(py, &error))
     }
 
-    /// Forget a table and its partitions. Its rows are refused from now on.
+    /// Forget a table and its partitions. The table's rows are refused from now on.
     fn forget(&mut self, table_id: i64) {
         self.inner.forget(table_id);
     }

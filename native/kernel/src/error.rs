@@ -55,7 +55,7 @@ struct Inner {
     hint: Option<String>,
 }
 
-/// An error with a position and a hint. One pointer wide, so that results stay cheap on the hot path.
+/// An error with a position and a hint. The type is one pointer wide, so that results stay cheap on the hot path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 

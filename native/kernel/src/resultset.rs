@@ -393,14 +393,14 @@ struct Definition {
 impl Definition {
     fn read(payload: &[u8]) -> Result<Definition> {
         const UNSIGNED: u16 = 0x20;
-        /// Catalog, schema, table, original table, name, original name.
+        /// Number of texts before the fixed fields: catalog, schema, table, original table, name and original name.
         const TEXTS: usize = 6;
         let mut cursor = Cursor::new(payload);
         for _ in 0..TEXTS {
             cursor.length_encoded_bytes()?;
         }
-        // MariaDB may send extended metadata before the fixed fields. In that case, this reads the length of that
-        // metadata.
+        // The fixed fields follow their length. If MariaDB sends extended metadata before them, that metadata is read
+        // here instead.
         let rest = cursor.length_encoded_bytes()?;
         let mut cursor = Cursor::new(rest);
         let collation = u32::from(cursor.u16()?);

@@ -40,7 +40,7 @@ pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int
         let index = batch.schema().index_of(name).map_err(|_| no_column(name, batch, table))?;
         indexes.push(index);
     }
-    // Use the order of the table, as for raw rows, instead of the order of the names.
+    // Use the columns in table order, as for raw rows, instead of in the order of `columns`.
     indexes.sort_unstable();
     indexes.dedup();
     let keys: Vec<&ArrayRef> = indexes.iter().filter_map(|index| batch.columns().get(*index)).collect();

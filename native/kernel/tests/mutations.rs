@@ -234,7 +234,7 @@ fn seal(log: &mut [u8], positions: bool) {
     }
 }
 
-/// Returns the packets in which a server would send the log. Damage also moves their boundaries.
+/// Returns the packets in which a server would send the log. Damage to the log also moves the boundaries of packets.
 fn packets(log: &[u8]) -> Vec<u8> {
     let (mut out, mut at, mut sequence) = (Vec::new(), 4, 1u8);
     while at < log.len() {

@@ -281,7 +281,7 @@ impl BlockCutter {
         self.boundary = self.offset;
         self.last_end = self.offset;
         if let Some(run) = &mut self.run {
-            // The new file has no transaction before the run.
+            // In the new file, no transaction precedes the run.
             run.start = self.offset;
         }
         true

@@ -129,7 +129,7 @@ impl BlockCutter {
         Ok(())
     }
 
-    /// Processes the event that was assembled from pieces, after the complete events.
+    /// Processes the event that was assembled from pieces. It follows the complete events in the buffer.
     fn process_front(&mut self) -> Result<()> {
         let complete_bytes = self.buffer.complete_bytes();
         let bytes = self.buffer.lend();

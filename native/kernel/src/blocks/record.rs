@@ -118,8 +118,8 @@ impl Block {
         self.gtid = gtid.clone();
     }
 
-    /// Encodes the record. `time_max_us` is the largest commit time of the log so far, `run` the run of the newest
-    /// transaction.
+    /// Encodes the record. `time_max_us` is the largest commit time of the log so far, and `run` is the run of the
+    /// newest transaction.
     pub fn encode(&self, time_max_us: i64, in_transaction: bool, run: Option<&Run>) -> Vec<u8> {
         let mut flags = self.flags | FLAG_XA_COMMITS;
         if !in_transaction {

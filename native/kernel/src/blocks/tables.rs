@@ -14,7 +14,8 @@ use crate::event::rows::{RowsHead, TABLE_ID_NONE};
 use crate::event::table_map::{table_id, TableMap};
 use crate::event::EventKind;
 
-/// Between transactions, table maps are dropped above this size. The server repeats them before the next rows.
+/// Between transactions, table maps that together exceed this size in bytes are dropped. The server repeats them before
+/// the next rows.
 const TABLES_KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// Maximum size in bytes of the table maps of a single transaction.

@@ -65,7 +65,7 @@ impl fmt::Display for InvalidText {
 impl std::error::Error for InvalidText {}
 
 impl Charset {
-    /// Every character set, in the order of their names.
+    /// All character sets, in the order of their names.
     pub const ALL: &'static [Charset] = &[
         Charset::Armscii8,
         Charset::Ascii,

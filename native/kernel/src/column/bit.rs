@@ -8,7 +8,7 @@ use super::{base64, integer};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-/// Returns the bits of a declared BIT.
+/// Returns the number of bits of a declared BIT.
 pub(super) fn declared(parsed: &Parsed<'_>) -> Result<u8> {
     match parsed.small(0, 1, 64)? {
         0 => Err(parsed.invalid("no bits")),

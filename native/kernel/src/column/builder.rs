@@ -101,7 +101,7 @@ impl ColumnBuilder {
         self.store.bytes() + self.nulls.len() / 8
     }
 
-    /// Reserves memory before the first value of a batch; otherwise it grows with the values.
+    /// Reserves memory before the first value of a batch. Without this call, the memory grows as values are appended.
     pub fn begin(&mut self) {
         self.store.begin();
     }

@@ -89,7 +89,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Returns the number as an error if it has more than 64 bits.
+    /// Returns the number; a number of more than 64 bits is returned as the error.
     #[inline]
     fn signed(&self, row: usize) -> std::result::Result<i64, i128> {
         Ok(match self {
@@ -101,7 +101,7 @@ impl<'a> Whole<'a> {
         })
     }
 
-    /// Returns the number as an error if it is negative or has more than 64 bits.
+    /// Returns the number; a number that is negative or has more than 64 bits is returned as the error.
     #[inline]
     fn unsigned(&self, row: usize) -> std::result::Result<u64, i128> {
         match self {
@@ -201,7 +201,7 @@ fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
     }
 }
 
-/// Returns the bits of the members of a SET.
+/// Returns the bits of a SET: one for each member that the text lists.
 fn bits(text: &str, members: &[Arc<str>]) -> Result<u64> {
     let mut bits = 0;
     // An empty text has no members. In any other text, commas separate all members, even an empty member.

@@ -93,8 +93,8 @@ pub(super) fn type_text(plain: String) -> String {
     format!("{plain} /*M!100301 COMPRESSED*/")
 }
 
-/// Returns the form of the uncompressed column: the header byte of a compressed value counts toward the column's
-/// length.
+/// Returns the form of the uncompressed column. The length of a compressed VARCHAR or VARBINARY includes a header byte,
+/// which is subtracted.
 pub(super) fn plain_form(form: Form) -> Form {
     match form {
         Form::Varying(bytes) => Form::Varying(bytes.saturating_sub(1)),

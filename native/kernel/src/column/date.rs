@@ -6,7 +6,7 @@ use super::store::Appended;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// A date as stored, which may not exist in the calendar.
+/// A date as stored, which may be missing from the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Date {

@@ -80,7 +80,7 @@ fn small(value: u64) -> u8 {
     u8::try_from(value).unwrap_or(u8::MAX)
 }
 
-/// The time of day must be valid; only the date may not exist in the calendar.
+/// The time of day must be valid; only the date may be missing from the calendar.
 #[inline(always)]
 fn check_clock(date: Date, hour: u64, minute: u64, second: u64) -> Result<DateTime> {
     if hour > 23 || minute > 59 || second > 59 {
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn counted_values_are_units_of_the_last_digit() {
-        // 2001-09-09 01:46:40.12 of MariaDB with mysql56_temporal_format=OFF.
+        // The value 2001-09-09 01:46:40.12 as MariaDB stores it with mysql56_temporal_format=OFF.
         let days = (2001 * 13 + 9) * 32 + 9;
         let count: u64 = (((days * 24 + 1) * 60 + 46) * 60 + 40) * 100 + 12;
         let [_, _, bytes @ ..] = count.to_be_bytes();

@@ -27,7 +27,7 @@ pub(super) fn read_double(cursor: &mut Cursor<'_>) -> Result<f64> {
     cursor.u64().map(f64::from_bits)
 }
 
-/// The shortest form of a DOUBLE has at most 17 digits; The formatter may add zeros before or after the digits.
+/// The shortest form of a DOUBLE has at most 17 digits. The formatter may add zeros before or after the digits.
 const DIGITS_MAX: usize = 24;
 
 /// The significant digits `d1 d2 d3 ...` of the number `0.d1d2d3... * 10^point`. They are kept on the stack, because
@@ -118,8 +118,8 @@ impl Digits {
 }
 
 impl Digits {
-    /// Java allows three zeros after the point and seven digits before it, always writes a digit on each side, and
-    /// uses an exponent beyond that.
+    /// Java writes numbers from 0.001 to below 10^7 without an exponent and all other numbers with an exponent, always
+    /// with a digit on each side of the point.
     fn write_java(&self, out: &mut Vec<u8>) {
         if self.negative {
             out.push(b'-');
@@ -180,7 +180,8 @@ pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
     }
     let mut buffer = ryu::Buffer::new();
     let text = buffer.format_finite(value);
-    // In this range both formats are plain, and a value with a fraction has no trailing zeros.
+    // In this range, both the server and the formatter write plain notation, and a value with a fraction has no
+    // trailing zeros.
     if (1e-4..1e15).contains(&value.abs()) && !text.bytes().any(|byte| byte == b'e') {
         return out.extend_from_slice(text.as_bytes());
     }

@@ -5,7 +5,7 @@ use super::parsed::Parsed;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-/// Microseconds of a unit of the last digit, by the number of digits.
+/// Microseconds in one unit of the last digit, by the number of digits.
 const UNITS: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
 pub(super) const MICROS: u32 = 1_000_000;
@@ -21,7 +21,7 @@ pub(super) fn width(fsp: u8) -> usize {
     usize::from(fsp).div_ceil(2)
 }
 
-/// Returns how many microseconds a unit of a stored fraction is. Stored fractions have an even number of digits.
+/// Returns the number of microseconds in one unit of a stored fraction. Stored fractions have an even number of digits.
 #[inline(always)]
 pub(super) fn stored_unit(fsp: u8) -> u32 {
     match fsp {
@@ -32,7 +32,7 @@ pub(super) fn stored_unit(fsp: u8) -> u32 {
     }
 }
 
-/// Returns how many microseconds a unit of the last of `fsp` digits is.
+/// Returns the number of microseconds in one unit of the last of `fsp` digits.
 #[inline(always)]
 pub(super) fn unit(fsp: u8) -> u32 {
     UNITS.get(usize::from(fsp)).copied().unwrap_or(1)

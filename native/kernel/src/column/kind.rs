@@ -14,7 +14,7 @@ use super::{
 use super::{bit, decimal, time, Value};
 use super::{uuid, vector, year, Form, Layout};
 
-/// The type of a column. `prefix` is the number of length bytes before a value, `bytes` the width of a value.
+/// The type of a column. `prefix` is the number of length bytes before a value, and `bytes` is the width of a value.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum Kind {

@@ -27,7 +27,8 @@ impl Look {
         })
     }
 
-    /// Subtracting a larger byte borrows, and subtracting an equal byte leaves zero.
+    /// Inspects the eight bytes of a word at once. A subtraction sets the high bit of each byte that is less than the
+    /// subtracted value. A byte equals a character if their XOR is less than 1.
     #[inline(always)]
     fn word(word: u64) -> Look {
         const EACH: u64 = 0x0101_0101_0101_0101;

@@ -40,7 +40,7 @@ pub(super) fn append(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u
 fn append_rare(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u8]) -> Appended {
     match (kind, store) {
         (Kind::Float, Store::Float32(values)) => {
-            // Every FLOAT is a DOUBLE, so nothing is rounded.
+            // A DOUBLE represents every FLOAT exactly, so nothing is rounded.
             values.push(number(sent)? as f32);
             Ok(None)
         }

@@ -30,7 +30,7 @@ struct Lent<T: ArrowNativeType> {
 }
 
 fn lock<T>(shelf: &Shelf<T>) -> MutexGuard<'_, Vec<Vec<T>>> {
-    // Vectors are pushed and popped as a whole, so the pool is consistent even if a user panicked.
+    // Vectors are pushed and popped as a whole, so the pool is consistent even after a panic.
     shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -19,7 +19,7 @@ use super::spare::Spares;
 /// error if it is invalid.
 pub(super) type Appended = Result<Option<String>>;
 
-/// The caller still reads a batch while the next batch is built.
+/// Two buffers, because the caller still reads a batch while the next batch is built.
 const SPARES_MAX: usize = 2;
 
 /// Values of a fixed width, and the memory of earlier batches.

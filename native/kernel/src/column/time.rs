@@ -60,7 +60,8 @@ fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<Time> {
     check_clock(bits < zero, clock >> 12 & 0x7ff, clock >> 6 & 0x3f, clock & 0x3f, micros)
 }
 
-/// Unpacks a signed count of `TIME_to_longlong_time_packed`: the clock above 24 bits of microseconds.
+/// Unpacks a signed count of `TIME_to_longlong_time_packed`: hours, minutes and seconds above the 24 bits of the
+/// microseconds.
 pub(super) fn unpack(packed: i64) -> Result<Time> {
     let magnitude = packed.unsigned_abs();
     let clock = magnitude >> 24;

@@ -23,9 +23,9 @@ pub enum Value<'a> {
     Bit(u64),
     /// YEAR: 0, or 1901 to 2155.
     Year(u16),
-    /// DATE, which may not exist in the calendar.
+    /// DATE, which may be missing from the calendar.
     Date(Date),
-    /// DATETIME, whose date may not exist in the calendar.
+    /// DATETIME, whose date may be missing from the calendar.
     DateTime(DateTime),
     /// TIMESTAMP, in UTC; 0 is the zero date.
     Timestamp(Timestamp),

@@ -28,7 +28,7 @@ pub struct Hints {
     pub charset: Option<Charset>,
     /// The members of an ENUM or SET in their order; empty for a column that is only skipped.
     pub values: Option<Arc<[Arc<str>]>>,
-    /// The actual type of a column whose logged type is a plain one.
+    /// The actual type of a column that MariaDB logs as a plain string.
     pub special: Option<Special>,
     /// Whether the log is from MariaDB.
     pub mariadb: bool,

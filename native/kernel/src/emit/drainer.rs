@@ -242,7 +242,7 @@ fn unsigned_datum(number: u64, out: &mut Vec<u8>) {
     pb::varint(number, out);
 }
 
-/// Writes a double such that comparing bytes orders the numbers.
+/// Writes a double so that the bytes sort like the numbers.
 fn double_datum(number: f64, out: &mut Vec<u8>) {
     let bits = number.to_bits();
     let ordered = if bits & SIGN_BIT == 0 { bits | SIGN_BIT } else { !bits };

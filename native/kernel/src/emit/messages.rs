@@ -60,8 +60,8 @@ pub struct TransactionCounts {
 pub struct Messages {
     /// The buffer in which the current message is written.
     pub value: Vec<u8>,
-    /// A scratch buffer for a part of a message that must be computed before the text in front of it. Left empty after
-    /// use.
+    /// A scratch buffer for a part of a message that must be computed before the text in front of it. The buffer is
+    /// empty after use.
     pub scratch: Vec<u8>,
     /// A second scratch buffer, for the rows of a message.
     pub data: Vec<u8>,

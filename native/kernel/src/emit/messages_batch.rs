@@ -190,7 +190,7 @@ impl MessagesBatch {
             return Ok(images.changes());
         }
         if rows.row_first < rows.resume_rows {
-            // The begin and the statement's text were emitted with these rows before a reconnect.
+            // The begin message and the statement's text were emitted with these rows before a reconnect.
             self.begun = true;
             self.rows_query = None;
         }

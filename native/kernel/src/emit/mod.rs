@@ -25,9 +25,9 @@ use crate::gtid::Gtid;
 /// The current transaction, for emitters.
 #[derive(Debug, Clone)]
 pub struct TransactionView {
-    /// The file of its first event.
+    /// The file of the transaction's first event.
     pub file: Arc<str>,
-    /// The offset of its first event.
+    /// The offset of the transaction's first event.
     pub start: u64,
     /// A number of epoch, file number and start offset that increases in commit order.
     pub commit_version: i64,
@@ -35,10 +35,10 @@ pub struct TransactionView {
     pub commit_us: i64,
     /// Its id.
     pub gtid: Gtid,
-    /// The connection that ran it, if logged.
+    /// The connection that ran the transaction, if logged.
     pub thread_id: Option<i64>,
-    /// Its position in the logical clock: the sequence number of the last transaction that must commit first, and its
-    /// own sequence number.
+    /// The transaction's position in the logical clock: the sequence number of the last transaction that must commit
+    /// first, and this transaction's own sequence number.
     pub clock: Option<(i64, i64)>,
 }
 

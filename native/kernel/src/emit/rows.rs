@@ -27,7 +27,7 @@ impl Default for ChangeFilter {
 }
 
 impl ChangeFilter {
-    /// Returns the images to emit for a change; None for none.
+    /// Returns the images to emit for a change; None if no image is emitted.
     pub fn images(self, change: Change) -> Option<Images> {
         match (change, self.before, self.after) {
             (Change::Insert, ..) => self.insert.then_some(Images::Each(Change::Insert)),

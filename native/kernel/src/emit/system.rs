@@ -282,7 +282,7 @@ impl SystemColumns {
         self.unrepresentable.retain(|(row, _, _)| *row < rows);
     }
 
-    /// Returns a number for each run, repeated for its rows.
+    /// Returns a buffer with one number per row, which `value` returns for the row's run.
     fn each_run(&mut self, value: impl Fn(&Run) -> i64) -> ScalarBuffer<i64> {
         let mut out = self.spares.longs.take();
         out.reserve(self.rows);
@@ -292,7 +292,7 @@ impl SystemColumns {
         self.spares.longs.lend(out).into()
     }
 
-    /// Returns a number for each transaction, repeated for its rows.
+    /// Returns a buffer with one number per row, which `value` returns for the row's transaction.
     fn each_commit(&mut self, value: impl Fn(&Commit) -> i64) -> ScalarBuffer<i64> {
         let mut out = self.spares.longs.take();
         out.reserve(self.rows);

@@ -375,7 +375,7 @@ impl TableBatch {
         let rows = if all { self.system.rows() } else { self.committed };
         self.committed = 0;
         if self.system.rows() == 0 {
-            // Other tables may need the memory by the time that this table receives rows again.
+            // Free the memory: other tables may need it before this table receives rows again.
             self.builders.iter_mut().for_each(ColumnBuilder::rest);
             self.system.rest();
             self.begun = false;

@@ -23,7 +23,7 @@ pub(crate) struct UnrepresentableValues<'a> {
 }
 
 impl<'a> UnrepresentableValues<'a> {
-    /// Finds these values in the `_metadata` of a batch; None if there are none.
+    /// Finds the unrepresentable values in the `_metadata` of a batch; None if there are none.
     pub(crate) fn of(batch: &'a RecordBatch) -> Option<UnrepresentableValues<'a>> {
         let metadata = batch.column_by_name(system::METADATA)?.as_struct_opt()?;
         let maps = metadata.column_by_name("unrepresentable")?.as_map_opt()?;

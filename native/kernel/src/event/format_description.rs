@@ -67,7 +67,7 @@ impl Format {
     }
 }
 
-/// Returns the first two numbers of a version text, 0 for each that is missing.
+/// Returns the first two numbers of a version text; a missing number is 0.
 fn release(version: &str) -> (u32, u32) {
     let mut numbers =
         version.split(|character: char| !character.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));

@@ -8,7 +8,7 @@ use crate::gtid::Gtid;
 /// The fields that the three kinds of GTID events share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TransactionHead {
-    /// The id; anonymous where GTIDs are off.
+    /// The GTID; anonymous if GTIDs are off.
     pub gtid: Gtid,
     /// When this server committed, in microseconds since 1970 (MySQL 8.0.1 and later).
     pub commit_us: Option<u64>,

@@ -17,7 +17,7 @@ const COLUMNS_MAX: usize = u64::BITS as usize;
 pub struct ImageLengths {
     kinds: Vec<Kind>,
     json_columns: usize,
-    /// The bytes of each column of fixed length, 0 for the others.
+    /// The width in bytes of each column of fixed length; 0 for other columns.
     widths: Vec<usize>,
     /// The plan for images with all columns; None if the table has too many columns for a plan.
     runs: Option<Vec<Run>>,

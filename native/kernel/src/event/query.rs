@@ -188,7 +188,8 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     if is(first, "ANALYZE") && !ANALYZE_TABLE.iter().any(|option| is(second, option)) {
         return Verb::Change;
     }
-    // CREATE TABLE ... SELECT is a single transaction: its definition ends with these words, and its rows follow.
+    // CREATE TABLE ... SELECT is a single transaction: the definition is logged with START TRANSACTION at its end, and
+    // the rows follow.
     if text.ends_with(b"START TRANSACTION") {
         return Verb::Begin;
     }
@@ -306,8 +307,8 @@ fn after_for(text: &[u8], backslash: Backslash) -> Option<&[u8]> {
     }
 }
 
-/// Returns the text after a line comment. `inside` is the comment without its opening bytes, the last of which may be
-/// the newline that ends the comment.
+/// Returns the text after a line comment. `inside` is the comment without its opening bytes. The last opening byte may
+/// already be the newline that ends the comment.
 fn after_line<'a>(comment: &'a [u8], inside: &'a [u8]) -> Option<&'a [u8]> {
     let passed = comment.len() - inside.len();
     let at = memchr::memchr(b'\n', comment.get(passed - 1..)?)?;

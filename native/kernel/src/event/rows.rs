@@ -68,7 +68,8 @@ pub fn count(bits: &[u8], width: usize) -> usize {
 /// The prefix of an after-image that may hold partial JSON updates (PARTIAL_UPDATE_ROWS).
 #[derive(Debug, Clone, Copy)]
 pub struct PartialHead<'a> {
-    /// One bit for each JSON column of the table: whether the value is a partial update. Empty if no value is.
+    /// One bit for each JSON column of the table: whether the value is a partial update. Empty if no value is a partial
+    /// update.
     pub partial: &'a [u8],
 }
 

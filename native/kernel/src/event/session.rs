@@ -76,10 +76,10 @@ impl Session {
             return Ok(false);
         }
         match cursor.u8()? {
-            // Flags; auto_increment settings; the obsolete count of bytes written.
+            // Skip four bytes: flags, auto_increment settings, or the obsolete count of bytes written.
             0 | 3 | 10 => cursor.skip(4)?,
             1 => self.sql_mode = cursor.u64()?,
-            // A bitmap of tables; the commit time; the XID of DDL; MariaDB's XID.
+            // Skip eight bytes: a bitmap of tables, the commit time, the XID of DDL, or MariaDB's XID.
             9 | 15 | 17 | 129 => cursor.skip(8)?,
             2 => {
                 cursor.prefixed(1)?;
@@ -91,22 +91,23 @@ impl Session {
                 let collation = Charset::from_collation_id(u32::from(cursor.u16()?));
                 self.server_charset = collation.map(Charset::name);
             }
-            // The name of the time zone (5), and the catalog (6).
+            // Skip a text: the name of the time zone (5) or the catalog (6).
             5 | 6 => {
                 cursor.prefixed(1)?;
             }
-            // lc_time_names; the collation of the default database; the default collation of utf8mb4.
+            // Skip two bytes: lc_time_names, the collation of the default database, or the default collation of
+            // utf8mb4.
             7 | 8 | 18 => cursor.skip(2)?,
-            // The account: user name and host.
+            // Skip the account: user name and host.
             11 => {
                 cursor.prefixed(1)?;
                 cursor.prefixed(1)?;
             }
             12 => self.accessed = Some(read_accessed(cursor)?),
-            // Microseconds of the start time; MariaDB's variable for the same.
+            // Skip the microseconds of the start time, which MariaDB logs in a variable of its own.
             13 | 128 => cursor.skip(3)?,
             16 | 19 | 20 => cursor.skip(1)?,
-            // MariaDB 11.2 and later: pairs of collation ids, four bytes for each pair.
+            // Skip pairs of collation ids, four bytes for each pair (MariaDB 11.2 and later).
             131 => {
                 let pairs = usize::from(cursor.u8()?);
                 cursor.skip(4 * pairs)?;
@@ -145,7 +146,7 @@ mod tests {
         let mut variables = vec![0, 1, 2, 3, 4];
         variables.extend([1, 0, 0, 0, 0, 0, 0, 0, 0]);
         variables.extend(b"\x06\x03std");
-        // client utf8mb4, connection utf8mb4, server latin1.
+        // The character sets: client utf8mb4, connection utf8mb4, server latin1.
         variables.extend([4, 255, 0, 255, 0, 8, 0]);
         variables.extend(b"\x05\x03UTC\x0b\x01u\x01h");
         variables

@@ -65,7 +65,7 @@ pub struct LogColumn {
     pub visible: Option<bool>,
 }
 
-/// Indexed by the values of `Field::geometry_type`.
+/// The types of spatial columns, indexed by the values of `Field::geometry_type`.
 const GEOMETRIES: [&str; 8] = [
     "geometry",
     "point",

@@ -76,7 +76,7 @@ pub fn read(body: &[u8]) -> Result<TransactionHead> {
                 head.length = Some(varlen(&mut cursor)?);
                 break;
             }
-            // Field 7 (original commit time), and fields that later versions may add before the length.
+            // Skip field 7 (original commit time), and fields that later versions may add before the length.
             _ => {
                 varlen(&mut cursor)?;
             }

@@ -20,7 +20,7 @@ use crate::limits::{GRPC_HEADERS_BYTES_MAX, GRPC_PREFIX_BYTES, GRPC_WINDOW_BYTES
 pub struct Call {
     /// The number of its stream.
     pub stream: u32,
-    /// The path of its method, such as `/binlog.Pump/WriteBinlog`.
+    /// The path of the called method, such as `/binlog.Pump/WriteBinlog`.
     pub method: String,
     /// The message as it was sent.
     pub message: Vec<u8>,
@@ -57,7 +57,7 @@ struct ArrivingCall {
 #[derive(Debug)]
 struct OpenCall {
     respond: SendResponse<Bytes>,
-    /// Present once the answer has begun.
+    /// The messages of the answer; None until the answer has begun.
     answer: Option<SendStream<Bytes>>,
     unsent: VecDeque<Bytes>,
     /// The trailers, set once the answer is complete.
@@ -75,7 +75,7 @@ enum State {
 #[derive(Debug)]
 pub struct Connection {
     memory: Memory,
-    /// Present for a client whose requests may have an invalid authority.
+    /// Rewrites requests without their authority; None for clients that send a valid authority.
     filter: Option<AuthorityFilter>,
     state: State,
     message_bytes_max: usize,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 #[derive(Debug, Default)]
 struct Buffers {
     input: Vec<u8>,
-    /// The bytes of `input` that were read.
+    /// Number of bytes of `input` that were already read.
     read: usize,
     output: Vec<u8>,
 }

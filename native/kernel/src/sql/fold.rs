@@ -29,8 +29,8 @@ pub(super) fn fold(text: &str, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Old collations treat all letters of the supplementary planes as equal; others treat radicals as equal, or `⅍` and
-/// `℁`.
+/// Old collations treat all letters of the supplementary planes as equal; other collations treat radicals as equal, or
+/// `⅍` and `℁`.
 fn is_ambiguous(letter: char) -> bool {
     let radical = ('\u{2e80}'..='\u{2fdf}').contains(&letter);
     radical || letter == '⅍' || (letter >= '\u{10000}' && std::iter::once(letter).nfkd().ne([letter]))

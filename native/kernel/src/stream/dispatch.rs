@@ -71,8 +71,8 @@ impl Decoder {
             Incident => self.refuse_incident(body),
             StartEncryption => self.check_encryption(header),
             Rotate | Stop | PreviousGtids | MariadbGtidList => self.mark_file(kind, body, span).map(|()| Flow::Next),
-            // The other events describe the statement that changed the rows, accompany statements, or belong to group
-            // replication.
+            // All other events need no action: they describe the statement that changed the rows, accompany statements,
+            // or belong to group replication.
             _ => Ok(Flow::Next),
         }
     }
@@ -178,7 +178,7 @@ impl Decoder {
             }
             (_, Some(Verb::Definition)) => {
                 // The schema history for the start of the range does not contain a statement that spans the start, so
-                // return it.
+                // the statement is returned.
                 let query = QueryBody::read(body)?;
                 if let Some(statement) = self.build_statement(header, &query, query.text, false, span) {
                     self.push_statement(statement);

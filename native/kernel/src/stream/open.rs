@@ -22,7 +22,7 @@ pub(super) struct Open {
     pub selected: u32,
     /// Number of changes that were returned in a batch.
     pub handed_out: u32,
-    /// Offset of its end, if the GTID event has it.
+    /// Offset of the transaction's end, if the GTID event contains it.
     pub end: Option<u64>,
     /// For each savepoint, by its name in lower case, the number of changes in batches when it was set.
     pub(super) savepoints: Vec<(Vec<u8>, u32)>,

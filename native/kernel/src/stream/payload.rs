@@ -24,7 +24,7 @@ pub(super) enum Packed {
 /// The payload being read.
 pub(super) struct Payload {
     pub(super) packed: Packed,
-    /// None if the payload is not compressed.
+    /// The zstd decoder; None if the payload is not compressed.
     pub(super) zstd: Option<Zstd<'static>>,
     pub(super) buffer: Vec<u8>,
     pub(super) at: usize,

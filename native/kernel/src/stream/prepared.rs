@@ -24,7 +24,7 @@ pub struct PreparedLocation {
     pub file_number: u32,
     /// The offset of the transaction's first event.
     pub start: u64,
-    /// The offset after its last event.
+    /// The offset after the transaction's last event.
     pub end: u64,
 }
 
@@ -90,8 +90,8 @@ impl Prepared {
         }
     }
 
-    /// Whether the outcome was read of a transaction that was prepared before the range. True for every id once there
-    /// are too many outcomes to remember.
+    /// Whether the outcome of this transaction, which was prepared before the range, was read. Returns true for every
+    /// id once there are too many outcomes to remember.
     pub fn has_outcome(&self, id: &XaId) -> bool {
         self.ended.len() >= PREPARED_TRANSACTIONS_MAX || self.ended.contains(id)
     }

@@ -60,7 +60,7 @@ pub(super) struct Replay {
     pub(super) end_event: EventView,
     pub(super) end_span: Span,
     pub(super) frame: Option<Frame>,
-    /// Whether its last event was read.
+    /// Whether the transaction's last event was read.
     pub(super) ended: bool,
 }
 

@@ -14,7 +14,7 @@ pub(super) fn logged_columns(map: &TableMap) -> Result<Option<Vec<DeclaredColumn
     for column in &map.columns {
         let kind = match Kind::from_wire(column.wire, &column.hints) {
             Ok(kind) => kind,
-            // The log has the names but not this type, which only a declaration can supply.
+            // The log has the column's name but not this type, which only a declaration can supply.
             Err(error) if error.kind() == ErrorKind::SchemaUnknown => return Ok(None),
             Err(error) => return Err(error),
         };

@@ -15,7 +15,7 @@ pub struct Statement {
     pub text: String,
     /// Whether the statement changes rows whose images are not in the log.
     pub is_change: bool,
-    /// Whether its transaction is outside the range.
+    /// Whether the statement's transaction is outside the range.
     pub is_skipped: bool,
     /// The file.
     pub file: Arc<str>,
@@ -23,16 +23,16 @@ pub struct Statement {
     pub offset: u64,
     /// The offset after its event.
     pub end_offset: u64,
-    /// The offset after its transaction, if the GTID event has it.
+    /// The offset after the statement's transaction, if the GTID event contains it.
     pub transaction_end: Option<u64>,
     /// Start time of the statement, in microseconds since 1970.
     pub timestamp_us: i64,
-    /// Commit time of its transaction, in microseconds since 1970; the statement's start time if the log has no commit
-    /// time.
+    /// Commit time of the statement's transaction, in microseconds since 1970; the statement's start time if the log
+    /// has no commit time.
     pub commit_us: i64,
     /// The server that ran it.
     pub server_id: u32,
-    /// The GTID of its transaction; empty if it has none.
+    /// The GTID of the statement's transaction; empty if the transaction has none.
     pub gtid: String,
     /// The commit timestamp, for a statement of a TiDB cluster.
     pub commit_ts: Option<i64>,

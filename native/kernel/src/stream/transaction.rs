@@ -246,7 +246,8 @@ impl Decoder {
     }
 }
 
-/// Epochs up to this number are encoded in eight bits above the 23 bits of the file number. Later epochs encode a base.
+/// Epochs below this number occupy the eight bits above the 23 bits of the file number. From this number on, the epoch
+/// minus this number is added to the file number.
 const EPOCHS_ENCODED_MAX: u32 = 256;
 
 /// Returns the commit version of a transaction: 31 bits for the base of its epoch plus the file number, and 32 bits

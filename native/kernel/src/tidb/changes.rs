@@ -149,7 +149,7 @@ fn without_rows() -> Error {
 mod tests {
     use super::*;
 
-    /// Two inserted rows, one updated, one deleted.
+    /// Two rows are inserted, one is updated, and one is deleted.
     const ROWS: &[u8] = b"\x08\x56\x12\x01a\x12\x01b\x1a\x01c\x32\x01d";
 
     fn changes(sequence: &[u8]) -> Result<Vec<(Change, Vec<u8>)>> {

@@ -122,7 +122,7 @@ fn packed<'a>(field: u8, value: u64) -> Element<'a> {
     sized(code::OPAQUE, &[field], &value.to_le_bytes())
 }
 
-/// The clock and the microseconds of a packed date and time.
+/// The bits of a packed date and time that hold the time of day and the microseconds.
 const CLOCK_BITS: u64 = (1 << 41) - 1;
 
 /// Converts the bit fields of TiDB's `CoreTime` to MySQL's packed form (`TIME_to_longlong_datetime_packed`).

@@ -116,7 +116,7 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Returns the next value, and the index of its column: None for a column that is not written.
+    /// Returns the next value, and the index of its column, None if the column is not written.
     #[inline]
     fn next(&mut self, table: &TidbTable) -> Result<Option<(Option<usize>, Datum<'a>)>> {
         if self.cursor.is_empty() {
@@ -130,7 +130,7 @@ impl<'a> Pairs<'a> {
         self.value(table, column_id(number)?).map(Some)
     }
 
-    /// Returns the value of the column with a number.
+    /// Returns the value of the column with the number `id`, and the column's index.
     #[inline]
     fn value(&mut self, table: &TidbTable, id: i64) -> Result<(Option<usize>, Datum<'a>)> {
         let column = table.column_of(id, self.next);

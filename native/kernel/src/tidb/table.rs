@@ -36,7 +36,7 @@ pub struct TidbTable {
     pub partitions: Vec<i64>,
     /// The table as written in table maps.
     pub written: WrittenTable,
-    /// The columns in TiDB's form, in the same order.
+    /// The columns in TiDB's form, in the order of `written`.
     pub columns: Vec<TidbColumn>,
     /// How an inserted row begins.
     pub handle: Handle,
@@ -72,8 +72,8 @@ impl TidbTable {
         let keys = KeyReader { json, stored: &stored };
         let handle = keys.handle()?;
         let written = WrittenTable {
-            // Readers recognize a changed definition by its content. Only six bytes are written, which suffice for the
-            // number of any user's table.
+            // The id stays the same when the definition changes: readers recognize a changed definition by its content.
+            // Only six bytes are written, which suffice for the number of any user's table.
             id: u64::from_ne_bytes(id.to_ne_bytes()) & 0xffff_ffff_ffff,
             database: database.to_owned(),
             primary_key: keys.primary_key(&handle)?,

@@ -1,4 +1,4 @@
-//! Transcodes the transactions of a TiDB cluster to those of a MySQL binlog.
+//! Transcodes the transactions of a TiDB cluster into transactions of a MySQL binlog.
 //!
 //! The output depends only on the payloads, the definitions and the position in the file, so a transaction that is
 //! transcoded again after a crash has the same bytes.
@@ -32,7 +32,7 @@ struct Definition {
     table: Result<Arc<TidbTable>>,
 }
 
-/// Tables by number. The definitions of each are keyed by the schema version from which they apply.
+/// Tables by number. The definitions of each table are keyed by the schema version from which they apply.
 type Tables = HashMap<i64, BTreeMap<i64, Definition>>;
 
 /// How to write the statement of a DDL.
@@ -64,8 +64,8 @@ impl Transcoder {
     /// with this definition whatever their version: a server that has not loaded the new version may still write rows,
     /// but they come after the statement. Returns the table's number.
     ///
-    /// Rows of its partitions are rows of the table. A table with a column type that MySQL lacks is refused when its
-    /// rows arrive. Raises `SchemaInvalid` like [`TidbTable::read`].
+    /// Rows of the table's partitions count as rows of the table. A table with a column type that MySQL lacks is
+    /// refused when its rows arrive. Raises `SchemaInvalid` like [`TidbTable::read`].
     pub fn define(&mut self, database: &str, definition: &[u8], schema_version: i64, commit_ts: i64) -> Result<i64> {
         let json = table_info::parse(definition)?;
         let (id, partitions) = table_info::numbers(&json)?;
@@ -93,7 +93,7 @@ impl Transcoder {
         Ok(id)
     }
 
-    /// Forgets a table and its partitions. Rows of it are refused from now on.
+    /// Forgets a table and its partitions. The table's rows are refused from now on.
     pub fn forget(&mut self, id: i64) {
         let tables = Arc::make_mut(&mut self.tables);
         if let Some(versions) = tables.remove(&id) {
@@ -132,7 +132,7 @@ impl Transcoder {
         Ok(writer.take())
     }
 
-    /// Begins to transcode all payloads with the same commit timestamp to a transaction at `offset` of a file.
+    /// Begins to transcode all payloads with the same commit timestamp into a transaction at `offset` of a file.
     ///
     /// The whole transaction is checked before the first piece. Raises `EventMalformed` for payloads that are not
     /// committed changes with the same commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table
@@ -206,7 +206,7 @@ struct OpenMutation {
     table: Arc<TidbTable>,
     /// The largest column number at the time when the rows were written.
     complete_to: i64,
-    /// The location of its message in the payload's `PrewriteValue`.
+    /// The location of the `TableMutation` in the payload's `PrewriteValue`.
     start: usize,
     end: usize,
     cursor: RowCursor,
@@ -328,7 +328,7 @@ mod tests {
         transcoder
     }
 
-    /// A Commit whose rows are inserted by handle, each with `text`.
+    /// A Commit that inserts `rows` rows, each with `text`.
     fn payload(commit_ts: i64, rows: usize, text: &[u8]) -> Vec<u8> {
         let mut mutation = vec![8, 86];
         for _ in 0..rows {

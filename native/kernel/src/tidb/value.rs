@@ -71,7 +71,7 @@ fn write_json(prefix: u8, document: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks a date and time: the bits of MySQL's packed form without its sign, above 24 bits of microseconds.
+/// Unpacks a date and time from MySQL's packed form without its sign, in which the microseconds are the low 24 bits.
 fn unpacked(packed: u64) -> Result<DateTime> {
     let part = |start: u32, bits: u32| packed >> start & ((1 << bits) - 1);
     let months = packed >> 46;

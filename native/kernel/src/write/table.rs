@@ -26,7 +26,7 @@ pub struct WrittenColumn {
 pub struct KeyPart {
     /// The index of the column.
     pub column: usize,
-    /// The characters that the key contains; 0 for the whole value.
+    /// Number of characters of the column that the key contains; 0 for the whole value.
     pub prefix: u32,
 }
 

@@ -55,7 +55,8 @@ impl TransactionWriter {
         let mut events = EventWriter::new(opening.offset, opening.server_id, time_s);
         events.event(EventKind::AnonymousGtid, 0, |out| {
             out.push(u8::from(!opening.rows));
-            // No UUID, no number, and a logical clock that orders nothing: transactions apply one after another.
+            // Write no UUID, no number, and a logical clock without an order, so that transactions are applied one
+            // after another.
             out.extend_from_slice(&[0; 24]);
             out.push(2);
             out.extend_from_slice(&[0; 16]);
@@ -156,7 +157,7 @@ impl TransactionWriter {
         let start = self.events.open();
         let out = self.events.body();
         out.extend_from_slice(table.id.to_le_bytes().get(..6).unwrap_or_default());
-        // The flags, which `close_rows` sets, and the length of an empty extra header.
+        // Write the flags, which `close_rows` replaces, and the length of an empty extra header.
         out.extend_from_slice(&[0, 0, 2, 0]);
         let width = table.columns.len();
         super::events::length_encoded(width as u64, out);

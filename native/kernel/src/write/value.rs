@@ -151,7 +151,7 @@ fn fraction(micros: u32, fsp: u8, out: &mut Vec<u8>) {
     out.extend_from_slice(value.to_be_bytes().get(4 - width..).unwrap_or_default());
 }
 
-/// Returns a fraction in units of its last stored digit, and its bytes.
+/// Returns a fraction in units of its last stored digit, and its width in bytes.
 fn stored_fraction(micros: u32, fsp: u8) -> (u32, usize) {
     match fsp {
         0 => (0, 0),

@@ -1,4 +1,4 @@
-//! Reads the binary document without copying: which bytes are which value.
+//! Reads a binary document without copying: locates the bytes of each value.
 
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};

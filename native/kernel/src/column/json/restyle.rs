@@ -32,7 +32,7 @@ pub enum Step {
 
 /// Returns the value at a path: the text of a string, or a document; None if the path leads nowhere or to null.
 ///
-/// Raises `ValueMalformed` if the text is not a document, as far as it is read.
+/// Raises `ValueMalformed` if the part of the text that is read is not valid JSON.
 pub fn pick(document: &str, path: &[Step]) -> Result<Option<String>> {
     let mut reader = Reader::of(document);
     for step in path {

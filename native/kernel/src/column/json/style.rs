@@ -3,7 +3,7 @@
 /// The style of the text of a JSON document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JsonStyle {
-    /// As MySQL's own client shows it.
+    /// The style in which MySQL's own client shows a document.
     Server,
     /// As Canal writes it.
     Canal,

@@ -21,7 +21,7 @@ const TIMESTAMP: u64 = 7;
 /// its separators fewer.
 const GROWTH_MAX: usize = 8;
 
-/// Additional allowance for the smallest documents.
+/// Number of bytes that the text may have beyond the maximum ratio. Small documents need them.
 const GROWTH_ROOM: usize = 256;
 
 /// Fractional digits of times in JSON.
@@ -224,7 +224,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Canal shows a date as the date and time that it is stored as, and zero without a fraction.
+    /// Writes a date or time like Canal, which shows a DATE with a time of day, and a zero value without a fraction.
     fn opaque_canal(&mut self, field: u64, packed: u64) -> Result<()> {
         self.put(b"\"");
         match (field, packed) {
@@ -258,7 +258,7 @@ fn moment(packed: u64) -> Result<datetime::DateTime> {
     Ok(datetime::DateTime { micros, ..datetime::unpack(bits)? })
 }
 
-/// Unpacks a span packed by `TIME_to_longlong_time_packed`, which is negated as a whole.
+/// Unpacks a time span packed by `TIME_to_longlong_time_packed`, in which a negative span is negated as a whole.
 fn span(packed: u64) -> Result<Time> {
     time::unpack(i64::from_ne_bytes(packed.to_ne_bytes()))
 }

@@ -284,7 +284,7 @@ impl<'a> Reader<'a> {
         }
         let object = self.tokens.next()?;
         if object.is("INDEX") && (verb.is("CREATE") || verb.is("DROP")) {
-            // The index may be named ON in quotes, which is not the keyword.
+            // A quoted index name may be `ON`, which is not the keyword.
             self.tokens.find(|token| token.is("ON"))?;
             let kind = if verb.is("CREATE") { DefinitionKind::CreateIndex } else { DefinitionKind::DropIndex };
             return Some(Definition::of(kind, self.name()?));

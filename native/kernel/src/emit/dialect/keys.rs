@@ -89,8 +89,8 @@ impl Keys {
     pub fn write<'a>(&self, cell: impl Fn(usize) -> Result<Option<Value<'a>>>, out: &mut Vec<u8>) -> Result<()> {
         let before = out.len();
         out.extend_from_slice(&self.head);
-        // In Maxwell's format, the head is the start of the object; otherwise a schema, if there is one, precedes the
-        // object.
+        // In Maxwell's format, the object begins with the head. In other formats, the head is empty, or a schema or
+        // frame before the object.
         let start = if self.style == Style::Maxwell { before } else { out.len() };
         let is_binary = matches!(self.style, Style::DebeziumBinary(_));
         for (index, part) in (0..).zip(&self.parts) {

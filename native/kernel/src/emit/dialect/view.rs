@@ -84,7 +84,7 @@ pub struct StatementView<'a> {
     pub database: &'a str,
     /// Its text, as UTF-8.
     pub text: &'a str,
-    /// The meaning of a backslash in its strings.
+    /// The meaning of a backslash in the statement's strings.
     pub backslash: Backslash,
     /// The kind of statement.
     pub kind: StatementKind,

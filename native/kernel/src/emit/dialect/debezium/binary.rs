@@ -127,7 +127,7 @@ fn write_present(typed: Typed<'_>, kind: &Kind, traits: ColumnTraits, out: &mut 
                 out.decimal(UNSIGNED_DIGITS, 0, |out| out.extend_from_slice(bytes));
             });
         }
-        // Written as a long, so values above its range become negative.
+        // The value is written as a long, so values above its range become negative.
         Typed::UInt(value) => out.long(value as i64),
         Typed::Float(value) if traits.has_digits => out.double(value.into()),
         Typed::Float(value) => out.float(value),

@@ -72,7 +72,7 @@ impl Encoding for ProtobufMessage<'_> {
     }
 
     fn floats(&mut self, values: &[u8]) {
-        // A repeated field that is packed; one without elements is left out.
+        // Write a packed repeated field, which is left out if it has no elements.
         let field = self.next_field();
         if !values.is_empty() {
             protobuf::bytes(field, values, self.out);

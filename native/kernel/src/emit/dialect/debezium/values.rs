@@ -18,7 +18,7 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
         Typed::Null => out.extend_from_slice(b"null"),
         Typed::Int(value) => integer::write_signed(value, out),
         Typed::UInt(value) if is_precise(kind, traits) => decimal::write_unsigned_debezium(value, out),
-        // Written as a long, so values above its range become negative.
+        // The value is written as a long, so values above its range become negative.
         Typed::UInt(value) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
         Typed::Float(value) if traits.has_digits => float::write_json(value.into(), out),
         Typed::Float(value) => float::write_json_single(value, out),
@@ -123,8 +123,8 @@ pub(super) fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Returns the microseconds of a TIME, which must be a time of day, because the types in milliseconds represent no
-/// other.
+/// Returns the microseconds of a TIME, which must be a time of day, because the millisecond types represent only times
+/// of day.
 fn of_one_day(time: Time) -> Result<i64> {
     let micros = time.micros();
     if (0..86_400_000_000).contains(&micros) {
@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn decimals_of_every_width_are_equal() {
-        // Two groups of nine digits: alone, and after 47 zeros, which take a byte and five groups.
+        // Both decimals end with two groups of nine digits. In DECIMAL(65), 47 zeros precede them, stored in one byte
+        // and five groups.
         let (narrow, wide) = (Kind::Decimal { precision: 18, scale: 0 }, Kind::Decimal { precision: 65, scale: 0 });
         let decimal = |kind: &Kind, zeros: usize, groups: [u32; 2], negative: bool| {
             let mut bytes = [vec![0; zeros], groups.map(u32::to_be_bytes).concat()].concat();
