@@ -13,7 +13,7 @@ from penstock.errors import PrivilegeMissing, ServerUnsupported
 from penstock.model import Position, TablePatterns
 from penstock.mysql.connection import Connection
 
-# A reader that stops on a Friday evening must be able to resume on the Saturday evening.
+# Binlog files must be kept for at least this long, so that a reader that stopped can resume a day later.
 EXPIRY_SECONDS_MIN = 24 * 3600
 EXPIRY_SECONDS_ADVISED = 7 * 24 * 3600
 

@@ -16,9 +16,9 @@ def return_large_buffers() -> bool:
     works.
 
     By default, glibc raises its threshold to the largest buffer that was freed, up to 32 MiB. Later buffers
-    come from per-thread heaps, which small values keep from shrinking, so that a process that decodes batches
-    uses twice the memory that its rows need. A threshold set in the environment is left unchanged. Other C
-    libraries have no such threshold.
+    come from per-thread heaps. Small values in these heaps keep them from shrinking, so a process that
+    decodes batches would use twice the memory that its rows need. A threshold set in the environment is left
+    unchanged. Other C libraries have no such threshold.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return False

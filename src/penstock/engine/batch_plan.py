@@ -35,7 +35,9 @@ def task_plan(
     record: BatchRecord,
     learned: Learned,
 ) -> TaskPlan:
-    """Return the plan of a batch, and tell the sink that it begins. `parents` is the field of `TaskPlan`."""
+    """Return the plan of a batch, and tell the sink that it begins. `parents` becomes the plan's field of
+    that name.
+    """
     spread = sink.spread
     mark = mark_of(settings, tables, checkpoint, record)
     mark = replace(mark, shared=sink.begin(tables.targets.values()))

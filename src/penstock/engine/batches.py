@@ -43,7 +43,8 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# Each round of surprises runs the batch again. A batch that needs more rounds than this makes no progress.
+# The batch runs again after each round of surprises. A batch that needs more rounds than this makes no
+# progress.
 _ROUNDS_MAX = 50
 _PAUSE_SECONDS = 0.5
 # Errors that may concern a single table or the whole target, such as a bad path or missing privileges.
@@ -55,7 +56,7 @@ class BegunBatch:
     """The batch that a run has begun but not recorded as done. It outlasts the run's attempts."""
 
     record: BatchRecord | None = None
-    # The batch's number, while none of the batch can have been written.
+    # The batch's number, as long as nothing of the batch can have been written.
     unwritten: int | None = None
     # The last error of a task that read a source, and the name of that source.
     blamed: tuple[PenstockError, str] | None = None
@@ -137,7 +138,7 @@ class Batches:
         checkpoint = self.retried(partial(self.loading.begin_again, tasks.checkpoint, tasks.learned.again))
         mark = mark_of(self.settings, self.tables, checkpoint, tasks.record)
         record = self.retried(partial(record_written, self.state, tasks.record, outcome.receipts))
-        # Ask the source before committing, so that it cannot fail between the commit and its record.
+        # Query the source before committing, so that no query can fail between the commit and its record.
         read = self._read_to(checkpoint, record)
 
         def commit() -> None:

@@ -121,8 +121,8 @@ class _Task:
         self._numbers = numbers
 
     def run(self) -> Iterator[Row]:
-        """Run the works. After an error or a surprise, the remaining works only report their own, and nothing
-        is written.
+        """Run the works. After an error or a surprise, the remaining works only report their own errors and
+        surprises, and nothing is written.
         """
         has_failed = is_refused = False
         try:
@@ -144,7 +144,7 @@ class _Task:
             for failure in self.writing.failures(problem) if self.writing.refused else [Failure(problem)]:
                 yield from _to_all_parts(self.plan, PROBLEM, self.part, pickle.dumps(failure))
         except BaseException:
-            # The consumer stopped reading, or there is a bug, which the driver raises.
+            # The consumer stopped reading, or the exception comes from a bug, and the driver raises it.
             self.writing.abort()
             raise
         if not has_failed:
@@ -266,7 +266,8 @@ class _Work:
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])
-            # An earlier version asked targets to delete rows that cannot be compared.
+            # Check the sink again: a batch planned by an earlier version may ask for deletes in a target that
+            # cannot be compared.
             if work.remove and self._plan.keeps_state and keeps_tables(self._plan.sink.make()):
                 for changes in removed_changes(self._plan, work, self._steps):
                     yield from self._output([changes])

@@ -30,13 +30,14 @@ class TargetFitting:
         self.changes: Counter[str] = Counter()
         self._sink = sink
         self._policy = policy
-        # The last columns of each table that required no change of its target.
+        # For each table, its last columns that required no change of the target.
         self._unneeded: dict[TableName, Sequence[Column]] = {}
 
     def prepare(self, before: Target | None, target: Target, *, again: bool) -> Target:
-        """Prepare a target, whose definition is `before`, for a definition; return its new definition.
+        """Prepare a target for a new definition; return the target's new definition.
 
-        A target that already has the definition is prepared only with `again`. Raises SchemaChanged.
+        `before` is its current definition. A target that already has the new definition is prepared only with
+        `again`. Raises SchemaChanged.
         """
         try:
             wanted = _evolved(self._sink, self._policy, before, target)

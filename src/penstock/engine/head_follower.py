@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next batch at the head of a daemon's log, with its bytes, in one request.
+"""Gets the next batch at the head of a daemon's log, and its bytes, in one request.
 
-Planning from a listing and then reading the range takes two requests, which last longer than processing the
+Planning from a listing and then reading the range takes two requests, which take longer than processing the
 few transactions of such a batch. At the head of a file, a listing would say nothing new, so it is enough to
 request the bytes after the position. All other cases, such as the next file, another server or a backlog, are
 left to the plan from a listing.
@@ -22,7 +22,7 @@ from penstock.source.source import SourceOptions
 
 # If there are more bytes than this, the task reads them while it decodes them.
 _BYTES_MAX = MIB
-# The pause after an unusable answer: the daemon's version cannot give one, or there are too many bytes.
+# The pause after an unusable answer: the daemon does not support the request, or there are too many bytes.
 _PAUSE_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -30,14 +30,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ArrivedStretch:
-    """The log after an offset: its end, and its work, None if nothing is new."""
+    """The log after an offset: where it ends, and the work that reads it, None if nothing is new."""
 
     end: Offset
     work: RangeWork | None
 
 
 class HeadFollower:
-    """Follows one log from the end of each batch. For one thread."""
+    """Follows one log from the end of each batch. Used by one thread."""
 
     def __init__(self, options: SourceOptions, bytes_max: int) -> None:
         self._source = DaemonSource(options)

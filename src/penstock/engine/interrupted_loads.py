@@ -2,7 +2,7 @@
 """Loads of tables without a key that were interrupted between the sink's commit and its record in the state.
 
 Such a load reads another snapshot each time, so it cannot be replayed. A mirror empties the target first. A
-feed would receive every row twice, so the sink is asked whether it has the batch.
+feed would receive every row twice, so the engine asks the sink whether it has the batch.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def committed_floors(
         ]
         version = sink.settle_load(mark, targets)
         if version is None or version < _lowest_version(chunk, begin):
-            # The load was empty: the newest row in the target is a change from before it.
+            # The load was empty: the newest row in the target is a change from before the load.
             continue
         _refuse_shared(tables, key, targets)
         floors[key] = version + 1

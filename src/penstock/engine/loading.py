@@ -440,7 +440,7 @@ class Loading:
             if room <= 0 or rows >= rows_max:
                 break
             source, table = split_key(key)
-            # Without a key, rows read a moment after the log position would be applied twice.
+            # In a table without a key, rows read a moment after the log position would be applied twice.
             chunks = self._chunks_of(key, load)
             exact = key in self._keyless and not chunks[0]["key"]
             if exact and works:

@@ -14,12 +14,12 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.retry import Backoff
 from penstock.sinks.sink import Sink
 
-# How often a run looks for changes and requests, and for a pause.
+# How often a run looks for changes, for requests, and whether the pipeline is paused.
 _POLL_SECONDS = 0.2
 # The interval between batches whose overhead is much larger than the cost of their rows.
 _INTERVAL_SECONDS = 1.0
-# Pauses after consecutive batches without rows. A log may grow only by changes to other tables, and each
-# batch is recorded in the state store.
+# Pauses after consecutive batches without rows. The log may be growing only by changes to other tables, and
+# recording each batch costs a write to the state store.
 _EMPTY_PAUSES = Backoff(first=0.05, longest=0.5)
 
 _log = structlog.get_logger(__name__)

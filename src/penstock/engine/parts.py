@@ -2,8 +2,8 @@
 """Assigns rows to the parts of a batch by key, and packs rows of any tables into one blob.
 
 Values that the source considers equal must have the same part, and its collations consider many spellings
-equal. Only characters that no collation equates with others therefore count: digits, and the letters that no
-other letter equals or expands to. This spreads rows well and never divides a key.
+equal. Therefore the part depends only on characters that no collation equates with others: digits, and the
+letters that no other letter equals or expands to. This spreads rows well and never divides a key.
 """
 
 import json

@@ -57,7 +57,7 @@ class Progress:
         self._rejected = 0
         # Changes of targets that were not reported yet, by outcome.
         self.schema_changes: Counter[str] = Counter()
-        # Why the sources failed that the run continues without.
+        # The error of each source that the run continues without.
         self.aside: Mapping[str, PenstockError] = {}
 
     def seen(self, source: str, end: Offset, head: Offset) -> None:
@@ -94,7 +94,7 @@ class Progress:
             self._batch = None
 
     def _report_long_batch(self, state: PipelineState | None) -> None:
-        # The end of the batch must be reported after this.
+        # Hold the lock, so that the end of the batch can only be reported after this report.
         with self._batch_lock:
             if self._batch is None:
                 return

@@ -29,7 +29,7 @@ from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_o
 from penstock.source.source import open_source
 from penstock.source.tracking import known_schemas
 
-# A wave of batches is one Arrow batch per table. Several waves fit into memory at once.
+# A wave of batches has one Arrow batch per table. These bounds let several waves fit into memory at once.
 _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
 # The retries take about three seconds. Then the driver retries the batch and reports the error.
@@ -41,7 +41,7 @@ _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 # One part of a range: a batch or a statement. The first part may instead be the versions of transactions that
 # a pipeline itself wrote.
 Part = Batch | LoggedStatement | frozenset[int]
-# Opens the range of a work, by its number in the plan.
+# Opens the range of a work; the work is given with its number in the plan.
 RangeParts = Callable[[TaskPlan, RangeWork, int, Callable[[Ends], None]], Iterator[Part]]
 
 

@@ -169,7 +169,9 @@ class PipelineRun:
                 state_taken.close()
 
     def _prefer_servers(self, checkpoint: Checkpoint) -> None:
-        """Use the servers that the positions belong to, because a replaced server may answer again."""
+        """Use the servers that the positions belong to, because a server that was replaced may answer
+        again.
+        """
         for name, offset in checkpoint.offsets.items():
             self._servers.prefer(name, Offset.from_json(offset).server_key)
 
@@ -180,7 +182,7 @@ class PipelineRun:
         if not isinstance(problem, TransientError) or problem is self._exhausted:
             return True
         if self._standby and isinstance(problem, LeaseLost):
-            # Another process has the pipeline now, so this process waits for that one to end.
+            # Another process has the pipeline now, so this process waits for the other process to end.
             self._checkpoint = None
             self._stop.wait(_PAUSE_SECONDS)
             return False
@@ -227,7 +229,7 @@ class PipelineRun:
                 if not self._standby and (state.lost or now > deadline):
                     self._exhausted = problem
                 if self._exhausted or state.lost or self._stop.is_set():
-                    raise  # A taken-over standby waits again, with the new checkpoint.
+                    raise  # Standby that lost the lease: wait again, then use the new checkpoint.
                 if is_first:
                     _log.info("waiting for the lease", why=problem.message)
                     self._progress.retrying(problem, state)
@@ -332,7 +334,8 @@ class PipelineRun:
         number = checkpoint.number + 1
         begin, end, ranges = {}, {}, []
         chunks, loads, finished = self._loading.next(checkpoint)
-        # An exact load is retried as a new batch, so a change in it could be applied twice.
+        # An exact load is retried as a new batch. If the load included changes, the retry could apply them
+        # twice.
         if not self._loading.is_first_load(checkpoint) and not any(chunk.exact for chunk in chunks):
             for name in self._logs:
                 stretch = self._retried(partial(self._stretches.next, checkpoint, name), state)

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class _Cluster:
-    """The servers of one source, and when the chosen server began to fail."""
+    """The servers of one source, and when the chosen server began to fail, if it did."""
 
     servers: tuple[ServerAddress, ...]
     chosen: int = 0
@@ -36,7 +36,7 @@ class _Cluster:
 
 
 class SourceServers:
-    """The server in use for each source that names several. For one thread."""
+    """The server in use for each source that names several. Used by one thread."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self._given = settings

@@ -49,7 +49,7 @@ class SourceLog:
         self._shared_ends = shared_ends
         count = len(settings.sources)
         self._settings = ReadSettings(
-            # The driver retries, and reports the error that it waits out.
+            # The driver retries, and reports the error that it waits for to end.
             source=replace(source.options, reconnect_tries=_RECONNECT_TRIES_MAX),
             tables=PipelinePatterns(source.tables),
             mode=ENVELOPE,
@@ -61,7 +61,6 @@ class SourceLog:
             fail_on_data_loss=source.fail_on_data_loss,
             schemas=source.schemas,
         )
-        # The driver retries, and reports the error that it waits out.
         self._log = _opened_log(self._settings)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
@@ -80,7 +79,7 @@ class SourceLog:
         self._may_follow = (
             follows_head
             and source.options.daemon is not None
-            # Other sources wait in separate threads, and other sinks agree on the ends.
+            # With several sources, each waits in its own thread; with several sinks, they agree on the ends.
             and count == 1
             and shared_ends is None
             and settings.batch.rows is None

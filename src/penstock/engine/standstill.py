@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects a batch whose tasks request the same preparations again after they were made."""
+"""Detects a batch whose tasks request the same preparations again after these were made."""
 
 from collections.abc import Sequence
 

@@ -105,7 +105,7 @@ class PipelineTables:
         self._written: set[TableName] = set()
         self.fitting = TargetFitting(sink, settings.schema_changes)
         self.columns = ColumnCheck(sink, settings.schema_changes)
-        self._created: set[str] = set()  # Tables that are known only from their CREATE TABLE.
+        self._created: set[str] = set()  # Tables that are known only from their CREATE TABLE statement.
         # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
         self.stopped: dict[str, str] = {}
 

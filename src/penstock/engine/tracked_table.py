@@ -19,9 +19,9 @@ class TrackedTable:
 
     `logged` and `keys` are its columns and keys at the position up to which the log was read, None if they
     are unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
-    `gone` is whether the table is dropped there, even if its server has recreated it since, and
-    `was_gone` the same after the last completed batch. `dropped` are the lower-case names of all
-    columns that were ever dropped from the table: targets may still have their values.
+    `gone` is whether the table is dropped at that position, even if its server has recreated it since, and
+    `was_gone` the same after the last completed batch. `dropped` are the lower-case names of all columns that
+    were ever dropped from the table: targets may still have their values.
     """
 
     current: Target
@@ -102,7 +102,7 @@ class Learned:
     """The outcome of processing the surprises of one batch.
 
     `statements` are the handled statements, as in `TaskPlan`. All rows of the tables in `together` go to one
-    part. The chunks of the tables in `unread` are skipped. `again` are the tables among them whose loads
+    part. The chunks of the tables in `unread` are skipped. `again` are those tables of `unread` whose loads
     begin again. `altered` counts how often each table was altered while it was read.
     """
 

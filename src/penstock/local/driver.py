@@ -203,7 +203,7 @@ class _Job:
             for thread in threads:
                 thread.start()
             self._join(threads)
-        # Reached after this thread was interrupted.
+        # After an interrupt, the block above ends before the threads do, so wait for them again.
         self._join(threads)
         if self._error is not None:
             raise self._error

@@ -30,7 +30,8 @@ class Joining:
     def step(self) -> bool:
         """Read the members, and store the transactions that are due; return whether any were stored.
 
-        Raises an error for a transaction that cannot be merged, and what reading and writing the logs raise.
+        Raises an error for a transaction that cannot be merged, and the errors of reading and writing the
+        logs.
         """
         for name, member in self._members.items():
             if not self._order.has_queued(name):
@@ -85,7 +86,7 @@ class Joining:
     # --- Inside -----------------------------------------------------------------------------
 
     def _read_clock(self) -> int:
-        """Return the time. No time in the order is later, even after the clock was set back."""
+        """Return this host's time. If the clock was set back, reduce all later times in the order to it."""
         now_us, before_us = time.time_ns() // 1000, self._now_us
         self._now_us = now_us
         if now_us < before_us:
@@ -104,7 +105,7 @@ class Joining:
                 if added_bytes >= CAPTURE_CHUNK_BYTES:
                     break
         finally:
-            # Transactions before one that cannot be merged are stored.
+            # If a transaction cannot be merged, the transactions before it are still stored.
             self._joined.flush()
             for name, transaction in added.items():
                 self._state.positions[name] = transaction.end_position

@@ -26,11 +26,11 @@ from penstock.source.walk import TransactionWalk
 _ANSWER_SECONDS = 2.0
 # The minimum interval between queries to a server.
 _ASK_SECONDS = 0.1
-# Start and end in the file, GTID, and commit time.
+# A transaction's start and end in the file, its GTID, and its commit time.
 _Row = tuple[int, int, str | None, int]
 
-# A transaction gets its commit time before it is written to the log. One that is written later than this is
-# too late for its time, and is merged when it arrives.
+# A transaction gets its commit time before it is written to the log. If it is written more than this time
+# later, it misses its place in the order, and is merged when it arrives.
 _COMMIT_US = 200_000
 
 
@@ -125,7 +125,7 @@ class Member:
         ]
 
     def events(self, transaction: MemberTransaction) -> Iterator[Buffer]:
-        """Yield the bytes of a transaction, in pieces of any size. Raises what reading the log raises."""
+        """Yield the bytes of a transaction, in pieces of any size. Raises the errors of reading the log."""
         if transaction.events is not None:
             yield transaction.events
             return

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 def cascades_of(source: PipelineSource) -> list[Cascade]:
     """Return the foreign keys of a source's tables that change rows without logging them.
 
-    An empty list if the source has no server. Raises what `connect` raises.
+    An empty list if the source has no server. Raises the errors of `connect`.
     """
     if source.server is None:
         return []
@@ -72,8 +72,8 @@ class CascadeWatch:
     def look(self, position: str | None = None) -> None:
         """Read the foreign keys from the servers again.
 
-        Raises OptionInvalid if one is not allowed. `position` is the position of the statement that may have
-        created it.
+        Raises OptionInvalid if a foreign key is not allowed. `position` is the position of the statement that
+        may have created a foreign key.
         """
         parents: dict[str, frozenset[str]] = {}
         children: dict[str, frozenset[TableName]] = {}

@@ -140,7 +140,7 @@ def _common_type(first: str, second: str) -> str:
 def _common_number(first: str, second: str, words: list[str]) -> str | None:
     """Return the exact number type that holds the values of two, None if there is none."""
     if all(word in _INTEGERS for word in words):
-        # Exactly one of the two is signed, otherwise one of them would hold the other.
+        # Exactly one of the two types is signed. Otherwise one of them would hold every value of the other.
         unsigned = max(
             _INTEGERS.index(word)
             for word, text in zip(words, (first, second), strict=True)

@@ -25,7 +25,7 @@ def check_key(prepared: Target, target: Target) -> None:
 
 
 def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bool:
-    """Return whether rows lack key columns that their table, as `current`, has by now.
+    """Return whether rows lack key columns that their table has by now, according to `current`.
 
     The statement that added the key follows in the log. It causes the table to be read again and compared, so
     nothing is lost if these rows are skipped.

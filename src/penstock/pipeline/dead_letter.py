@@ -6,8 +6,8 @@ they were before every step, and the reason in its schema metadata. The file nam
 numbers, so a retried batch writes the same files again.
 
 An entry is replayed from the source rows, through the steps as they are configured then. If the sink keeps a
-feed, the rows are written. If it keeps state, the rows may be older than the target's, so the pipeline is
-asked to read their keys again instead.
+feed, the rows are written. If the sink keeps state, the rows may be older than the target's rows, so the
+pipeline is asked to read their keys again instead.
 """
 
 import copy
@@ -165,7 +165,9 @@ def _identities(rows: pyarrow.RecordBatch) -> pyarrow.Array:
 
 
 def dead_letters(settings: PipelineSettings, *, replayed: bool = False) -> list[DeadLetter]:
-    """Return the entries that were not replayed, or those that were, oldest first. Raises DiskFailed."""
+    """Return the entries that were not replayed, or with `replayed` those that were, oldest first. Raises
+    DiskFailed.
+    """
     folder = _folder_of(settings, replayed=replayed)
     return [folder.entry(name) for name in folder.names("")]
 

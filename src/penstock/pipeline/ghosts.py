@@ -21,7 +21,7 @@ def is_cut_over(statement: str) -> bool:
     """Return whether gh-ost swaps tables by a statement.
 
     Table names alone do not prove it, because a table filled by hand may have such a name. A swap by
-    pt-online-schema-change cannot be told from a statement written by hand.
+    pt-online-schema-change cannot be distinguished from a statement written by hand.
     """
     return _CUT_OVER.match(statement) is not None
 

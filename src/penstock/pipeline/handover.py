@@ -24,7 +24,7 @@ def adopt(state: PipelineState, sink: str) -> None:
     """Give the progress that was recorded with `sink` to one of `sinks`.
 
     An interrupted call can be repeated. Raises LeaseLost while the pipeline runs, OptionInvalid if there is
-    nothing to give, or if the sink already has its own progress.
+    no progress to give, or if the sink already has its own progress.
     """
     adopted = refuse_adopting(state, sink)
     state.copy_to(adopted)
@@ -32,7 +32,7 @@ def adopt(state: PipelineState, sink: str) -> None:
 
 
 def refuse_adopting(state: PipelineState, sink: str) -> PipelineState:
-    """Return the state of the sink that would receive the progress. Raises what `adopt` raises."""
+    """Return the state of the sink that would receive the progress. Raises the errors of `adopt`."""
     checkpoint, adopted = state.checkpoint(), PipelineState(state.store, state.name, sink)
     if checkpoint is None:
         raise OptionInvalid(
@@ -83,8 +83,8 @@ def is_at(state: PipelineState, checkpoint: Checkpoint, barrier: Offsets) -> boo
 def hand_over(before: Sequence[PipelineState], after: Sequence[PipelineSettings]) -> None:
     """Give the progress of all shards to other shards: `after` are their settings.
 
-    An interrupted call can be repeated: one record names the shards that count. Raises LeaseLost while a
-    shard runs, OptionInvalid if the shards are not at one position.
+    An interrupted call can be repeated: a single record decides which shards are valid. Raises LeaseLost
+    while a shard runs, OptionInvalid if the shards are not at one position.
     """
     store = before[0].store
     states = [PipelineState(store, part.name, part.sink.name, part.shard) for part in after]

@@ -26,8 +26,8 @@ class PlannedRewind:
     """A rewind of one source in one sink or shard.
 
     `bytes` of the log are read again. `keyless` are the tables without a key, which are read again into
-    emptied targets. A `feed`, the kind of a sink that cannot be corrected, receives changes twice; "" for
-    other sinks.
+    emptied targets. `feed` is the kind of the sink if it cannot be corrected and therefore receives changes
+    twice, "" for other sinks.
     """
 
     part: str
@@ -56,7 +56,7 @@ def plan_rewinds(
 ) -> list[PlannedRewind]:
     """Return what a rewind of a sink, or of all, will do. `states` closes the states that it uses.
 
-    Raises what `earlier_offset` raises, and OptionInvalid if a table without a key cannot be read again.
+    Raises the errors of `earlier_offset`, and OptionInvalid if a table without a key cannot be read again.
     """
     return [_plan_rewind(settings, bound, source, states) for settings in _each_part(pipeline, sink)]
 

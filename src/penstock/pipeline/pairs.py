@@ -73,8 +73,8 @@ def seconds_of_pairs(first: Mask) -> Mask:
 def filter_pairs(changes: Changes, passes: Mask) -> Changes:
     """Return the rows that pass. An update with one passing image becomes a delete or an insert.
 
-    This keeps the state of a target correct: a row that stops matching is deleted there, and a row that
-    starts to match is inserted.
+    This keeps the state of a target correct: a row that stops matching is deleted from the target, and a row
+    that starts to match is inserted.
     """
     rows = changes.rows
     if passes.all():

@@ -20,8 +20,8 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
 
     The tables of a source without a server are None: they are not known before the log is read.
 
-    Queries servers and sink but changes nothing. Raises what the source, the steps and the sink raise if they
-    cannot be used.
+    Queries servers and sink but changes nothing. Raises an error if the source, the steps or the sink cannot
+    be used.
     """
     sink, steps = settings.make_sink(), settings.make_steps()
     sources, targets = [], []

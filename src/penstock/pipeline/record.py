@@ -100,10 +100,10 @@ class BatchRecord:
     advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished` are
     the resnapshot requests that end with it. Rows of the targets in `divided` are assigned to parts by their
     key, rows of other targets stay together. The list is recorded, so a retry divides the same way even if
-    other keys are known by then. `written` are the targets of an exact load that got rows, recorded
-    before the sink commits it; None until then. `groups` are how many consecutive chunks each task reads; ()
-    is one each, as an earlier version of Penstock ran them. They are recorded, because a sink knows the part
-    of a retry by its number.
+    other keys are known by then. `written` are the targets of an exact load that got rows, recorded before
+    the sink commits it; None until then. `groups` says how many consecutive chunks each task reads; () means
+    one each, as an earlier version of Penstock ran them. They are recorded, because a sink knows the part of
+    a retry by its number.
     """
 
     number: int
@@ -163,7 +163,7 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read what `to_json` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
+        """Read what `to_json` wrote. Raises SchemaInvalid for a record of another version of Penstock."""
         with reading_record(
             "the batch that was begun",
             "Finish it with the version that began it, or: penstock pipelines reset",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints of `penstock relay` of version 0.1, which was a subscriber of a daemon.
+"""The checkpoints of version 0.1's `penstock relay`, which was a subscriber of a daemon.
 
 Its subscription had one shard, and the name of the pipeline, or NAME.SOURCE if there were several sources.
 """

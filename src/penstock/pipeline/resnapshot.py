@@ -33,8 +33,8 @@ class Resnapshot:
 
     @property
     def is_of_statement(self) -> bool:
-        """Whether its reason determines its number. A repeated statement then does not create another
-        request.
+        """Whether the reason of the request determines its number. A repeated statement then does not create
+        another request.
         """
         return "-" not in self.number
 
@@ -54,7 +54,7 @@ class Resnapshot:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
+        """Read what `encode` wrote. Raises SchemaInvalid for a record of another version of Penstock."""
         with reading_record("the request of a resnapshot", HINT_STATE):
             fields = json.loads(value)
             # Version 0.1 did not record `by_pipeline`, but gave the requests of users numbers with a hyphen.

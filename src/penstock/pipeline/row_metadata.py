@@ -110,7 +110,9 @@ def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -
 
 
 def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
-    """Raise ServerUnsupported if an inserted or updated row is missing columns, which null would falsify."""
+    """Raise ServerUnsupported if an inserted or updated row is missing columns, because null would be a wrong
+    value for them.
+    """
     absent = compute.struct_field(rows.column("_metadata"), "absent")
     lengths = compute.fill_null(compute.list_value_length(absent), 0)
     if not compute.any(compute.greater(lengths, 0)).as_py():

@@ -505,7 +505,9 @@ class _Reading:
 
 
 def _with_secrets(settings: Section) -> Section:
-    """Return settings with their secrets resolved, since remote tasks have no such files or variables."""
+    """Return settings with their secrets resolved, because remote tasks do not have the files or variables
+    that hold them.
+    """
     resolved: dict[str, Any] = {}
     for name in type(settings).model_fields:
         stem = name.removesuffix("_env")

@@ -194,7 +194,7 @@ class SourceSection(Section):
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Where a pipeline keeps its state: the store's URL, and the pipeline's name there.
+    """Where a pipeline keeps its state: the store's URL, and the pipeline's name in the store.
 
     `loads` says whether the pipeline begins with a full load.
     """

@@ -50,7 +50,7 @@ class ShardRecords(PagedRecords):
         return offsets
 
     def set_barrier(self, offsets: Offsets | None) -> None:
-        """Record where all shards end. With None, they continue."""
+        """Record where all shards end. With None, the shards continue."""
         if offsets is None:
             self.drop_large(_BARRIER)
         else:

@@ -8,8 +8,8 @@ import os.path
 from penstock.settings.values import Section
 
 _ENDPOINTS = ("url", "path", "servers", "catalog")
-# The settings that name what is written at an endpoint. For each sink, the first of them that it declares
-# counts.
+# The settings that name what is written at an endpoint. For each sink, only the first of these settings that
+# the sink declares is compared.
 _NAMINGS = ("topic", "index", "namespace", "database", "key")
 
 

@@ -173,7 +173,7 @@ class Checkpoint:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
+        """Read what `encode` wrote. Raises SchemaInvalid for a record of another version of Penstock."""
         with reading_record("the state of a pipeline", HINT_STATE):
             fields = json.loads(zlib.decompress(value))
             fields["loads"] = {key: TableLoad(**load) for key, load in fields["loads"].items()}
@@ -511,7 +511,7 @@ class PipelineState(ResnapshotRequests):
         return [type(self)(self.store, self.name, self.sink, shard) for shard in Shard.all_of(count)]
 
     def write_first(self, checkpoint: Checkpoint) -> None:
-        """Write the progress of a state that no process may take yet."""
+        """Write the progress of a state whose lease no process may acquire yet."""
         self.store.put(self._at("standing"), checkpoint.encode())
 
     def copy_to(self, other: Self) -> None:

@@ -13,7 +13,8 @@ from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verification_record import read_verification
 
-# A page about thousands of pipelines checks every few seconds whether the progress of each can be read.
+# Cache this, because a page about thousands of pipelines checks every few seconds whether the progress of
+# each can be read.
 _PROGRESSES_CACHED, _CACHED_BYTES_MAX = 4096, 4096
 
 
@@ -133,7 +134,9 @@ def _open_requests(state: PipelineState) -> dict[str, str]:
 
 
 def _reason_of(state_name: str, shown: dict[str, Any]) -> str | None:
-    """Return the error that caused a state, as its runner published it, or when a lost runner did so last."""
+    """Return the error that caused a state, as the runner published it; for a lost runner, the time of its
+    last report.
+    """
     if state_name == "lost":
         updated = datetime.fromtimestamp(shown["updated_us"] // 1_000_000, UTC)
         return f"its process was killed or its host is lost; its last sign of life is of {updated:%FT%TZ}"
@@ -152,7 +155,8 @@ def _name_state(
         return "never ran"
     if shown.get("state") == "failed":
         return "failed"
-    # A version that recorded no end is not known to have been killed.
+    # A runner of an earlier version did not record its end, so a missing end does not mean that it was
+    # killed.
     return "lost" if shown.get("ended") is False and "updated_us" in shown else "stopped"
 
 

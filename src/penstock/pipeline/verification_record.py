@@ -55,7 +55,7 @@ class VerificationRecord:
 
 
 def record_verification(state: PipelineState, verification: "Verification") -> None:
-    """Record a comparison of all tables of a sink, of all its shards. Raises CoordinationLost."""
+    """Record a comparison of all tables of a sink, over all of its shards. Raises CoordinationLost."""
     before = read_verification(state)
     state.put_large(_NAME, VerificationRecord.of(verification, before).to_json())
 

@@ -2,7 +2,7 @@
 """The number of entries that wait in the dead letters of a pipeline, as a metric.
 
 Another process may replay or purge entries, so the folders are counted at intervals. An object store may take
-long to answer, so a thread counts them, and a scrape takes its last numbers.
+long to answer, so a thread counts the entries, and a scrape uses the thread's last numbers.
 """
 
 import threading
@@ -23,7 +23,8 @@ _log = structlog.get_logger(__name__)
 
 @contextmanager
 def counting_letters(settings: PipelineSettings) -> Iterator[Report]:
-    """Count the entries of each sink while the block runs. Yield what adds the numbers to a scrape.
+    """Count the entries of each sink while the block runs. Yield a function that adds the numbers to a
+    scrape.
 
     A sink whose dead letter cannot be listed has no number.
     """

@@ -128,7 +128,7 @@ class PipelineWatch:
         while not self._stopping.is_set():
             began = self._clock()
             self.look()
-            # Watching thousands of pipelines costs at most a fiftieth of a core.
+            # With this pause, watching thousands of pipelines costs at most a fiftieth of a core.
             self._stopping.wait(max(_PAUSE_SECONDS, _PAUSE_FACTOR * (self._clock() - began)))
 
     def _learn(self, url: str, store: "CoordinationStore") -> _Learned:
@@ -172,7 +172,7 @@ class PipelineWatch:
     def _state_alerts(self, name: str, summary: dict[str, Any], seen: _Seen) -> list[Alert]:
         alerts: list[Alert] = []
         now, progress = self._clock(), summary.get("progress", {})
-        # The text of an error may quote a value of a row, and a chat has many readers.
+        # Leave out the error's text: it may quote a value of a row, and many people may read the alert.
         error = str(progress.get("error", ""))
         if summary["state"] == "failed":
             alerts.append(_alert("pipeline failed", name, f"its run has ended with {error}"))

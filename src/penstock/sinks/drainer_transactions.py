@@ -236,7 +236,9 @@ def _table_head(target: Target) -> bytes:
 
 
 def _table_keys(target: Target) -> bytes:
-    """Return the unique keys of a `Table`, the primary key first. Others are named after a column."""
+    """Return the unique keys of a `Table`, the primary key first. Other keys are named after their first
+    column.
+    """
     keys = [("PRIMARY", target.primary_key)] if target.primary_key else []
     keys += [(columns[0], columns) for columns in target.unique_keys if columns != target.primary_key]
     # Table.unique_keys; Key.name, column_names

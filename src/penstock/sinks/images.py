@@ -48,7 +48,7 @@ def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
 
 
 def key_columns(rows: pyarrow.Table, key: Sequence[str]) -> list[pyarrow.ChunkedArray]:
-    """Return columns that are equal for two rows exactly if their keys are.
+    """Return columns whose values are equal for two rows exactly if the two rows have the same key.
 
     This also holds for key values that the column's type cannot represent.
     """
@@ -203,7 +203,9 @@ def _commit_order(rows: pyarrow.Table, parts: Sequence[Changes]) -> numpy.ndarra
 
 
 def refuse_partial(changes: Changes) -> None:
-    """Raise ServerUnsupported if row images are missing columns, which null would falsify."""
+    """Raise ServerUnsupported if row images are missing columns, because null would be a wrong value for
+    these columns.
+    """
     absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
     if absent.null_count < len(absent):
         raise ServerUnsupported(

@@ -41,7 +41,7 @@ def batch_bounds(source: Source, settings: ReadSettings) -> Bounds:
 
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver, reads on executors. Pickles, with all of its state."""
+    """Plans on the driver, and reads on executors. Can be pickled with all of its state."""
 
     def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:
         self._settings = settings

@@ -20,12 +20,12 @@ from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
 from penstock.source.tracking import known_schemas
 
-# Arrow writes the bitmaps of a slice without copying if the slice starts at a whole byte of them.
+# Arrow writes the bitmaps of a slice without copying if the slice starts at a byte boundary of the bitmaps.
 _ROWS_ALIGNED = 8
 
 
 class NarrowedTables(TablePatterns):
-    """Table patterns, narrowed by filters on `_metadata`. None does not narrow. Pickles."""
+    """Table patterns, narrowed by filters on `_metadata`. A value of None does not narrow. Can be pickled."""
 
     def __init__(
         self, patterns: TablePatterns, databases: frozenset[str] | None, tables: frozenset[str] | None
@@ -45,7 +45,7 @@ class NarrowedTables(TablePatterns):
 
 @dataclass(frozen=True)
 class Decoding:
-    """The decoding parameters shared by every range of one read. Pickles.
+    """The decoding parameters shared by every range of one read. Can be pickled.
 
     `columns`, `declared` and `conditions` apply to typed rows only. `changes` are from CHANGE_TYPES, None for
     all. `conditions` are Spark's filters for `row_conditions`, all of which must hold.
@@ -123,8 +123,8 @@ def _passing(rows: pyarrow.RecordBatch, conditions: tuple[Any, ...]) -> pyarrow.
 def _spare_loaded_modules() -> None:
     """Exclude the objects loaded so far from garbage collection, once per worker.
 
-    Spark's worker collects after each task and traverses the objects of every loaded module: about 36 ms, as
-    much as decoding 40,000 wide rows. Reference counting still frees unused objects.
+    Spark's worker collects garbage after each task and traverses the objects of every loaded module: about 36
+    ms, as much as decoding 40,000 wide rows. Reference counting still frees unused objects.
     """
     gc.freeze()
 
@@ -132,7 +132,8 @@ def _spare_loaded_modules() -> None:
 def pieces(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a batch in slices of about SPARK_BATCH_BYTES_MAX, without copying.
 
-    A batch closes at the end of a transaction, so only a large transaction gives a batch to slice.
+    A batch closes at the end of a transaction, so only a large transaction makes a batch that is large enough
+    to slice.
     """
     piece_count = batch.nbytes // SPARK_BATCH_BYTES_MAX
     if piece_count <= 1:

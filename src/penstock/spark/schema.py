@@ -23,7 +23,7 @@ from penstock.source.decoding import RangeDecoding
 from penstock.source.reading import SYSTEM_COLUMNS
 from penstock.source.source import Source
 
-# Spark 4.0 and 4.1 have no such parameter, and always use UTC.
+# In Spark 4.0 and 4.1, `to_arrow_schema` has no parameter `timezone` and always uses UTC.
 _UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
@@ -31,7 +31,7 @@ _UTC: dict[str, Any] = (
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns that a typed read declares, and the server family of their types. Pickles."""
+    """The columns that a typed read declares, and the server family of their types. Can be pickled."""
 
     name: TableName
     columns: tuple[Column, ...]
@@ -67,7 +67,7 @@ def spark_schema(arrow: pyarrow.Schema) -> StructType:
 
 def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
     """Return a table's current definition from the server's information_schema. Raises SchemaUnknown."""
-    # Reading files does not require a client of servers.
+    # Imported here, because a read of files does not need a client for servers.
     from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, connect
     from penstock.schema.reader import read_table
 

@@ -15,7 +15,7 @@ import pyspark
 
 from penstock.pipeline.settings import StepSettings
 
-# The module is part of Spark and has no type annotations.
+# `pyspark.cloudpickle` is part of Spark and has no type annotations.
 _cloudpickle: Any = pyspark.cloudpickle
 
 

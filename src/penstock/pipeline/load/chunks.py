@@ -19,7 +19,8 @@ from penstock.model import ServerAddress, TableName, quote_name
 from penstock.pipeline.load.keys import KeyColumn, order_of
 from penstock.pipeline.load.session import LoadSession, open_session
 
-# A range is not divided if it exceeds the wanted size by at most this factor; estimates are no finer.
+# A range is not divided if it exceeds the wanted size by at most this factor; estimates are no more precise
+# than that.
 _SLACK = 1.5
 # Positions at which to look for a cut: in the middle first, then further out.
 _SHARES = (0.5, 0.25, 0.75, 0.0625, 0.9375)
@@ -150,7 +151,7 @@ def plan_chunks(address: ServerAddress, target: Target, *, rows: int = CHUNK_ROW
 
     The key is the primary key, else a unique key without nulls. A table without either is one chunk, because
     nothing identifies its rows. Costs a few index lookups per chunk. Raises SchemaChanged if the table was
-    dropped or its key changed, and what `connect` raises.
+    dropped or its key changed, and the errors of `connect`.
     """
     with open_session(address) as session:
         return plan_over(session, target, rows=rows)
@@ -298,8 +299,8 @@ class _Planner:
         return chunks
 
     def _rows_of_one_chunk(self) -> int | None:
-        """Return the estimate for a table that fits into one chunk according to it, None for other tables.
-        Costs two statements.
+        """Return the estimated rows of a table that fits into one chunk by this estimate, None for other
+        tables. Costs two statements.
         """
         if self._session.tidb or (rows := self._rows(None, None)) > self._wanted_rows * _SLACK:
             return None
@@ -321,7 +322,9 @@ class _Planner:
         return self._has_at_most(within(self._names, middle.low, middle.high), middle.rows)
 
     def _has_at_most(self, condition: str, estimate: int) -> bool:
-        """Return whether a range has about as many rows as estimated, or as few as wanted."""
+        """Return whether a range has at most about as many rows as estimated, or at most as many as one chunk
+        should have.
+        """
         rows = int(max(self._wanted_rows * _SLACK, estimate) * _WRONG_BY)
         return self._key(condition, "ASC", offset=rows) is None
 
@@ -377,7 +380,7 @@ class _Planner:
         )
 
     def _cut(self, key_range: _Range) -> tuple[str, ...] | None:
-        """Return a key of the range after its first key."""
+        """Return a key at which to cut the range, after its first key."""
         differing = next(
             (
                 index

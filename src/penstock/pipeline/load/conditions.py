@@ -12,8 +12,8 @@ from penstock.pipeline.verify.source_rows import address_of
 def prove_condition(settings: PipelineSettings, source: str, table: TableName, where: str) -> None:
     """Have the server of a source parse a condition on a table.
 
-    Raises SourceMissing without such a table, OptionInvalid for a condition that the server refuses, and what
-    `connect` raises.
+    Raises SourceMissing if the table does not exist, OptionInvalid for a condition that the server refuses,
+    and the errors of `connect`.
     """
     address = address_of(settings.source(source))
     with open_session(address) as session:

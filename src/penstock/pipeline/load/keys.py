@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key columns in SQL: how to select a value, write it as a literal, and find a value between two.
+"""Key columns in SQL: how to select a value, write it as a literal, and find a value between two values.
 
 Literals have the column's own charset and type, so that the server compares them like its rows, with its own
 collation and index.
@@ -44,7 +44,7 @@ class KeyColumn:
 
     @property
     def word(self) -> str:
-        """The first word of its type, in lower case."""
+        """The first word of the column's type, in lower case."""
         match = _WORD.match(self.column.type_text.lower())
         return match[1] if match else ""
 
@@ -55,14 +55,14 @@ class KeyColumn:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its values can be compared with a literal."""
+        """Whether the column's values can be compared with a literal."""
         return self.word in _WHOLE | _REAL | _TEMPORAL | _NUMBERED | _ADDRESSES | _TEXTS | _BYTES | {
             "decimal"
         }
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds text with a collation."""
+        """Whether the column holds text with a collation."""
         return self.word in _TEXTS and self.column.charset not in (None, "binary")
 
     @property
@@ -146,7 +146,7 @@ class KeyColumn:
         return self._from_number(number, low)
 
     def _number(self, literal: str) -> int | None:
-        """Return an integer whose order is that of the values."""
+        """Return an integer for a value. These integers sort like the values."""
         value = self.value(literal)
         match value:
             case float():
@@ -204,8 +204,8 @@ class KeyColumn:
 
 
 def order_of(type_text: str, collation: str | None) -> str:
-    """Return the properties that determine the order of a column's values. Longer types of a kind have the
-    same order.
+    """Return the properties that determine the order of a column's values. Types of a kind that differ only
+    in length have the same order.
     """
     match = _WORD.match(type_text.lower())
     word = match[1] if match else ""

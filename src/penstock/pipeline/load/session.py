@@ -27,7 +27,7 @@ from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, 
 from penstock.mysql.result_batches import read_batches
 from penstock.mysql.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 
-# How long the server keeps a slow reader's result open (a rate limit, a slow target).
+# How long the server keeps a result open for a slow reader, such as one with a rate limit or a slow target.
 _WRITE_TIMEOUT_SECONDS = 24 * 3600
 
 _SETTINGS = (
@@ -98,8 +98,8 @@ class LoadSession(Closing):
     def _receive(self, stream: socket.socket, into: memoryview) -> int:
         """Receive rows.
 
-        A silent server may be searching for the first row or waiting for a lock. It is given up to
-        LOAD_SILENCE_SECONDS_MAX if it answers other connections.
+        A silent server may be searching for the first row or waiting for a lock. If it answers other
+        connections, wait for up to LOAD_SILENCE_SECONDS_MAX.
         """
         server, silent_since = self.connection.address, time.monotonic()
         while True:

@@ -20,7 +20,8 @@ from penstock.pipeline.load.watermark import Watermark, watermark_of
 
 # Servers, and the networks in between, close sessions that are idle for some minutes, often without notice.
 _IDLE_SECONDS_MAX = 20.0
-# Reads use a watermark for this long. Changes after it are applied to their rows again.
+# Reads use a watermark for this long. Changes after the watermark are applied again to the rows that were
+# read.
 _WATERMARK_SECONDS_MAX = 1.0
 
 
@@ -41,7 +42,7 @@ class SessionPool(Closing):
         session.
 
         A temporary error also ends the server's idle sessions, which may be broken too: the next attempt
-        opens a new one. Raises what `open_session` raises.
+        opens a new one. Raises the errors of `open_session`.
         """
         session = self._take(address) or open_session(address)
         try:

@@ -13,7 +13,8 @@ from penstock.model import TableName
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.session import LoadSession
 
-# Tables that one statement counts. It holds the metadata locks of all of them.
+# The maximum number of tables that one statement counts. The statement holds the metadata locks of all of
+# them.
 _TABLES_PER_STATEMENT = 50
 
 

@@ -32,7 +32,7 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
     """Return every selected table of a server with columns, primary key and unique keys, by name.
 
     Excludes views, MariaDB's sequences, the server's own databases, and the hidden columns that MariaDB puts
-    after the last one. Runs two or three statements for any number of tables. Raises what `connect` raises,
+    after the last one. Runs two or three statements for any number of tables. Raises the errors of `connect`,
     and OptionInvalid if a selected table is system-versioned.
     """
     with connect(address, READING_SECONDS_MAX) as connection:
@@ -42,7 +42,7 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
 def table_names(address: ServerAddress) -> list[TableName]:
     """Return the names of all tables of a server, except views and the server's own databases.
 
-    Raises what `connect` raises.
+    Raises the errors of `connect`.
     """
     marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
     with connect(address) as connection:

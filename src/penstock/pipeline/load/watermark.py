@@ -44,7 +44,9 @@ class Watermark:
 
     @property
     def version(self) -> int:
-        """The `_commit_version` of rows: at least every earlier transaction's, below every later one's."""
+        """The `_commit_version` of rows that were read: not below that of any earlier transaction, and below
+        that of every later one.
+        """
         return self.floor - 1
 
     def to_json(self) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class DedupeStep(Step):
                     f"dedupe: {target.name} has no primary key to tell the last change of",
                     hint="Leave the table out with exclude, or give it a key by a map step before",
                 )
-            # An ignored value may be outdated, and another row may have it now.
+            # The target may still have an outdated value in an ignored column, while another row already has
+            # that value, so the column is not unique there.
             unique = tuple(key for key in target.unique_keys if not ignored & set(key))
             return target if unique == target.unique_keys else replace(target, unique_keys=unique)
         return target

@@ -365,7 +365,7 @@ make = LookupStep
 
 
 def _columns_of(session: LoadSession, name: TableName) -> dict[str, Column]:
-    """Return the columns of a table by name in lower case; none of a view, or of a table that is missing."""
+    """Return the columns of a table by name in lower case; {} for a view or a missing table."""
     definition = read_table(session.connection, name)
     columns = () if definition is None else definition.schema.columns
     return {column.name.casefold(): column for column in columns}
@@ -388,7 +388,8 @@ def _kind_of(column: Column) -> str | None:
 
 
 def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.RecordBatch) -> Places:
-    """Return the index of the row of `rows` whose first columns have the values of `columns`, -1 if none.
+    """For each row of `columns`, return the index of the row of `rows` whose first columns have the same
+    values, -1 if there is none.
 
     A null equals nothing.
     """

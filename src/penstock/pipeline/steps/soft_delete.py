@@ -66,7 +66,8 @@ class SoftDeleteStep(Step):
                     f"soft_delete: {target.name} has a column {column.name!r} already",
                     hint="Choose another name with column or at",
                 )
-        # A deleted row keeps its values, which the source may now use in another row.
+        # A deleted row keeps its values, which the source may now use in another row, so only the primary key
+        # stays unique.
         return replace(target, columns=(*target.columns, *added), unique_keys=())
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:

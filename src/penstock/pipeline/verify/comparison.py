@@ -67,7 +67,7 @@ class TableResult:
 
     `found` are its differences, in full up to a limit. `beyond` counts further keys that differ or may
     differ. `open` is the reason why the table cannot be judged, "" if it can. `not_held` counts, by column,
-    values of the source that the target cannot represent. A target that has nothing in their place is counted
+    values of the source that the target cannot represent. A target that leaves such a value empty is counted
     as equal.
     """
 
@@ -479,7 +479,7 @@ def _was_read(table: ComparedTable, before: Checkpoint, after: Checkpoint, begun
 def _find_differences(
     share: Share, source_rows: Sequence[Changes], target_rows: Sequence[pyarrow.RecordBatch]
 ) -> list[Difference]:
-    """Return the differences. Rows that the full load's condition excludes may exist or not."""
+    """Return the differences. Rows that the full load's condition excludes may exist in the target or not."""
     table = share.table
     sink = table.sink.make()
     expected = [expected_values(sink, table.target, table.columns, changes.rows) for changes in source_rows]

@@ -54,7 +54,7 @@ class HashedRows:
         )
 
     def differing(self, other: Self) -> Hashes:
-        """Return, ascending, the keys whose rows differ between the two sides, or in number."""
+        """Return, ascending, the keys whose rows differ between the two sides in value or in number."""
         if self.same_sums(other):
             return NONE
         keys = numpy.concatenate([self.keys, other.keys])

@@ -92,7 +92,7 @@ class LogReader:
             head = self._source.head()
             return place_of(head) >= place_of(boundary.position), head
         merged_ts = self._source.merged_ts() if isinstance(self._source, KeptSource) else None
-        # Query the end afterwards, so that it covers that timestamp.
+        # Query the end of the log after the timestamp, so that the end covers the timestamp.
         return merged_ts is not None and merged_ts >= boundary.commit_ts, self._source.head()
 
     def skip(self) -> None:
@@ -100,7 +100,7 @@ class LogReader:
         self.position = self.moment()
 
     def read(self, end: Position | None = None) -> Iterator[Changes]:
-        """Yield the changes up to a position, else to the head, in commit order within each table.
+        """Yield the changes up to a position, by default up to the head, in commit order within each table.
 
         A table that was redefined or emptied on the way is recorded in `redefined`: its earlier rows cannot
         be derived from the log. Changes under another definition are left out.

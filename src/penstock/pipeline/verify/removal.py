@@ -97,7 +97,7 @@ def removals(
 
 
 def _whole_tables(sources: Sequence[SourceTable], watermark: Watermark) -> list[SourceChunk]:
-    """Return all rows of every source; `watermark` is the first one's."""
+    """Return all rows of every source; `watermark` is that of the first source."""
     # Each server's rows refer to a position in its own log.
     watermarks = {sources[0].source.name: watermark}
     for source in sources:

@@ -39,8 +39,8 @@ def repair(results: Sequence[TableResult], state: PipelineState) -> int:
     """Repair the target of a stopped pipeline, and return the number of repaired rows.
 
     Holds the pipeline's lease during the repair, so that no process starts the pipeline. Raises LeaseLost if
-    the pipeline runs or has advanced since the comparison, OptionInvalid for a TiDB cluster, and what the
-    sink raises.
+    the pipeline runs or has advanced since the comparison, OptionInvalid for a TiDB cluster, and the errors
+    of the sink.
     """
     before = state.checkpoint()
     if before is not None:
@@ -73,9 +73,10 @@ def repairable(result: TableResult) -> list[Difference]:
 
 
 def rows_condition(result: TableResult) -> str | None:
-    """Return the condition for the source rows that differ, None for all rows of the table.
+    """Return the condition for the source rows that differ.
 
-    None if there are too many rows, if not all are known, or if they have other keys in the source.
+    Return None, which stands for all rows of the table, if there are too many rows, if not all are known, or
+    if they have other keys in the source.
     """
     table, repairs = result.table, repairable(result)
     if len(repairs) > _KEYS_MAX or result.beyond or not table.target.primary_key or not keeps_keys(table):

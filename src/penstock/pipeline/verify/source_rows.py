@@ -41,7 +41,7 @@ class SourceTable:
 class SourceChunk:
     """Rows of a source table, from `low` (inclusive) to `high` (exclusive) of its primary key.
 
-    A bound of None is open. `watermark` is a log position before which the rows contain everything. `where`
+    A bound of None is open. `watermark` is a log position: the rows contain every change before it. `where`
     is the condition of the full load: rows that it excludes reach the target only when they change. Can be
     pickled.
     """

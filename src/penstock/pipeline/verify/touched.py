@@ -3,8 +3,8 @@
 position.
 
 The first event of a key after the position is sufficient. If it removes or changes a row, its preimage is the
-row at the position. If it inserts a row, the key had none. A key without an event is unchanged. The table may
-therefore be read at any time, if the log is then read to a later position.
+row at the position. If it inserts a row, the key had no row. A key without an event is unchanged. The table
+may therefore be read at any time, if the log is then read to a later position.
 """
 
 from collections.abc import Iterator, Sequence

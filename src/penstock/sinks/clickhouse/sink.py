@@ -82,7 +82,7 @@ class ClickHouseSink(ClientSink[ClickHouseSession]):
     delivery = Delivery.IDEMPOTENT
     spread = Spread.RANGES
     makes_files = True
-    # A String column holds every type, so an existing one is not converted.
+    # A String column holds every type, so an existing String column is not converted.
     keeps_types = False
 
     def __init__(self, settings: Settings) -> None:
@@ -146,7 +146,7 @@ class ClickHouseSink(ClientSink[ClickHouseSession]):
         return _MirrorWriter(self, session) if self.keeps_state else _FeedWriter(self, session, mark, part)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Another task may have written rows that are older than the emptying, but after this task started.
+        # After this task started, another task may have written rows that are older than the emptying.
         emptied = {(database, table): 0 for receipt in receipts for database, table, _ in receipt.staged}
         for receipt in receipts:
             for database, table, version in receipt.staged:

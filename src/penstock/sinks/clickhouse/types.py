@@ -72,7 +72,7 @@ class Stored:
         if self.sql.startswith("DateTime64"):
             values = values.cast(pyarrow.timestamp("us"))
         elif self.sql.startswith("Array"):
-            # An array cannot be null, and no vector is empty.
+            # An array cannot be null in ClickHouse. No vector is empty, so an empty array can stand for null.
             values = pc.if_else(pc.is_null(values), pyarrow.scalar([], values.type), values)
         return values.cast(self.arrow)
 

@@ -47,7 +47,7 @@ def take(url: str, options: Mapping[str, str], folder: Folder) -> DeltaTable | N
     """Return a cached table, updated, for the caller's exclusive use; None if it has to be read.
 
     Also None if the log entry of the cached version has changed: then the table was recreated, or its log was
-    shortened. Raises what `deltalake` raises.
+    shortened. Raises the exceptions of `deltalake`.
     """
     with _lock:
         cached = _cache.pop(_key(url, options), None)

@@ -100,7 +100,7 @@ class DrainerSink(Sink):
         self._make_folder()
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for the record of a batch of one of the pipeline's generations."""
+        """Look for the record of a batch that the pipeline wrote in any of its generations."""
         with translate_file_errors(str(self.settings.path)):
             records = self._records()
         return any(record.application.startswith(applications_of(pipeline)) for record in records)
@@ -155,7 +155,8 @@ class DrainerSink(Sink):
     def _record_of(self, mark: BatchMark) -> _BatchRecord:
         """Return the durable record of a batch. A new batch gets an index above all others.
 
-        Raises OptionInvalid if another pipeline writes here, StateOutdated. Requires the lock.
+        Raises OptionInvalid if another pipeline writes to the folder, and StateOutdated. The caller holds the
+        lock.
         """
         records = self._records()
         _refuse_others(records, mark)

@@ -114,7 +114,7 @@ class Database(DatabaseFile):
         )
 
     def delete(self, table: TableName, keys: pyarrow.Table) -> None:
-        # A zero date in a key is null.
+        # A zero date in a key is stored as null.
         columns = map(quoted, keys.schema.names)
         same = " AND ".join(f"t.{column} IS NOT DISTINCT FROM s.{column}" for column in columns)
         self.run(f"DELETE FROM {self.name_of(table)} AS t USING incoming AS s WHERE {same}", rows=keys)

@@ -93,7 +93,7 @@ class FilesSink(Sink):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        # Inside `preparing`: the folders whose new schema is written, and not in place yet.
+        # Within `preparing`: the folders whose new schema file is written but not yet in place.
         self._prepared: dict[str, Folder] | None = None
 
     def check(self) -> Sequence[Finding]:
@@ -203,7 +203,7 @@ class FilesSink(Sink):
         return max((version for version in versions if version is not None), default=None)
 
     def _published(self, target: Target, prefix: str) -> Iterator[pyarrow.NativeFile]:
-        """Yield the files that a batch added to a table, opened."""
+        """Open the files that a batch added to a table, and yield them."""
         folder = self._folder(path_of(target))
         chosen = pyarrow.fs.FileSelector(folder.path, allow_not_found=True)
         for file in folder.filesystem.get_file_info(chosen):
@@ -380,8 +380,8 @@ def _manifest_of(mark: BatchMark) -> str:
 
 
 def _is_published(manifests: Folder, mark: BatchMark) -> bool:
-    """Return whether a batch has its manifest. Raises StateOutdated if a later batch has one too."""
-    # The folder grows with every batch, and is listed only for a batch that seems to be repeated.
+    """Return whether a batch has its manifest. Raises StateOutdated if a later batch also has a manifest."""
+    # The folder grows with every batch, so list it only for a batch that seems to be repeated.
     return _is_there(manifests, _manifest_of(mark)) and is_repeated(mark, _last_number(manifests))
 
 
@@ -439,8 +439,8 @@ def _write_atomically(folder: Folder, name: str, write: Any) -> None:
 
 
 def _write_beside(folder: Folder, name: str, write: Any) -> None:
-    """Write a file for `_put_in_place`. Object stores show a file only once it is closed, so there the final
-    file is written.
+    """Write a file for `_put_in_place`. Object stores show a file only once it is closed, so in an object
+    store the final file is written directly.
     """
     first = _name_beside(name) if folder.local else name
     with folder.filesystem.open_output_stream(folder.file(first)) as stream:

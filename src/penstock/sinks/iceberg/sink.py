@@ -92,7 +92,7 @@ class IcebergSink(LakeSink):
     def _name(self, target: Target) -> tuple[str, str]:
         words = {"database": target.name.database, "table": target.name.table}
         names = self.settings.namespace.format(**words), self.settings.table.format(**words)
-        # The sink's own catalog turns names into folders. Such a name would escape its folder.
+        # The sink's own catalog turns names into folders. This name would escape the catalog's folder.
         if self.settings.path is not None and any(not part.strip(".") or "/" in part for part in names):
             raise OptionInvalid(
                 f"{target.name} would be the folder {'/'.join(names)} of {self.settings.path}",

@@ -163,7 +163,7 @@ def _iceberg_type(declared: pyarrow.DataType) -> IcebergType:
 
 
 def open_iceberg(properties: Mapping[str, str], namespace: str, name: str) -> Iceberg | None:
-    """Return a table, None if it does not exist. Raises what `translate_errors` raises."""
+    """Return a table, None if it does not exist. Raises the errors of `translate_errors`."""
     with translate_errors(f"{namespace}.{name}"):
         try:
             return Iceberg(catalog_of(properties).load_table((namespace, name)))
@@ -189,7 +189,7 @@ def create_iceberg(
 
 
 def reach(properties: Mapping[str, str]) -> None:
-    """List a catalog's namespaces to check it. Raises what `translate_errors` raises."""
+    """List a catalog's namespaces to check it. Raises the errors of `translate_errors`."""
     with translate_errors("the sink"):
         catalog_of(properties).list_namespaces()
 

@@ -123,7 +123,8 @@ def stored_record(client: Mapping[str, Any], topic: str, partition: int, key: by
 def stored_records(
     client: Mapping[str, Any], topic: str, keys: Mapping[int, bytes], *, waits_for_open: bool = True
 ) -> dict[int, dict[str, Any]]:
-    """Return what a position topic stores under a key of each partition, without those that have nothing.
+    """Return what a position topic stores under a key of each partition, omitting partitions without a
+    record.
 
     Reads only committed records, so an open transaction has to end first. The transaction of this part's last
     writer has ended, but a writer from before a reset may have died a moment ago. Raises Penstock errors,

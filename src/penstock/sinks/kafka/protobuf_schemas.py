@@ -78,7 +78,7 @@ def _message(name: str, connect: Mapping[str, Any], nullables: Nullables, depth:
             label = "optional "
         if item["type"] == "struct":
             kind = message_name(item).rpartition(".")[2]
-            # A message and a field of one message cannot have the same name.
+            # A nested message and a field of the same message cannot have the same name.
             kind += "Message" if kind == field_name else ""
             nested[kind] = item
         else:

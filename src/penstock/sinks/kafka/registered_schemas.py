@@ -17,7 +17,7 @@ from penstock.sinks.messages import DebeziumForms
 
 
 class RegisteredSchemas:
-    """The schemas of a sink's messages. Its methods raise what `RegistryClient` raises."""
+    """The schemas of a sink's messages. Its methods raise the errors of `RegistryClient`."""
 
     def __init__(
         self, registry: Registry, password: Secret | None, forms: DebeziumForms | None, kind: SchemaKind
@@ -28,7 +28,7 @@ class RegisteredSchemas:
         self._forms = forms
         # The ids of the schemas of messages and keys, by target, instance and topic.
         self._of_rows: dict[tuple[Target, str, str | None], tuple[int, int]] = {}
-        # Other schemas with their ids, the last one of each topic, part and name.
+        # Other schemas with their ids: the last schema of each topic, part and name.
         self._of_records: dict[tuple[str, str, str], tuple[Mapping[str, Any], int]] = {}
 
     def check(self) -> None:
@@ -41,7 +41,7 @@ class RegisteredSchemas:
         """Return the ids of the schemas of a target's messages and keys."""
         if (target, instance, topic) not in self._of_rows:
             value, key_schema = row_schemas(target, instance, tuple(key), self._forms)
-            # Messages without a key use no schema of keys.
+            # Messages without a key have no key schema.
             key_id = 0
             value_id = self._id_of(topic, "value", value)
             if key_schema is not None:

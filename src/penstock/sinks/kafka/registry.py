@@ -106,7 +106,7 @@ class RegistryClient:
         """Return the id of a schema, as text, under a subject. Registers the schema if that is allowed.
 
         The request may be repeated: a schema that is registered already keeps its id. Raises SchemaInvalid if
-        the registry refuses it or does not have it, and what a failed request raises.
+        the registry refuses the schema or does not have it, and the error of a failed request.
         """
         path = f"/subjects/{quote(subject, safe='')}"
         if self._settings.auto_register:

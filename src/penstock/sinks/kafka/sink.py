@@ -235,7 +235,7 @@ class KafkaSink(Sink):
     def schema_ids(self, changes: Changes) -> tuple[int, int] | None:
         """Return the ids of the schemas of changes' messages and keys; None for a format without a registry.
 
-        Asks the registry once per process for the columns of a table. Raises what `RegistryClient` raises.
+        Asks the registry once per process for the columns of a table. Raises the errors of `RegistryClient`.
         """
         if self.settings.registry is None:
             return None
@@ -247,7 +247,7 @@ class KafkaSink(Sink):
     def encode(self, record: ConnectRecord) -> tuple[bytes | None, bytes]:
         """Return the key and the value of a message that is not a row, in the format of rows.
 
-        Raises what `RegistryClient` raises.
+        Raises the errors of `RegistryClient`.
         """
         key = None
         if record.key is not None and record.key_schema is not None:

@@ -62,7 +62,8 @@ class CopyOnWrite:
         """Return the files removed and added by rewriting files with one of the keys.
 
         `replace_rows` is called for every row group with one of the keys. `output` creates writers for new
-        files of about `bytes_max` bytes. Raises what reading and writing raise; new files are then deleted.
+        files of about `bytes_max` bytes. If reading or writing fails, deletes the new files and raises the
+        error.
         """
         bounds = [[file.bounds.get(name) for name in self._key] for file in files]
         with_keys = [

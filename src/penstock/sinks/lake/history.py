@@ -149,9 +149,9 @@ class _Events:
     def replace_rows(self, group: pyarrow.Table, _: numpy.ndarray, __: int) -> pyarrow.Table:
         """Return rows of the table, with ends according to the first events of their keys.
 
-        A row that was read ahead of the log has ended its predecessor at its own version. The log's next
-        change of that key is earlier and moves that end back. The row itself would end before it begins, so
-        it is dropped: the log contains its whole lifetime.
+        A row that was read ahead of the log has ended the previous row of its key at its own version. The
+        key's next change in the log is earlier, so the previous row now ends at that change. The row that was
+        read ahead would end before it begins, so it is dropped: the log contains its whole lifetime.
         """
         ends = numpy.full(group.num_rows, _OPEN, numpy.int64)
         times = ends.copy()

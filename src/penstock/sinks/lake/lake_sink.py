@@ -42,7 +42,7 @@ _LOADS = "/loads"
 class LakeSettings(Section):
     """Where the tables are, and what they contain."""
 
-    # This setting comes first in the reference. Each format has its own description.
+    # Declared first, so that it comes first in the reference. Each format describes it differently.
     path: str | None = None
     mode: Mode = Field(
         default=Mode.MIRROR,
@@ -105,7 +105,7 @@ class LakeSink(TableSink[LakeTable]):
     # --- Commits ----------------------------------------------------------------------------
 
     def _commit_staged(self, mark: BatchMark, target: Target, files: Sequence[DataFile]) -> None:
-        """Commit staged files: add them if no row can exist already, otherwise merge them."""
+        """Commit staged files: add them if none of their rows can exist already, otherwise merge them."""
         table = self.open_prepared(target)
         last_number = table.number(mark.application)
         if is_repeated(mark, last_number):
@@ -150,7 +150,7 @@ class LakeSink(TableSink[LakeTable]):
 class LakeWriter(Writer):
     """Writes one task's part.
 
-    Commits tables that it receives completely, and stages the files of others.
+    Commits tables that it receives completely, and stages the files of all other tables.
     """
 
     def __init__(self, sink: LakeSink, mark: BatchMark) -> None:

@@ -113,7 +113,8 @@ def local_folder(path: str, *, make: bool = True) -> Folder:
 
 
 class PartFiles:
-    """Writes rows to new files of a folder, each up to about a number of bytes. Used by one thread.
+    """Writes rows to new files of a folder. Each file has up to about a given number of bytes. Used by one
+    thread.
 
     Their descriptions have no bounds if `with_bounds` is false.
     """

@@ -162,7 +162,7 @@ class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
         return _Writer(self, self.settings.gather_bytes, self.settings.connections)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Another task may have written rows that are older than the emptying, but after this task started.
+        # After this task started, another task may have written rows that are older than the emptying.
         for database, collection, version in (staged for receipt in receipts for staged in receipt.staged):
             with translate_errors(f"{database}.{collection}"):
                 self.client[database][collection].delete_many({VERSION: {"$lte": version}})
@@ -276,7 +276,7 @@ def translate_errors(location: str | None = None) -> Iterator[None]:
     try:
         yield
     except (errors.ConnectionFailure, errors.WaitQueueTimeoutError) as problem:
-        # The driver appends its timeouts and everything that it knows about each server.
+        # The driver appends its timeouts and everything that it knows about each server, so remove that text.
         why = re.sub(r" \(configured timeouts: [^)]*\)|, Timeout: .*", "", str(problem), flags=re.DOTALL)
         raise ConnectionLost(f"MongoDB does not answer: {why}", position=location) from problem
     except errors.OperationFailure as problem:

@@ -89,7 +89,7 @@ _OF_TARGET: Classes = {
     ),
     # Foreign keys, checks, views with a check option, and signals of triggers.
     **dict.fromkeys((1216, 1217, 1369, 1451, 1452, 1644, 3819, 4025), (ValueMalformed, _HINT_REFUSED)),
-    # TiDB has collected the versions that the transaction reads: the next one reads later versions.
+    # TiDB has collected the versions that the transaction reads: the next transaction reads later versions.
     **dict.fromkeys((8055, 9006), (ServerBusy, None)),
     # No space for a file, for a table, or for a temporary file.
     **dict.fromkeys((3, 1021, 1114), (DiskFailed, _HINT_DISK)),

@@ -160,7 +160,7 @@ def definition(column: Column, from_mariadb: bool, dialect: Dialect, keyed: bool
             words.append(f"COLLATE {binary_collation(charset, dialect)}")
     words.append("NULL" if column.nullable else "NOT NULL")
     if text.startswith("timestamp") and not column.nullable:
-        # Without a default, older servers set the first such column to the current time.
+        # Without a default, older servers set the first TIMESTAMP column to the current time.
         words.append("DEFAULT '1970-01-01 00:00:01'")
     return " ".join(words)
 
@@ -218,7 +218,7 @@ def _plain(text: str) -> str:
 
 
 def _clauses(target: Target, layout: Layout, dialect: Dialect) -> list[str]:
-    """Return the missing clauses of ALTER TABLE."""
+    """Return the clauses that ALTER TABLE needs to make the table fit."""
     keyed = {name for key in (target.primary_key, *target.unique_keys) for name in key}
     clauses, before = [], "FIRST"
     for column in target.columns:
@@ -256,8 +256,8 @@ def _clauses_to_add(target: Target, layout: Layout, dialect: Dialect) -> list[st
 def _clauses_to_accept_rows(target: Target, layout: Layout, dialect: Dialect) -> list[str]:
     """Return the clauses that a table with retained columns needs to accept all rows.
 
-    It must not have a key that the source does not have, and must allow null where rows have it. Raises
-    SchemaChanged.
+    The table must not have a key that the source does not have, and must allow null wherever rows have null.
+    Raises SchemaChanged.
     """
     refuse_other_key(target, layout.primary_key)
     clauses = [clause for clause in _key_clauses(target, layout) if clause.startswith("DROP INDEX")]

@@ -153,8 +153,8 @@ def mark_statement(positions: TableName, mark: BatchMark, part: int, mark_part: 
 def claim_statement(positions: TableName, mark: BatchMark, part: int) -> bytes:
     """Return the statement that stores the batch number of a part; it affects no row if already stored.
 
-    Another process may have received the part, if this process was considered dead. One of the two waits here
-    for the other, and then rolls back.
+    Another process may have received the part, if this process was considered dead. One of the two processes
+    waits at this statement for the other, and then rolls back.
     """
     return (
         f"INSERT INTO {positions.sql} (application, part, number)"

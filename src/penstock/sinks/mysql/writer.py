@@ -195,7 +195,7 @@ class MysqlWriter(SqlWriter):
     def _commit(self, transaction: Transaction) -> None:
         """Commit before the part is complete. Each commit marks its owner in the position table."""
         lane = self._side_transactions.index(transaction) if transaction in self._side_transactions else 0
-        # Parts count from 0, so negative numbers are free.
+        # Part numbers start at 0, so negative numbers are unused.
         mark_part = -1 - self._part * self._options.connections - lane
         self._mark_for_drainer(transaction, mark_part)
         transaction.commit(mark_statement(self._options.positions, self._mark, self._part, mark_part))
@@ -236,7 +236,7 @@ class MysqlWriter(SqlWriter):
     def _insert(
         self, transaction: Transaction, rows: pyarrow.RecordBatch, target: Target, layout: Layout
     ) -> None:
-        """Insert rows that are new in the source; if one already exists, write them like the others.
+        """Insert rows that are new in the source; if one already exists, write them like other rows.
 
         Inserting costs the target much less. Rows only exist already after a retry, or if a full load was
         ahead of the log.

@@ -263,7 +263,7 @@ def _clauses_to_add(target: Target, layout: Layout) -> list[str]:
 def _clauses_to_accept_rows(target: Target, layout: Layout) -> list[str]:
     """Return the clauses that a table with retained columns needs to accept all rows.
 
-    It must not have a key that the source does not have, and only key columns may be NOT NULL. Raises
+    The table must not have a key that the source does not have, and only key columns may be NOT NULL. Raises
     SchemaChanged.
     """
     refuse_other_key(target, layout.primary_key)

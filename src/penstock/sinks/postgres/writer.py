@@ -134,7 +134,7 @@ class PostgresWriter(SqlWriter):
 
     def _store_number(self) -> None:
         # Another process may have received the part, if this process was considered dead. One of the two
-        # waits here for the other, and then does not commit.
+        # processes waits at this statement for the other, and then does not commit.
         stored = self._session.run(
             f"INSERT INTO {table_sql(self._options.positions)} AS p (application, part, number)"
             " VALUES (%s, %s, %s) ON CONFLICT (application, part) DO UPDATE SET number = EXCLUDED.number,"

@@ -290,6 +290,6 @@ class ConfirmedChannel:
         try:
             yield
         except (library().exceptions.AMQPError, OSError) as problem:
-            # The broker has closed the channel or the connection, and has said why.
+            # The broker has closed the channel or the connection, and has given a reason.
             self._raise()
             raise error_of(problem) from problem

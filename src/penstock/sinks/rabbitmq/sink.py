@@ -111,7 +111,8 @@ class RabbitmqSink(Sink):
         self.settings = settings
         self.password: Secret | None = settings.secret()
         spreads = {"key": Spread.KEYS, "table": Spread.TABLES, "commit": Spread.WHOLE}
-        # Rows with the same values of other columns may be in several parts of a table.
+        # Rows that agree in the `partition_by` columns may have different keys, and so be in several parts of
+        # a table.
         by_others = settings.order == "key" and settings.partition_by
         self.spread = Spread.TABLES if by_others else spreads[settings.order]
         # Idle connections, reused for the many small batches at the head of a log.
@@ -162,7 +163,7 @@ class RabbitmqSink(Sink):
             self._idle.pop().close()
 
     def take_channel(self) -> ConfirmedChannel:
-        """Return a channel without unconfirmed messages. Raises what `ConfirmedChannel` raises."""
+        """Return a channel without unconfirmed messages. Raises the errors of `ConfirmedChannel`."""
         while self._idle:
             channel = self._idle.pop()
             if channel.is_open:

@@ -50,7 +50,7 @@ class ClusterPipeline:
     def __init__(self, endpoint: Endpoint, password: Secret | None) -> None:
         self._endpoint = endpoint
         self._password = password
-        # The master of each slot is an index of `_masters`, whose members are "host:port".
+        # For each slot, the index of its master in `_masters`, which lists addresses as "host:port".
         self._owners = numpy.full(_SLOTS, _NOBODY, numpy.int32)
         self._masters: list[str] = []
         self._pipelines: dict[str, _MasterPipeline] = {}

@@ -64,7 +64,7 @@ def _of_some(
 
 
 def split_commands(encoded: bytes) -> list[bytes]:
-    """Return the single commands of adjacent ones."""
+    """Split adjacent commands into single commands."""
     separate, end = [], 0
     while end < len(encoded):
         start = end

@@ -142,7 +142,7 @@ def matching_keys(endpoint: Endpoint, password: Secret | None, pattern: str) -> 
             with translate_errors():
                 cursor, keys = redis_client.scan(cursor or 0, match=pattern, count=_KEYS_AT_ONCE)
             if keys:
-                # A foreign key may be invalid text. It is sent back unchanged.
+                # A key that another program wrote may be invalid text. It is sent back unchanged.
                 options = pc.CastOptions(pyarrow.string(), allow_invalid_utf8=True)
                 yield pc.cast(pyarrow.array(keys, pyarrow.binary()), options=options)
 

@@ -112,7 +112,7 @@ class RedisSink(Sink):
         self.value(target)
 
     def check_together(self, targets: Sequence[Target]) -> None:
-        """Raise OptionInvalid if emptying one table would delete keys of another."""
+        """Raise OptionInvalid if emptying one table would delete keys of another table."""
         if self.settings.write not in ("set", "hash") or self.settings.deletes == "keep":
             return
         templates = sorted(
@@ -121,7 +121,7 @@ class RedisSink(Sink):
         )
         for number, (key, target) in enumerate(templates):
             for other, neighbour in templates[number + 1 :]:
-                # In order of stems, no later template can match once the stems differ.
+                # The templates are sorted by stem. Once the stems differ, no later template can match.
                 if not other.stem.startswith(key.stem):
                     break
                 if key.may_equal(other):
@@ -157,7 +157,7 @@ class RedisSink(Sink):
             self._idle.pop().close()
 
     def take_connection(self) -> Pipeline | ClusterPipeline:
-        """Return a connection that is ready for commands. Raises what `connect` raises."""
+        """Return a connection that is ready for commands. Raises the errors of `connect`."""
         while self._idle:
             pipeline = self._idle.pop()
             if pipeline.is_open:
@@ -221,7 +221,9 @@ class _Writer(Writer):
             self._delete(keys)
 
     def _pattern(self, target: Target) -> str:
-        """Return the pattern of a table's keys. Raises OptionInvalid if it would match keys of others."""
+        """Return the pattern of a table's keys. Raises OptionInvalid if it would match keys of other
+        tables.
+        """
         pattern = self._sink.key(target).glob()
         if not pattern.strip("*?"):
             raise OptionInvalid(

@@ -98,7 +98,8 @@ class RocketmqSink(Sink):
         self.settings = settings
         self.password: Secret | None = settings.secret()
         spreads = {"key": Spread.KEYS, "table": Spread.TABLES, "commit": Spread.WHOLE}
-        # Rows with the same values of other columns may be in several parts of a table.
+        # Rows that agree in the `partition_by` columns may have different keys, and so be in several parts of
+        # a table.
         self.spread = Spread.TABLES if settings.partition_by else spreads[settings.order]
         # The queues of each topic, as the last batch used them.
         self._queues: dict[str, list[Queue]] = {}
@@ -194,7 +195,7 @@ class RocketmqSink(Sink):
     def take_producer(self) -> Producer:
         """Return a producer once no messages of aborted batches are in flight.
 
-        Raises AnswerTimedOut, and what `Servers.masters` raises.
+        Raises AnswerTimedOut, and the errors of `Servers.masters`.
         """
         self.aborted.settle()
         while self._idle:
@@ -213,7 +214,9 @@ class RocketmqSink(Sink):
         return self._check_queues(topic, self.servers().queues(topic))
 
     def _check_queues(self, topic: str, queues: list[Queue]) -> list[Queue]:
-        """Return the queues of a topic, unless a queue is missing, whose keys would move to other queues."""
+        """Return the queues of a topic. Raises ServerBusy if a queue is missing, because its keys would move
+        to other queues.
+        """
         missing = sorted({queue.broker for queue in set(self._queues.get(topic, ())) - set(queues)})
         if missing or not queues:
             raise ServerBusy(

@@ -124,7 +124,7 @@ class SearchSink(DocumentSink[SearchClient]):
         return _Writer(self, self.settings.gather_bytes, self.settings.connections)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Another task may have written rows that are older than the emptying, but after this task started.
+        # After this task started, another task may have written rows that are older than the emptying.
         for index, version in (staged for receipt in receipts for staged in receipt.staged):
             before = {"range": {VERSION: {"lte": version}}}
             for hits in self._hits(index, before, source=False):

@@ -45,7 +45,7 @@ _POSITIONS_COLUMNS = pyarrow.schema(
         "number": pyarrow.int64(),
     }
 )
-# Stands for the whole part in the table of batch numbers.
+# The name that stands for all tables of a part in the table of batch numbers.
 _PART = ""
 
 
@@ -80,7 +80,7 @@ class DatabaseFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file. What was not committed is undone."""
+        """Close the file. Uncommitted changes are rolled back."""
 
     @abstractmethod
     def run(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -107,11 +107,11 @@ class DatabaseFile(ABC):
 
     @abstractmethod
     def insert(self, table: TableName, rows: pyarrow.Table) -> None:
-        """Insert rows, which have the table's columns or some of them."""
+        """Insert rows. Their columns are all or some of the table's columns."""
 
     @abstractmethod
     def create_table(self, table: TableName, schema: pyarrow.Schema) -> None:
-        """Create a table, and what contains it, unless it exists."""
+        """Create a table and its schema, unless they exist."""
 
     # --- Numbers ------------------------------------------------------------------------------
 

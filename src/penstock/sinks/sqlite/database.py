@@ -88,7 +88,8 @@ class Database(DatabaseFile):
         return self._connection.execute(sql, values).fetchall()
 
     def begin(self) -> None:
-        # The write lock is taken first: a transaction that has only read cannot wait for it.
+        # Take the write lock first: SQLite does not let a transaction that has already read wait for the
+        # lock.
         self.run("BEGIN IMMEDIATE")
 
     def name_of(self, table: TableName) -> str:
@@ -112,7 +113,7 @@ class Database(DatabaseFile):
         return pyarrow.schema(fields)
 
     def delete(self, table: TableName, keys: pyarrow.Table) -> None:
-        # A zero date in a key is null, which IS compares like a value.
+        # A zero date in a key is stored as null, which IS compares like a value.
         same = " AND ".join(f"t.{quoted(name)} IS ?" for name in keys.schema.names)
         self._run_for_rows(f"DELETE FROM {self.name_of(table)} AS t WHERE {same}", keys)
 

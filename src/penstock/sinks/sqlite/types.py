@@ -12,8 +12,8 @@ import numpy
 import pyarrow
 import pyarrow.compute as pc
 
-# The declared types without parameters. A name that contains INT has INTEGER affinity, TEXT text, BLOB none,
-# FLOA and DOUB floating point.
+# The declared types without parameters. A name that contains INT gives a column integer affinity, TEXT gives
+# text affinity, BLOB gives none, and FLOA and DOUB give floating-point affinity.
 _DECLARED: dict[pyarrow.DataType, str] = {
     pyarrow.int8(): "TINYINT",
     pyarrow.int16(): "SMALLINT",
