@@ -92,7 +92,7 @@ def ask(
     """Convert every byte sequence of `shape` (the bytes allowed at each index) from `charset` to `target`.
 
     Yields the sequence and the server's result in hexadecimal. The result is empty if MySQL truncates a
-    malformed text. MariaDB returns question marks instead, as both do for a missing character.
+    malformed text. MariaDB returns question marks instead, as both servers do for a missing character.
     """
     names = "abcd"[: len(shape)]
     code = "CONCAT(" + ", ".join(f"CHAR({name}.n)" for name in names) + ")"

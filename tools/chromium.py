@@ -37,7 +37,7 @@ class Chromium:
     def __init__(self, program: Path, folder: Path) -> None:
         reading, self._writing = os.pipe()
         self._reading, writing = os.pipe()
-        # The protocol has the descriptors 3 and 4, which this process may already use.
+        # The protocol uses the file descriptors 3 and 4, which this process may already use.
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (reading, writing)]
 
         def connect() -> None:

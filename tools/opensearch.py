@@ -40,7 +40,8 @@ _SECURED_SETTINGS = "".join(
         ),
     ]
 )
-# The account `loader` has the action groups that the guide of the sink lists, `reader` may only read.
+# The account `loader` has the action groups that the guide of the sink lists; the account `reader` may only
+# read.
 _ACCOUNTS = {
     "internal_users.yml": """
 _meta: {type: internalusers, config_version: 2}

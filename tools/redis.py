@@ -95,7 +95,7 @@ class RedisCluster:
     """The masters of a Redis Cluster, each with a number of replicas. They store no keys on disk."""
 
     def __init__(self, *options: str, replicas: int = 0, tls: Path | None = None) -> None:
-        # The masters, then their first replicas, then their second ones.
+        # The masters, then the first replica of each, then the second replica of each.
         self.nodes = [ClusterNode(*options, tls=tls) for _ in range(_MASTERS * (1 + replicas))]
         self._tls = tls is not None
 

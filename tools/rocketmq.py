@@ -182,6 +182,6 @@ class RocketMQ(_Java):
         return self
 
     def close(self) -> None:
-        """Stop both and remove their data."""
+        """Stop the broker and the name server, and remove their data."""
         super().close()
         self.name_server.close()

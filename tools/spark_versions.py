@@ -28,7 +28,7 @@ def folder_of(minor: str) -> Path:
     release = RELEASES[minor]
 
     def install(folder: Path) -> None:
-        # Its dependencies are those of the installed version.
+        # The dependencies of PySpark are those of the installed version.
         words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         words += ["--target", str(folder / "built"), f"pyspark=={release}"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX)

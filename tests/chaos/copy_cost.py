@@ -25,7 +25,7 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 _TRANSACTION_BYTES = 1 << 20
-# Longer than for an event, because a large log is copied.
+# The timeout is longer than for a single event, because a large log is copied.
 _COPY_SECONDS_MAX = 400.0
 
 

@@ -88,7 +88,7 @@ class Network:
             proxy.resume()
 
     def _proxies(self, path: str) -> list[Proxy]:
-        """Return the proxies to the `store`, to the `servers`, or for `clients`."""
+        """Return the proxies of a path: `store`, `servers` or `clients`; "" means all of them."""
         paths = {
             "store": self._nodes,
             "servers": [proxy for _, proxy in self._sources],

@@ -52,7 +52,7 @@ KINDS = (
     {"processes": "single", "serve": "durable"},
     {"processes": "per-instance", "serve": "written"},
 )
-# The durations of faults: shorter and longer than a session.
+# The durations of faults: some shorter and some longer than a session of the coordination store.
 FAULT_SECONDS_MAX = 8.0
 TOGETHER = 0.4
 # After a fault, processes start again, which takes long on a busy machine.
@@ -186,8 +186,8 @@ class Chaos:
         self.members[first].daemon.wait_for_head(head.file, head.offset)
         wait_until(self._are_copies_equal)
         for name in (first, second):
-            # If both members with a copy were unavailable at the same time, a log begins later than the first
-            # log.
+            # If both members with a copy were unavailable at the same time, the current logs may begin later
+            # than the first log did.
             assert_equal_to_server(self.members[name].log_folder, latest)
         assert_equal_logs(self._log(first), self._log(second))
         for name, member in self.members.items():
@@ -382,7 +382,8 @@ class Chaos:
         self.run_command("instances", "remove", name)
 
     def _lose_host(self, member: Member) -> None:
-        # Data that only the lost disk had is fetched from the server, so the log would begin later.
+        # Wait for a second copy. Otherwise, the data that only the lost disk had would be fetched from the
+        # server again, and the log would begin later.
         self.holders()
         member.lose()
 

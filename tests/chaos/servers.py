@@ -43,7 +43,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        # Cleared while no server is the primary.
+        # The event is cleared while no server is the primary.
         self._settled = threading.Event()
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 """Run each test of the sinks' conformance suite on every backend to which the test applies, discovered by
 name.
 
-Cases of backends in the deep tier are guarded by the same test on the other backends.
+Some backends are in the deep tier. Everyday runs guard them by running the same tests on the other backends.
 """
 
 import itertools

@@ -82,7 +82,7 @@ def store(backend: Backend) -> CoordinationStore:
 
 @pytest.fixture
 def other(backend: Backend) -> CoordinationStore:
-    """The same records as another process sees them."""
+    """A second store over the records of `store`, as another process would open it."""
     return backend.open()
 
 

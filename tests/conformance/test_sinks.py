@@ -226,7 +226,7 @@ def test_unreachable_server_is_reported_without_its_password(
 ) -> None:
     monkeypatch.setattr("penstock.sinks.mongodb.sink._SELECT_MILLISECONDS_MAX", 100)
     sink = backend.sink_to_nowhere()
-    # A finding would end the run, but the run must retry a target that does not answer.
+    # `check` must raise an error that the run retries. If it returned a finding, the run would end.
     with pytest.raises(ConnectionLost) as caught:
         sink.check()
     shown = f"{caught.value} {caught.value.hint}"
@@ -414,7 +414,7 @@ def test_types_stay_if_columns_are_only_added(
         pipe.changes(before, insert(2, id=2, count=6))
         assert backend.rows(sink, before) == [{"id": 1, "count": 5}, {"id": 2, "count": 6}]
         return
-    # Without this policy the column accepts such values unchanged.
+    # Under the policy ADD_ONLY the column keeps its type, and accepts these values unchanged.
     pipe.evolution = Evolution.ADD_ONLY
     pipe.changes(after, insert(2, id=2, count=values[declared]))
     assert backend.rows(sink, after)[1] == {"id": 2, "count": values[declared], "further": None}

@@ -40,7 +40,7 @@ TYPES = (
     "JSON",
 )
 
-# Types that hold every value of the first, for every target with types.
+# For each type, a wider type that holds all of its values in every target with types.
 WIDENINGS = {
     "smallint": "INT",
     "int": "BIGINT",

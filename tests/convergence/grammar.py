@@ -378,7 +378,7 @@ class Grammar:
         """Alter a copy, which then takes the table's name, as gh-ost and pt-online-schema-change do."""
         table = self._table
         if not self._key():
-            # Both tools refuse a table without a key.
+            # gh-ost and pt-online-schema-change refuse a table without a key.
             return self._add_value()
         ghost, old = self._chance.choice(
             ((f"_{table}_gho", f"_{table}_del"), (f"_{table}_new", f"_{table}_old"))

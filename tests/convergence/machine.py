@@ -111,7 +111,7 @@ class Machine:
 
     @property
     def takes_resnapshots(self) -> bool:
-        """Whether rows that are read again replace others. A feed shows them as inserts."""
+        """Whether the target replaces a row that is read again. A feed adds the row as an insert."""
         return self._target.mode != "feed"
 
     def grammar(self, chance: random.Random) -> Grammar:

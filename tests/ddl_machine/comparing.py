@@ -90,7 +90,8 @@ class WatchedHistory(SchemaHistory):
         else:
             self._outcome.counts["definitions compared"] += 1
             return
-        # Report a difference once, and not its consequences.
+        # Continue with the server's definition, so that a difference is reported once, without its
+        # consequences.
         self.take(definition.to_json(), position)
 
 
@@ -150,10 +151,10 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
 
 
 def _is_garbled(value: Any) -> bool:
-    """Return whether a text has bytes that are invalid in a character set.
+    """Return whether a text contains a replacement character or a question mark.
 
-    The machine itself writes no question marks. Servers create such members when they convert an ENUM or SET,
-    and then show two different texts for them.
+    Servers put such characters into members when they convert an ENUM or SET, and then show two different
+    texts for a member. The machine itself writes no question marks.
     """
     return isinstance(value, str) and ("\ufffd" in value or "?" in value)
 

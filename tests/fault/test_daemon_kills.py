@@ -261,7 +261,8 @@ def test_network_cut_anywhere_loses_nothing(start_server: StartServer, tmp_path:
 def test_server_that_dies_under_load_is_followed_after_its_restart(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    # Otherwise a crash may lose transactions that the server has not synced but a replica has seen.
+    # Without sync_binlog=1, a crash may lose transactions that a replica has seen but the server has not
+    # synced.
     server = start_server("mariadb", sync_binlog=1)
     # MariaDB writes a long transaction in pieces. A kill between them leaves it torn, and the server sends no
     # later event.

@@ -14,7 +14,7 @@ from tests.support.suite.nonempty import each
 from tests.support.suite.sweep_seed import sweep_seed
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
-# A prime, so that the everyday sample includes every kind of step.
+# The everyday stride is a prime, so that the sample includes every kind of step.
 STRIDE = 1 if LONG else 17
 SEED_FIRST = sweep_seed(0)
 SEEDS = range(SEED_FIRST, SEED_FIRST + (4 if LONG else 1))

@@ -43,7 +43,8 @@ SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 7))
 SUBSCRIBERS = 3
 SHARDS = 6
 KEYS = 60
-# The minimum for each of the two writers; a writer that stopped early would leave the faults without load.
+# The minimum number of transactions of each of the two writers. If a writer stopped early, the faults would
+# happen without load.
 TRANSACTIONS_MIN = 50
 
 # The longest delay of a checkpoint on a busy machine. Pauses of the machine beyond one second are excluded.

@@ -24,7 +24,7 @@ from tests.support.canal.client import PROTO
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 JSON_DIALECTS = ("debezium", "debezium_schema", "maxwell", "canal_flat", "json")

@@ -33,7 +33,7 @@ from penstock.errors import (
 from tests.support.suite.fixture_types import LendServer, StartServer
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 CHECKSUM_BYTES = 4

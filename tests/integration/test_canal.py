@@ -38,7 +38,7 @@ from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 RESIDENT_BYTES_MAX = 400 << 20
@@ -254,7 +254,7 @@ def test_waiting_get_times_out_and_blocks_no_other_client(daemon: DaemonProcess,
         ):
             started = time.monotonic()
             assert waiting.get(1000, timeout, unit) == (-1, [])
-            # In the next larger unit the timeout would be at least a minute.
+            # If the daemon used the next larger unit, the timeout would be at least a minute.
             assert seconds <= time.monotonic() - started < seconds + 45
         waiting.ask(1000, 1500, 2)
         # Without a timeout, or with 0, the daemon waits until the batch is full.
@@ -263,7 +263,7 @@ def test_waiting_get_times_out_and_blocks_no_other_client(daemon: DaemonProcess,
         assert drain(other) == ids
         number, entries = waiting.receive_batch()
         if number == -1:
-            # The rows took longer than the timeout.
+            # The rows arrived after the timeout of the first request.
             number, entries = waiting.get(1000, 1500, 2)
         assert ids_of(entries) == ids
         waiting.ack(number)

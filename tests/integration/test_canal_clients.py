@@ -68,7 +68,7 @@ ROWS = (
 WIDER = {"tiu": 5, "siu": 4, "miu": 4, "iu": -5, "biu": 3}
 NULL_TYPES = {"s": 2004}
 
-# The two families give these types different names.
+# MySQL and MariaDB name these types differently.
 DOCUMENTS = ('\'{"b": [1, 2.5, null, true], "a": {"x": "é 😀"}}\'', "'[]'", "NULL")
 DOCUMENT_TYPES = {"mariadb": [2005, 2005, 2005], "mysql": [12, 12, 1111]}
 

@@ -88,7 +88,7 @@ def test_server_without_free_connections_is_busy(start_server: StartServer) -> N
             try:
                 held.enter_context(connect(address))
             except ServerBusy:
-                # An ended session counts until the server has cleaned it up.
+                # The server counts an ended session until it has cleaned the session up.
                 return False
             return True
 

@@ -34,7 +34,7 @@ def test_mariadb_server_with_other_transactions_under_the_same_numbers_is_detect
     with connect(ServerAddress.parse(server.url("root"))) as connection:
         server_id = connection.identity().server_id
         other_id = server_id + 1
-        # Like a failover to a replica that had not received the other server's last transaction.
+        # This simulates a failover to a replica that had not received the other server's last transaction.
         server.sql(f"RESET MASTER; SET GLOBAL gtid_binlog_state = '0-{other_id}-99'")
         server.sql("CREATE DATABASE d; CREATE DATABASE e")
         assert connection.executed().text == f"0-{other_id}-99,0-{server_id}-101"
@@ -61,7 +61,7 @@ def test_restored_mariadb_server_knows_the_transactions_of_its_backup(start_serv
 def test_mariadb_transaction_with_a_lower_number_behind_the_position_is_not_passed_over(
     start_server: StartServer,
 ) -> None:
-    """As with gtid_strict_mode=OFF after a failover, or with two primaries in one domain."""
+    """This happens with gtid_strict_mode=OFF after a failover, or with two primaries in one domain."""
     server = start_server("mariadb")
     address = ServerAddress.parse(server.url("root"))
     server.sql("RESET MASTER; CREATE DATABASE d; CREATE TABLE d.t (a INT)")

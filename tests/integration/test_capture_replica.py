@@ -25,7 +25,7 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 HEADER_BYTES = 19

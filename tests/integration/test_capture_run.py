@@ -132,7 +132,8 @@ def test_bytes_received_before_a_lost_connection_are_kept(
             proxy.cut_after(100_000, "close")
             mariadb_server.sql(f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 900));" * 200)
             status = wait_for_state(capture, State.WAITING)
-            # All bytes except the packets before the first event and the transaction that was cut.
+            # The log holds all received bytes except the packets before the first event and the transaction
+            # that was cut.
             assert status.position is not None
             assert Position.parse(status.position).offset - start.offset > 100_000 - 5_000
 
@@ -396,7 +397,7 @@ def test_empty_log_starts_at_the_file_that_holds_a_time(start_server: StartServe
     server.sql("CREATE DATABASE d")
     write(server, "d", 2)
     server.sql("FLUSH BINARY LOGS")
-    # File creation times have whole seconds.
+    # File creation times are in whole seconds.
     wait_for_next_second()
     write(server, "d", 2)
     moment = server.sql("SELECT DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%dT%H:%i:%sZ')")[0][0]

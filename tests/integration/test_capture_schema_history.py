@@ -22,7 +22,8 @@ STATEMENTS = [
     for statement in Path(__file__).with_name("ddl_statements.sql").read_text().split(";\n")
     if statement.strip()
 ]
-# The largest share of comparisons that may be answered by reading the server instead of following.
+# The largest share of comparisons that may be answered by reading the server instead of by following the
+# statements.
 REREAD_PART_MAX = 0.02
 
 

@@ -23,7 +23,7 @@ from tests.support.capture.captured_log import capturing, head_of, wait_for_posi
 from tests.support.logstore.kept_log import KeptLog, insert, penstock, transactions
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 

@@ -126,7 +126,8 @@ def test_lag_of_each_shard_is_measured_from_its_checkpoint(
     start = extents[second_file]["start"]
     assert shards[0]["lag_bytes"] == kept.files[first_file] - kept.logged[54].end.offset + end - start
     assert shards[1]["lag_bytes"] == end - kept.logged[97].end.offset
-    # Measured from the commit of the last consumed transaction, which this checkpoint puts into 1970.
+    # The lag in seconds is measured from the commit time of the last consumed transaction, which is in 1970
+    # in this checkpoint.
     assert shards[1]["lag_seconds"] == pytest.approx(daemon.status()["time_us"] / 1e6, abs=1)
     assert [shard["owner"] for shard in shards] == [None, None]
     listed = orders.run("list", "--json").one
@@ -278,7 +279,7 @@ def test_running_subscription_is_resized(orders: Kept, kept: KeptLog) -> None:
         assert {shard.shard for shard in orders.wait_gained(7)[2:]} == {0, 1, 2, 3, 4}
         shards = orders.run("show", "orders", "--json").objects
         assert [shard["owner"] for shard in shards] == ["host-1"] * 5
-        # No shard starts after the lowest of the shards whose slots it holds.
+        # Each shard starts no later than the lowest checkpoint of the old shards whose slots it holds.
         assert {shard["checkpoint"]["position"] for shard in shards} == {str(kept.logged[19].end)}
 
 

@@ -23,7 +23,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -72,7 +72,7 @@ class Shop:
         return CliRunner().invoke(make_app(), self.words(f"{self.database}.*", *arguments, *until))
 
     def lines(self, *words: str) -> list[str]:
-        """Return its output lines; it must succeed."""
+        """Return the output lines of the command, which must succeed."""
         result = self.tail(*words)
         assert result.exit_code == 0, result.output
         return result.stdout.splitlines()

@@ -96,7 +96,8 @@ def test_new_subscription_stores_its_start_before_anything_is_delivered(orders: 
         with Running(orders.subscriber(begin="latest")) as running:
             running.wait_owning(1)
             subscription = registry.reset("shop", "cache", None)
-            # Otherwise the next member would skip changes committed while no member is active.
+            # Wait for the checkpoint. Without it, the next member would skip changes committed while no
+            # member is active.
             wait_until(lambda: subscription.checkpoints(store).read(0) is not None)
         orders.insert(1)
         orders.settle()

@@ -170,8 +170,8 @@ def test_each_operation_has_its_effect_where_the_truth_is(operated: Operated) ->
 
 
 def _operate_subscription(operated: Operated) -> None:
-    """The subscription delivers less, in more shards, one of which is assigned to a member. Then it is
-    deleted.
+    """A subscription gets a filter and a third shard, and one shard is assigned to a member. Then the
+    subscription is deleted.
     """
     hosts = ",".join(f"127.0.0.1:{daemon.port}" for daemon in operated.daemons.values())
     subscriber = Subscriber(
@@ -234,7 +234,7 @@ def _operate_instances(operated: Operated) -> None:
 
 
 def _drain_and_undrain(operated: Operated) -> None:
-    """The member that captures hands over to the other one, and receives work again."""
+    """The member that captures hands over to the other member, and receives work again."""
     member = operated.capturer()
     assert member is not None
     operated.operate("/fleet/drain", **operated.address(member=member), at_once="1")

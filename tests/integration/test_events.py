@@ -45,7 +45,7 @@ from tests.support.binlog.events import (
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import FLAVORS, Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -109,7 +109,7 @@ def test_long_payload_is_streamed_and_verified_before_its_commit(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
-    # The same in every run, and incompressible.
+    # The random bytes are the same in every run and cannot be compressed.
     chance = random.Random(1)
     values = [", ".join(f"('{chance.randbytes(10_000).hex()}')" for _ in range(3)) for _ in range(20)]
     path = run_logged(
@@ -277,7 +277,7 @@ def test_rows_name_the_connection_that_wrote_them(server: Server, fresh_database
     server.sql("CREATE TABLE t (id BIGINT PRIMARY KEY)", database=database)
     path = run_logged(server, "INSERT INTO t VALUES (CONNECTION_ID())", database=database)
     (row,) = decode_file(path).rows()
-    # MariaDB 10.11 does not log it in row transactions.
+    # MariaDB 10.11 does not log the thread id in row transactions.
     assert row["_metadata"]["thread_id"] == (None if server.flavor == "mariadb" else row["id"])
 
 
@@ -365,7 +365,8 @@ def test_prepared_xa_transactions_are_returned_in_commit_order(
     assert [row["id"] for row in rows] == [4, 3, 5, 1]
     assert [row["_commit_version"] for row in rows] == sorted(row["_commit_version"] for row in rows)
     assert sorted((row["id"], row["note"]) for row in rows) == select(server, f"{database}.t")
-    # All transactions committed from there on were prepared earlier, and are fetched from the server again.
+    # All transactions committed after this position were prepared before it, so their rows are fetched from
+    # the server again.
     live = read_binlog(server.url(), tables=[f"{database}.t"], start=str(prepared))
     assert [id for batch in live for id in batch.to_arrow()["id"].to_pylist()] == [3, 5, 1]
 

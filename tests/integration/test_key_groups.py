@@ -9,7 +9,7 @@ import pytest
 from penstock import _native
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 # For each family some collations of every kind: old and new weights, country-specific, padded or not.

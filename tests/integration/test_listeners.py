@@ -164,8 +164,8 @@ def test_random_bytes_close_only_their_own_connection(daemon: DaemonProcess, mar
     chance = random.Random(seed)
     before = daemon.resident_bytes()
     for name in LISTENERS:
-        # HTTP waits for the end of a line or for its own limit, which only the longest inputs certainly
-        # reach.
+        # The HTTP listener waits for the end of a line or for its own limit, which only the longest inputs
+        # certainly reach.
         for length in (8, 100, 5_000, 200_000) * 4:
             # The first byte alone is neither a valid frame length nor a letter of an HTTP method.
             content = b"\xf0" + chance.randbytes(length)
@@ -405,6 +405,6 @@ def test_daemon_with_sessions_on_every_port_shuts_down_in_order(daemon: DaemonPr
         client.ask(timeout=0)
         started = time.monotonic()
         assert daemon.terminate() == 0
-        # None of the connections would have to send anything for longer.
+        # The daemon does not wait for the connections, each of which could stay idle for longer than this.
         assert time.monotonic() - started < HTTP_IDLE_SECONDS_MAX - 10
         daemon.start()

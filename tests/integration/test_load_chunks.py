@@ -18,7 +18,7 @@ from penstock.pipeline.load.watermark import watermark_of
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 ROWS = 6_000
@@ -78,7 +78,7 @@ CASES = {
     "bits": Keys("k BIT(40)", "PRIMARY KEY (k)", "n * 100000000"),
     "zero dates": Keys("d DATE, k INT", "PRIMARY KEY (d, k)", "IF(n MOD 4, '0000-00-00', '2020-02-31'), n"),
 }
-# The older MariaDB plans like the newer version, so it runs only the most different keys.
+# The older MariaDB plans like the newer version, so only the most different keys are tested on it.
 OF_OLDER = ("dense", "string", "uuid", "date and number", "three")
 PAIRS = [
     (flavor, name)

@@ -18,7 +18,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
-# Other flavors differ below this layer.
+# Other flavors differ only in lower layers.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 TABLES = 4
@@ -83,7 +83,7 @@ class CountedSession(LoadSession):
 def test_small_table_is_one_chunk_after_three_statements(
     server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables of any size are planned in the same way as without this shortcut."""
+    """The shortcut for small tables changes no plan: tables of any size get the same chunks as without it."""
     database = fresh_database(server)
     create_tables(server, database, rows=120)
     chance = random.Random(17)

@@ -21,7 +21,7 @@ from tests.support.binlog.type_corpus import CASES, DOCUMENTS, NUMBERS, Case, Co
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 # The server reports which of these characters each character set can encode.

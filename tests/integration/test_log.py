@@ -133,7 +133,8 @@ def test_times_and_sets_are_located(log: Log) -> None:
     Captured(log).run()
     for position, gtid_set in boundaries().items():
         if position.epoch == 0 and position >= log.extents()[0].first:
-            # A set locates the position after its last transaction, and every position up to the next one.
+            # A GTID set describes every position from the end of its last transaction to the start of the
+            # next one.
             located = boundaries()[log.locate_gtid_set(gtid_set).position]
             assert GtidSet.parse(gtid_set).contains(GtidSet.parse(located))
             assert log.locate_position(position).position >= position
@@ -450,7 +451,7 @@ def test_failed_background_sync_stops_the_writer() -> None:
     def fail(captured: Captured, number: int) -> None:
         disk.failing_syncs = True
         if number > 1:
-            # This piece was appended while syncs fail, so the background sync has work to do.
+            # This piece is appended while syncs fail, so the background sync has work to do.
             wait_until(lambda: disk.failed_syncs)
 
     with pytest.raises(DiskFailed, match="failed before"):

@@ -84,7 +84,7 @@ def recorded_disk() -> SimulatedDisk:
 
 
 def captured() -> Log:
-    """That log, open, on a separate disk."""
+    """The log of `recorded_disk`, opened on a separate disk."""
     return open_log(recorded_disk().copy())
 
 
@@ -503,7 +503,8 @@ def test_unavailable_store_does_not_prevent_freeing_the_disk() -> None:
         with pytest.raises(ConnectionLost):
             kept.run(log)
         assert [segment.version for segment in log.segments] == [newest.version]
-    # The local segments have been removed; those in the store wait for the store.
+    # The local segments have been removed. The expired segments in the store are removed once the store
+    # answers again.
     assert [name[-5:] for name in log.disk.list(log.folder / "expired")] == ["iered"] * 2
     log.disk.remove(log.folder / "expired" / log.disk.list(log.folder / "expired")[0])
     Counted.away = False

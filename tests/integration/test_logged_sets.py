@@ -22,7 +22,7 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 DELAY_US = 200_000
-# Commits finish in a different order than they are logged, and each is synced before it is added to
+# Commits do not finish in the order in which they are logged, and each is synced before it is added to
 # gtid_executed.
 SLOW = {"sync_binlog": "1", "binlog_order_commits": "OFF", "binlog_group_commit_sync_delay": str(DELAY_US)}
 

@@ -20,7 +20,7 @@ from tests.support.ptubes.packet import RdsEvent, RdsMessage
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, BEGIN, END, HEARTBEAT = range(7)
@@ -267,7 +267,8 @@ def test_rows_are_distinguished_by_slot_if_requested(
     ]
     by_text = read(file, "canal", table, schemas, ["k"], message_per_row=True)
     assert [message.slot for message in rows_of(by_text)] == [12646, 31812, 961, 31812]
-    # Several columns in the table's order, with NULL as a word: "12ab" has the slot of the single text.
+    # The slot of several columns is that of their joined texts, in the table's order, with NULL as a word:
+    # for example, "abc1" or "null0".
     both = read(file, "canal_flat", table, schemas, ["j", "k"], message_per_row=True)
     assert [message.slot for message in rows_of(both)][1] == slot_of("abc1")
     assert [message.slot for message in rows_of(both)][2] == slot_of("null0")

@@ -32,7 +32,7 @@ from tests.support.messages import json_expectations as expected
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, END = 0, 1, 2, 3, 5
@@ -97,7 +97,7 @@ def rows_of(messages: Sequence[Message]) -> list[Message]:
 # --- Every type ------------------------------------------------------------------------------
 
 MATRIX = {**CASES, "documents": DOCUMENTS["documents"]}
-# MariaDB's versions have the same messages.
+# All versions of MariaDB produce the same messages.
 MESSAGE_FLAVORS = ("mysql", "mariadb11")
 
 

@@ -30,7 +30,7 @@ from tests.support.binlog.type_corpus import definition
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 QUERY = 7
@@ -214,7 +214,8 @@ def test_create_table_as_select_is_one_transaction(server: Server, fresh_databas
         database=database,
     )
     messages = [entry for entry in entries(file, f"{database}.*") if entry.header.eventType != QUERY]
-    # MySQL logs it as one transaction; MariaDB logs the definition before the transaction of the rows.
+    # MySQL logs CREATE TABLE ... SELECT as one transaction; MariaDB logs the definition before the
+    # transaction of the rows.
     order = [BEGIN, STATEMENT, INSERT, END] if server.flavor == "mysql" else [STATEMENT, BEGIN, INSERT, END]
     kinds = [entry.message.kind for entry in messages]
     assert kinds in ([*order, STATEMENT], [BEGIN, STATEMENT, INSERT, END, STATEMENT])

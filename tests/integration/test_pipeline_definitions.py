@@ -232,7 +232,8 @@ def test_columns_are_only_added_if_configured(
     run_to_end(LocalDriver(2), settings)
     followed = [(1, 2, None), (2, 1, 5), (3, None, 6), (4, 1, 7)]
     assert mariadb_server.sql(f"SELECT id, code, more FROM {database}.t ORDER BY id") == followed
-    # Rows written since then no longer have a name for the column.
+    # The target keeps the column `name`, which the source has dropped. Rows written after the drop have no
+    # name.
     left = mariadb_server.sql(f"SELECT id, name FROM {database}.t WHERE name IS NOT NULL ORDER BY id")
     assert left == [(2, "b"), (3, "c")]
     # A value that the old type cannot hold, and rows that are equal under the old key, stop with a named

@@ -71,7 +71,7 @@ def test_shards_on_two_servers_become_one_table(
     second.sql("INSERT INTO orders_1 VALUES (3, 1); DELETE FROM orders_1 WHERE id = 1", database=two)
     run_to_end(engine, settings)
     second.sql("ALTER TABLE orders_1 ADD COLUMN x INT; INSERT INTO orders_1 VALUES (4, 1, 5)", database=two)
-    # Truncating one shard leaves the rows of the other.
+    # Truncating one shard leaves the rows of the other shard.
     first.sql("TRUNCATE TABLE orders_0; INSERT INTO orders_0 VALUES (9, 0, 9)", database=first_database)
     run_to_end(engine, settings)
     actual_rows = mariadb11_server.sql("SELECT shard, id, n, x FROM fleet_all.orders ORDER BY shard, id")

@@ -29,7 +29,7 @@ from tests.support.ptubes.shop import (
 from tests.support.suite.patience import wait_for_next_second
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 

@@ -61,7 +61,7 @@ def test_fetch_without_events_waits_for_its_timeout(shop: Shop) -> None:
         client.subscribe(LATEST)
         client.fetch(timeout_ms=1)
         started = time.monotonic()
-        # In any larger unit the response would arrive after the connection's own timeout.
+        # If the daemon used a larger unit, the response would arrive after the connection's own timeout.
         assert client.fetch(timeout_ms=400).totalEventCount == 0
         assert time.monotonic() - started > 0.3
 
@@ -175,7 +175,7 @@ def test_pipelined_requests_are_answered_in_order_without_waiting(shop: Shop) ->
     subscribe = post(
         "/v1/subscribe", json.dumps({**shop.client().config, "buffaloCheckpoint": LATEST}).encode()
     )
-    # A request that waited for its timeout would outlast the connection's.
+    # A request that waited for its timeout would outlast the connection's own timeout.
     request = {"batchSize": 1, "timeoutMs": 2 * WAIT_MILLISECONDS, "maxByteSize": 5}
     fetch = post("/v1/fetchMessages", json.dumps(request).encode())
     last = post("/v1/nowhere", b"")

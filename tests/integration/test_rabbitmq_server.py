@@ -189,7 +189,8 @@ def test_messages_have_the_form_of_their_dialect(
 def test_batch_completes_once_the_broker_returns(
     missing_part: MissingPart, monkeypatch: pytest.MonkeyPatch, queue_type: str
 ) -> None:
-    # A quorum queue may confirm nothing on connections from before it has a leader again.
+    # A quorum queue that has lost its leader may confirm nothing on older connections, even after it has a
+    # leader again.
     monkeypatch.setattr("penstock.sinks.rabbitmq.connection._CONFIRM_SECONDS_MAX", 5.0)
     broker = RabbitMQ()
     try:

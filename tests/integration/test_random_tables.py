@@ -162,7 +162,7 @@ def write(server: Server, database: str, made: list[Table]) -> Any:
         # A literal's braces stay unchanged; only the placeholder of the table is replaced.
         statements += [statement.replace("{0}", name, 1) for statement in table.statements]
     server.sql(f"CREATE DATABASE {database}")
-    # Not strict, so that truncated texts and rounded numbers are ordinary values.
+    # The SQL mode is not strict, so that truncated texts and rounded numbers are ordinary values.
     modes = "SET sql_mode = 'NO_BACKSLASH_ESCAPES'"
     return run_logged(server, modes, *statements, database=database)
 

@@ -334,7 +334,7 @@ def test_walk_ends_at_the_last_transaction_within_the_limit(written: Written) ->
         at = source.walk(written.start, written.end, rows_max=40)
         assert at == written.middle
         assert source.walk(written.start, written.end, bytes_max=10**9) == written.end
-        # At least one transaction, however small the limit.
+        # A step covers at least one transaction, however small the limit is.
         step = source.walk(written.middle, written.end, bytes_max=1)
         assert written.middle < step < written.end
         assert len(written.read(start=written.middle, end=step)) == 2

@@ -141,7 +141,7 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
         thread.join(WAIT_SECONDS_MAX)
     assert len(came) == 5
     assert all(found > head for found, _ in came)
-    # They were woken by the commit, not by their timeout.
+    # The requests were woken by the commit, not by their timeout.
     assert max(at for _, at in came) - committed < LONGEST_WAIT / 2
     started = time.monotonic()
     head = head_of(mariadb_server)
@@ -236,7 +236,7 @@ def test_status_shows_each_instance(daemon: DaemonProcess, mariadb_server: Serve
     def is_up_to_date() -> bool:
         status = penstock("status", "--url", f"http://127.0.0.1:{daemon.port}", "--json", "shop").one
         assert status["position"] == str(head)
-        # A server without recent events may have more changes.
+        # Without a recent event, the daemon does not know whether the server has more changes.
         return (status["state"], status["lag_seconds"]) == ("running", 0)
 
     wait_until(is_up_to_date)
@@ -382,7 +382,7 @@ def test_memory_log_throttles_the_server_for_its_readers(
         head = insert(mariadb_server, f"{database}.t", 80, width=100_000)
         status = daemon.wait_for(lambda status: status["state"] == "held")
         assert "cache" in status["why"]
-        # The position stays there, whatever the server sends.
+        # The position does not move while the log is held, whatever the server sends.
         for _ in range(20):
             assert daemon.status()["position"] == status["position"]
         assert Position.parse(status["position"]).offset - first.offset < 4 << 20

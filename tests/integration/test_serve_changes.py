@@ -28,7 +28,7 @@ from tests.support.suite.fixture_types import LendServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 Row = tuple[object, ...]
@@ -229,7 +229,8 @@ def test_update_passes_whole_if_one_of_its_images_does(shop: Shop) -> None:
 
 
 def test_shards_partition_the_rows_by_the_configured_columns(shop: Shop) -> None:
-    # Without the change types, because an update between two shards is a delete and an insert.
+    # Compare the rows without their change types, because an update that moves a row to another shard becomes
+    # a delete and an insert.
     whole = sorted(key_of(row | {"_change_type": ""}) for row in changes(shop.daemon).rows)
     for columns in ({}, {"shop.*": ["customer"]}):
         found: list[Row] = []

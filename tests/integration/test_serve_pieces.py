@@ -48,7 +48,7 @@ Row = tuple[object, ...]
 _Found = TypeVar("_Found")
 
 VIEW = View("typed", TablePatterns("shop.*"))
-# Small, so that a log of a few hundred kilobytes has many pieces.
+# The distance of the cuts is small, so that a log of a few hundred kilobytes has many pieces.
 GRID = 8 * 1024
 
 # Pieces that two readers follow are kept for a third.
@@ -334,7 +334,7 @@ def test_large_transaction_is_delivered_in_parts_to_readers_that_accept_them(
         cursors = [Cursor(pieces, VIEW, Started(started), in_parts=True) for _ in range(count)]
         received: list[list[Piece]] = [[] for _ in cursors]
         for at, cursor in enumerate(cursors):
-            # One after the other, so that a later reader shares neither decoder nor memory.
+            # The readers run one after the other, so that a later reader shares neither decoder nor memory.
             while (piece := await cursor.next(0)) is not None:
                 received[at].append(piece)
         return pieces, received

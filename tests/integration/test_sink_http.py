@@ -111,7 +111,7 @@ def test_request_is_retried_under_the_same_idempotency_key(endpoint: HttpEndpoin
     assert len(endpoint.received) == 5
     assert len(set(keys[:4])) == 1
     assert keys[4] != keys[0]
-    # The retried batch has the same idempotency keys, another batch has others.
+    # The retried batch has the same idempotency keys, another batch has different keys.
     endpoint.received.clear()
     write(sink, some())
     assert [request.headers["Idempotency-Key"] for request in endpoint.received] == keys[3:]

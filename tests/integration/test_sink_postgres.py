@@ -98,7 +98,8 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
                 other.execute, f"UPDATE {seats.name} SET label = 'theirs' WHERE id = 0".encode()
             )
             wait_until(lambda: is_waiting(backend, other))
-            # Now the sink continues with a row of the session that waits for it.
+            # Now the sink continues and waits for row 2, which is locked by the session that waits for the
+            # sink.
             third.rollback()
             other_update.result(WAIT_SECONDS_MAX)
             other.commit()
@@ -124,7 +125,7 @@ def test_writer_recovers_from_a_lost_connection_if_it_kept_its_rows(
     visits = target_of({"page": "varchar(20)"}, [], name=f"{schema}.visits")
     first = changes_of(visits, *(insert(1, row, page=str(row)) for row in range(100)))
     later = changes_of(visits, *(insert(2, row, page=str(row)) for row in range(100, 110)))
-    # In both cases the first rows are sent at once; a writer buffers up to twice its limit.
+    # With either limit, the first rows are sent at once; a writer buffers up to twice its limit.
     sink = backend.sink(held_bytes=first.rows.nbytes * 3 // 4 if kept else 1024)
     sink.prepare(visits, Evolution.EVOLVE)
     writer = sink.open(BatchMark("test", "1", 1), 0)

@@ -41,7 +41,7 @@ from tests.support.suite.fixture_types import LendServer
 from tests.support.suite.patience import wait_until
 from tools.servers import Proxy, Server, certificate
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 Row = tuple[object, ...]
@@ -464,7 +464,8 @@ def test_daemons_with_different_epoch_numbers_are_interchangeable(served: Served
         begin = replace(other.earliest(), epoch=0)
         expected = rows_of(first, first.split(begin))
         assert len(expected) == 3
-        # Planned at one daemon and read from the other, with the epoch numbers of the first.
+        # The ranges are planned at one daemon and read from the other daemon, with the epoch numbers of the
+        # first.
         hosts = f"penstock://127.0.0.1:1,127.0.0.1:{daemon.port}/shop"
         moved = open_source(replace(SourceOptions.parse(hosts), epochs=tuple(first.epochs())))
         assert rows_of(moved, first.split(begin)) == expected

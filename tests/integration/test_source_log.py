@@ -45,7 +45,7 @@ from tests.support.suite.fixture_types import LendServer
 from tests.support.suite.nonempty import each
 from tools.servers import Server
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 SEED = 20261121
@@ -122,7 +122,8 @@ def rows_of(
             row, *position = (
                 compute.struct_field(metadata, name).to_pylist() for name in ("row", "gtid", "file", "offset")
             )
-            # Texts are cheap to create. Python's own values are most of the processor time of these tests.
+            # Texts are cheap to create. Creating Python's own values takes most of the processor time of
+            # these tests.
             values = rows.drop_columns(["_metadata"])
             names = tuple(values.schema.names)
             texts = [column.cast(pyarrow.string()).to_pylist() for column in values.columns]
@@ -411,7 +412,8 @@ def failed_over(lend_server: LendServer, tmp_path_factory: pytest.TempPathFactor
         files, second_log = binlogs(first), binlogs(second)
         with open_log(folder) as log:
             keep(log, first, files, end=boundaries_in(files, files.extents()[0].file)[7])
-            # The log has 1 to 8; on the second server 8 comes before 6, so the range after 5 starts with 8.
+            # The log has the transactions 1 to 8; on the second server 8 comes before 6, so the range after 5
+            # starts with 8.
             begin = boundaries_in(second_log, second_log.extents()[0].file)[4]
             keep(log, second, second_log, epoch=1, start=begin)
         for name, server, whole in (("first", first, files), ("second", second, second_log)):
@@ -491,7 +493,7 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
     # The batch was planned on a lost log; the other log has its transactions in another order.
     assert sorted(planned(second, middle, end)) == sorted(planned(first, middle, end))
     assert len(planned(second, middle, end)) == 5
-    # The next transactions are only there, in a following epoch.
+    # The next transactions are only in the second log, in a following epoch.
     moved = second.resume(end)
     assert moved.position.epoch == end.position.epoch + 1
     newest = second.head_behind(moved)
@@ -509,7 +511,7 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
         ([(0, "a")], [(0, "a"), (1, "b")], 0),
         ([(3, "b")], [(0, "a"), (1, "b")], 2),
         ([(0, "a"), (1, "b")], [(0, "b")], 1),
-        # For a server that returned, the nearest number without a contradiction.
+        # The log has returned to an earlier server: the nearest number without a contradiction is chosen.
         ([(2, "a")], [(0, "a"), (1, "b"), (2, "a")], 0),
         ([(0, "a"), (1, "b"), (2, "a")], [(0, "b"), (1, "a")], 1),
         ([(0, "a")], [(0, "b")], None),

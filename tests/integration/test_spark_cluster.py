@@ -61,7 +61,7 @@ def test_two_workers_whose_python_has_only_pyarrow_read_with_a_packed_archive(
     start, database = head_of(mysql_server), fresh_database(mysql_server)
     mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
     for number in range(4):
-        # One file each, so that there are as many ranges to read concurrently.
+        # Each row is in a separate file, so that as many ranges can be read concurrently.
         mysql_server.sql(f"INSERT INTO {database}.t VALUES ({number}); FLUSH BINARY LOGS")
     python = bare_python(tmp_path / "python")
     output = subprocess.run(

@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import SchemaUnknown
 from tests.support.binlog.type_corpus import CASES, OF_MARIADB, Case, CorpusOf, TypeTable, on_each
 
-# The flavors differ below this layer, whose own everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 DIFFERENCES_SHOWN_MAX = 8

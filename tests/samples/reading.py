@@ -41,7 +41,9 @@ class Sample:
 
     @property
     def log(self) -> Path:
-        """The log of a server without column names: a cold, two closed segments and an open one."""
+        """The log of a server without column names: one cold segment, two closed segments and an open
+        segment.
+        """
         return self.folder / "log/shop"
 
     @property

@@ -15,7 +15,7 @@ from tests.support.logstore.kept_log import transactions
 from tools.servers import Server
 
 ORDERS, NOTES = "shop.orders", "shop.notes"
-# Not a number, although a step of the sample pipeline requires a number.
+# This code is not a number, although a step of the sample pipeline requires a number.
 BAD_CODE = "A-7"
 _ROWS_PER_PHASE = 24
 

@@ -28,7 +28,7 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 
-# Imported by programs that run in a separate interpreter with these packages.
+# These packages are imported by programs that run in a separate interpreter.
 ELSEWHERE = {"canal", "cosmic_ray", "coverage", "parso"}
 
 # Required but not imported: plugins of pytest, programs, and dependencies of other packages.

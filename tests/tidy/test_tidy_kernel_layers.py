@@ -14,7 +14,8 @@ from tests.tidy.tree import ROOT, files, name_of, rust_code
 
 KERNEL = ROOT / "native/kernel/src"
 
-# From the bottom to the top. A module imports only modules of lower layers, and none of the same layer.
+# The layers from the bottom to the top. A module imports only modules of lower layers, and none of the same
+# layer.
 LAYERS = (
     {"error", "limits", "checksum"},
     {"cursor", "gtid", "charset", "shard"},
@@ -57,7 +58,8 @@ def test_dialects_import_nothing_of_each_other() -> None:
 
 
 def test_matches_over_column_types_have_no_catch_all_arm() -> None:
-    # Pairs of a type and an Arrow column, where the remaining pairs are an error.
+    # This file matches pairs of a type and an Arrow column, and its catch-all arms are errors for the
+    # remaining pairs.
     pairs = KERNEL / "column/sent.rs"
     wrong = [
         f"{name_of(path)}: {arm}"

@@ -45,7 +45,9 @@ def rows() -> Iterator[tuple[str, type[BaseModel], str]]:
 
 
 def fields_of(section: type[BaseModel], cell: str) -> list[FieldInfo]:
-    """Return the fields that the first cell of a row names. Later names may leave out the first's parents."""
+    """Return the fields that the first cell of a row names. Later names may leave out the parents of the
+    first name.
+    """
     names = re.findall(r"`([\w.]+)`", cell)
     parents = names[0].split(".")[:-1]
     fields = []
@@ -67,7 +69,7 @@ def field_at(section: type[BaseModel], path: list[str]) -> FieldInfo | None:
 
 
 def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the classes of settings in a type, such as one or None, or a mapping to them."""
+    """Yield the classes of settings in a type, such as a class or None, or a mapping to them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):

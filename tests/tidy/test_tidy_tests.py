@@ -60,7 +60,7 @@ def test_no_test_passes_because_a_collection_is_empty() -> None:
 
 
 def test_no_two_test_files_share_a_name() -> None:
-    # pytest imports test files by their name alone: of two with the same name, it runs one.
+    # pytest imports test files by their name alone: of two files with the same name, it runs only one.
     names = Counter(path.name for path in files(".py", below="tests") if path.name.startswith("test_"))
     assert len(names) > 100, "the scan finds hardly any file"
     assert max(names.values()) == 1, names.most_common(5)

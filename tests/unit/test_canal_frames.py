@@ -36,7 +36,7 @@ def test_sent_frames_equal_canals_byte_for_byte() -> None:
     assert frames.ack() == golden("00000004 1001 1803")
     assert frames.ack_error(400, "x") == golden("0000000c 1001 1803 2a06 089003 120178")
     assert frames.no_messages() == golden("00000011 1001 1807 2a0b 08ffffffffffffffffff01")
-    # The entries are already fields 2 of Messages; a frame of them has no version.
+    # The entries already have field number 2 of Messages. A frame with entries has no version.
     assert frames.messages_head(5, 4) + golden("1202aabb") == golden("0000000a 1807 2a06 0805 1202aabb")
 
 
@@ -214,8 +214,8 @@ def test_invalid_or_slow_filter_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["((a+)+)+b", "(.*)*x", "(?!x)a*a*a*b", "(a|aa)+$b"])
 def test_filter_is_tried_in_bounded_time(text: str) -> None:
     tables = CanalTables(text, TablePatterns())
-    # Measured in the time of this thread, which excludes pauses of the machine. Unbounded, the match would
-    # take years.
+    # The match is measured in the processor time of this thread, which excludes pauses of the machine.
+    # Without a bound, the match would take years.
     started = time.thread_time()
     assert not tables.matches("a" * 64, "a" * 64)
     assert time.thread_time() - started < 1.0

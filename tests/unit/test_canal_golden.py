@@ -9,7 +9,7 @@ import pyarrow
 from penstock._native import Decoder
 from tests.support.binlog.events import QUERY, TABLE_MAP, WRITE_ROWS, XID, Event, assemble, events
 
-# Its first event is a format description of 123 bytes, so the next event is at offset 127.
+# The log's first event is a format description of 123 bytes, so the next event is at offset 127.
 LOG = Path(__file__).parents[2] / "native/kernel/tests/logs/mysql-9.7-1.binlog"
 TABLE_ID = (18).to_bytes(6, "little")
 
@@ -18,7 +18,7 @@ FILE = "08 01 12 10 6d 79 73 71 6c 2d 62 69 6e 2e 30 30 30 30 30 31"
 # Server 7, UTF-8, 1 700 000 000 000 milliseconds, MySQL.
 ORIGIN = "20 07 2a 05 55 54 46 2d 38 30 80 d0 95 ff bc 31 38 02"
 
-# Each is field 2 of Messages: an entry with header, type and body. The thread of the BEGIN is 9.
+# Each text is field 2 of Messages: an entry with header, type and body. The thread of the BEGIN is 9.
 BEGIN = f"12 32 0a 2a {FILE} 18 7f {ORIGIN} 50 2e 10 01 1a 02 20 09"
 ROWS = (
     # 192 bytes; the header has schema, table, 47 bytes of event, INSERT, and the count of rows.

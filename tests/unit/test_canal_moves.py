@@ -107,7 +107,7 @@ def test_client_that_reaches_another_process_goes_on_at_its_last_acknowledged_en
         client, cursor = await processes.connect(0, "first")
         expected = []
         for _ in range(3):
-            # Entries, not transactions: the last one is inside a transaction.
+            # Batches are cut at entries, not at transactions: the last batch is inside a transaction.
             expected.append((await take(cursor, 1))[1])
         cursor.acknowledge(1)
         client.note()
@@ -119,7 +119,7 @@ def test_client_that_reaches_another_process_goes_on_at_its_last_acknowledged_en
         cursor.acknowledge(4)
         moved.note()
         await processes.clients[1].release(moved, "second")
-        # The same holds after a connection has ended.
+        # The client also keeps its unacknowledged entries after its connection has ended.
         _, cursor = await processes.connect(0, "third")
         assert await take(cursor, 1) == (6, expected[2])
         assert processes.superseded == ["first"]

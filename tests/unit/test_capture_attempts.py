@@ -168,7 +168,7 @@ def test_permanent_error_stops_capture_at_once() -> None:
 
 @pytest.fixture
 def longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pause is as long as its bound."""
+    """Make every pause as long as its bound."""
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
 
 

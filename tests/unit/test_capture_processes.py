@@ -143,7 +143,7 @@ def test_process_that_crashes_at_one_position_is_set_aside_until_it_is_resumed(s
 
 
 def test_reason_of_a_defect_is_in_the_status_and_the_alert(supervise: Supervise) -> None:
-    # The pauses after it are long.
+    # The pauses after a process has ended are long.
     supervisor = supervise(["shop"], command=DEFECTIVE, backoff=Backoff(first=600.0, longest=600.0))
     wait_until(lambda: status_of(supervisor)["process"]["exits"])
     status = status_of(supervisor)
@@ -345,7 +345,7 @@ def test_processes_of_a_split_start_after_the_daemon_had_no_thread_for_them(
 
     def start_or_refuse(thread: threading.Thread) -> None:
         names.append(thread.name)
-        # The first one of this name has both instances.
+        # Refuse the second thread of this name. The first belongs to the process with both instances.
         if names.count("process-shop") == 2:
             names.append("process-shop")
             raise RuntimeError("can't start new thread")

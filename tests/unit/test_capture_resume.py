@@ -41,7 +41,7 @@ from tests.support.logstore.source import (
 
 FILES = [file for file in server_files() if file.flavor == "mysql"]
 FILE = FILES[1]
-# The ends of its transactions, without the events between two transactions.
+# The ends of the transactions in FILE, without the events between two transactions.
 BOUNDARIES = list(
     {
         gtid_set: position
@@ -252,7 +252,9 @@ def test_server_missing_its_own_transactions_is_refused() -> None:
 
 
 class MariadbServer(Server):
-    """A server with these transactions, of which the last domain, server and number are its own."""
+    """A server that has executed these transactions: `ends` has the last number of each domain and server
+    id.
+    """
 
     def __init__(self, ends: dict[tuple[int, int], int], server_id: int) -> None:
         super().__init__()

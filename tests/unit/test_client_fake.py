@@ -209,7 +209,7 @@ def test_leaving_the_loop_leaves_its_batch_unacked() -> None:
 
 
 def test_leaving_the_block_ends_a_loop_that_is_still_referenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise the subscriber waits this long for the batch that the loop holds.
+    # If the loop does not end, the subscriber waits this long for the batch that the loop holds.
     monkeypatch.setattr("penstock.client.consume.IN_HAND_SECONDS", WAIT_SECONDS_MAX)
     fed = changes(3)
     with FakeSubscriber(fed) as subscriber:

@@ -157,7 +157,7 @@ def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed:
                 expected = consumed
                 acked = {batch for batch in acked if batch < consumed}
                 out = []
-        # Exactly at the end of the last range that is consumed completely.
+        # `done` is exactly at the end of the last range that is consumed completely.
         assert flow.done.position.offset == max(
             (at for count, at in ends.items() if count <= consumed), default=0
         )

@@ -26,7 +26,7 @@ from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import certificate
 
-# Long enough for the test to check the state, short enough to wait for.
+# The timeout is long enough for the test to check the state before it, and short enough to wait for.
 PATIENCE_SECONDS = 0.3
 HOUR_SECONDS = 3600.0
 # More than the socket buffers of both ends together, at their largest size.
@@ -167,7 +167,8 @@ def test_segments_on_disk_are_sent_from_their_files(
         log.memory = None
         with (
             serving(log) as daemon,
-            # One connection, because a body of a wrong length would spoil the next response.
+            # All requests share one connection, because a body of a wrong length would spoil the next
+            # response.
             closing(http_client.HTTPConnection("127.0.0.1", daemon.port())) as connection,
         ):
             for extent in each(log.extents()):

@@ -229,7 +229,7 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
         closing(PipelineState.open(settings.state, settings.name, "audit")) as audit,
         closing(PipelineState.open(settings.state, settings.name, "lake")) as lake,
     ):
-        # Nothing runs it, so nothing is streaming.
+        # No process runs the pipeline, so it is shown as idle.
         shown = browser.get("/tables", **address)
         assert " idle " in shown.words
         assert "The last batch took" in shown.words
@@ -277,7 +277,7 @@ def test_tail_shows_each_change_once_from_its_first_moment(
     expected = history_of_table(daemon, "fuzzed.t")
     shown = [(part["change"], part["before"], part["after"]) for part in rows if part["table"] == "fuzzed.t"]
     assert shown == expected
-    # At one clock time, at most the limit is shown, and the rest is counted.
+    # Of the changes at one clock time, the tail shows at most the limit, and counts the rest.
     monkeypatch.setattr(tail, "_ROWS_PER_SECOND_MAX", 2)
     moments = itertools.chain([0.0] * 200, itertools.count(1000.0))
     busy = parts(lambda: next(moments))

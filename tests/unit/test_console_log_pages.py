@@ -213,7 +213,7 @@ def altered() -> Iterator[ServedLog]:
         defaults = ServerDefaults(ServerSpelling(), "utf8mb4", {"fuzzed": "utf8mb4"}, False)
         schemas.seed(SchemaHistory(defaults), at(4))
         schemas.apply("CREATE TABLE u (id INT PRIMARY KEY, note VARCHAR(20), gone INT)", "fuzzed", at(100))
-        # Another snapshot: the definition in force is in both.
+        # Add another snapshot. The definition in force is in both snapshots.
         schemas.seed(schemas.at(at(150)), at(150))
         schemas.apply("ALTER TABLE u ADD total DECIMAL(10,2), MODIFY note TEXT, DROP gone", "fuzzed", at(200))
         schemas.apply("DROP TABLE u", "fuzzed", at(300))

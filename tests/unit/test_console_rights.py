@@ -122,7 +122,7 @@ def test_masked_values_are_on_no_page_and_in_no_export() -> None:
             console_of(guarded) as browser,
         ):
             browser.post("/login", {"token": "support-token"})
-            # Words that every such page has, such as names of classes.
+            # Text that every page of this kind has, such as names of classes.
             usual = browser.get("/history", table="fuzzed.u", key="1").text
             texts = shown_by(browser, guarded)
         for where, text in each(texts.items()):

@@ -244,7 +244,7 @@ def test_pipeline_holds_the_log_of_a_daemon_at_its_batches(
     log = SourceLog(settings.sources[0], settings, 1)
     log.hold(replace(start, position=second))
     assert holds(daemon) == {"pipeline.lake.shop": second}
-    # A position missing from the log is only logged by the pipeline.
+    # If a position is missing from the log, the pipeline only logs that, and the hold stays.
     log.hold(Offset(replace(daemon.log.head(), offset=1 << 30), "", "mariadb:1"))
     assert holds(daemon) == {"pipeline.lake.shop": second}
     log.close()

@@ -78,7 +78,7 @@ def test_truncated_response_is_a_lost_connection(call: str) -> None:
 def test_file_that_breaks_off_is_a_lost_connection() -> None:
     with answering(CHUNKED) as client:
         assert CALLS["pieces"](client) == [b"id\n", b"7\n"]
-    # The last four bytes are the line breaks of the end.
+    # The last four bytes are the line breaks that end the response.
     for length in range(1, len(CHUNKED) - 4):
         with answering(CHUNKED[:length]) as client, pytest.raises(ConnectionLost):
             CALLS["pieces"](client)

@@ -273,7 +273,7 @@ def test_enum_members_are_spelled_as_on_the_server() -> None:
     [added] = altered.steps
     assert isinstance(added, AddColumn)
     assert added.column.declared.text == r"enum('a\nb','c\0d','e\rf','g\\h','i" + "\tj','k''l')"
-    # Such a member may be the server's own spelling, which contains escapes in every mode.
+    # A member with escapes may be the server's own spelling, which contains escapes in every mode.
     plain = MYSQL.under(frozenset({"NO_BACKSLASH_ESCAPES"}))
     assert effects_of(r"ALTER TABLE t ADD e ENUM('g\\h')", "shop", plain) == [
         Unread(frozenset({TableName("shop", "t")}))

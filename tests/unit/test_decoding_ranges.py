@@ -26,15 +26,16 @@ from tests.support.suite.nonempty import each
 
 FILE = "binlog.000001"
 LOGS = {log.stem: log for log in SMALL_LOGS}
-# A prime, so that cuts fall on every part of an event.
+# The distance between cuts is a prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 97
-# Smaller than an event's header, so that the search repeatedly needs more bytes.
+# The buffer is smaller than an event's header, so that the search repeatedly needs more bytes.
 SHORT_BUFFER_BYTES = 13
 
 
 def without_checksum(event: Event) -> Event:
     if event.code == FORMAT_DESCRIPTION:
-        # Its last byte names the algorithm; the description always has a checksum.
+        # The last byte of the format description names the algorithm. The format description itself always
+        # has a checksum.
         return replace(event, body=event.body[:-1] + b"\0")
     return replace(event, checksum=False)
 
@@ -69,7 +70,9 @@ def test_any_cut_of_a_log_without_checksums_returns_every_row_once(log: Path) ->
 
 
 def transactions(log: Path, code: int) -> tuple[list[Event], list[list[Event]]]:
-    """Return the events before a log's first transaction, and the transactions that end in this way."""
+    """Return the events before a log's first transaction, and the transactions whose last event has this
+    type.
+    """
     head: list[Event] = []
     groups = [head]
     for event in events(log.read_bytes()):

@@ -226,7 +226,7 @@ def test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves(
     instance = supervisor.instances["shop"]
 
     def has_reported(starts: int) -> bool:
-        # Its log was opened, and its server does not answer.
+        # The capture has opened its log, and its server does not answer.
         status = instance.status()
         return status["process"]["starts"] == starts and status["state"] in ("connecting", "waiting")
 

@@ -229,7 +229,7 @@ def test_copies_are_complete_apart_and_stable(
         elif any(by_name[name] in able for name in copies.get(work.name, ()) if name in by_name):
             assert owner in copies[work.name]
     assert place(works[::-1], hosts[::-1], now, in_step) == placed
-    # Copies that are in step at once let work move once more.
+    # A copy that is in step immediately lets its work move once more.
     for _ in range(3 if modulus else 0):
         placed = place(works, hosts, placed, in_step)
     assert place(works, hosts, placed, in_step) == placed

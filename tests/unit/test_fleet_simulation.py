@@ -17,7 +17,7 @@ from tests.support.suite.sweep_seed import sweep_random
 
 IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
 STEPS = 10_000 if IS_LONG else 200
-# Allow for the last faults to end and the work to be balanced.
+# The time for the last faults to end and for the work to be balanced.
 SETTLING_SECONDS = 700.0 if IS_LONG else 200.0
 
 # A session ends, a leader is elected and reads the state, and the work begins; each step may be late by one

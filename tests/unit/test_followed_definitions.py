@@ -26,7 +26,7 @@ def schema_after(statements: str, spelling: ServerSpelling) -> TableSchema | Non
 
 
 def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None:
-    """Return the columns of that schema with their types and charsets."""
+    """Return the columns of the schema that `schema_after` returns, with their types and charsets."""
     schema = schema_after(statements, spelling)
     if schema is None:
         return None

@@ -172,7 +172,7 @@ def test_segments_compressed_or_removed_since_the_last_report_are_looked_up_agai
     make_cold(LocalDisk(), written.layout, written, compressed)
     written.drop({removed.version})
     LocalDisk().remove(written.layout.segment(removed.hour, removed.version))
-    # The report about both has not arrived yet.
+    # The report about the compressed and the removed segment has not arrived yet.
     assert b"".join(followed.read(*key, compressed.base, compressed.source_end)) == expected
     with pytest.raises(PositionPurged):
         list(followed.read(removed.epoch, written.file_of(removed), removed.base, removed.source_end))

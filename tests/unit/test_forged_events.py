@@ -42,7 +42,7 @@ from tests.support.binlog.forged_log import (
 )
 from tests.support.suite.nonempty import each
 
-# A prime, so that cuts fall on every part of an event.
+# The distance between cuts is a prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 13
 LARGE_BYTES = 3 * RANGE_BYTES_MIN
 # Number of pieces between two remembered starts.

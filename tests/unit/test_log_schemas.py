@@ -361,7 +361,9 @@ STATEMENTS = [
 
 
 def followed(disk: SimulatedDisk, done: list[int] | None = None) -> SchemaLog[SchemaHistory]:
-    """Seed an empty log, then apply every statement; `done` collects the offsets of the applied ones."""
+    """Seed an empty log, then apply every statement; `done` collects the offsets of the applied
+    statements.
+    """
     log = SchemaLog(FOLDER, SchemaHistory.from_json, disk, earliest=lambda: at(4))
     if log.position is None:
         log.seed(empty(), at(4))
@@ -375,7 +377,7 @@ def followed(disk: SimulatedDisk, done: list[int] | None = None) -> SchemaLog[Sc
 
 @pytest.mark.parametrize("loss", list(Loss))
 def test_power_failure_at_any_step_keeps_the_definitions(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Small, so that generations start during the test.
+    # The limit is small, so that generations start during the test.
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 250)
     whole = SimulatedDisk()
     whole.make_folder(FOLDER)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that an append adds to the index are those past its end, computed over all at once."""
+"""The records that an append adds to the index equal the records past its end that are computed for the whole
+segment at once.
+"""
 
 import numpy as np
 from hypothesis import given, settings

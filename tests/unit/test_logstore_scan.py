@@ -10,9 +10,9 @@ from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import BLOCK_BYTES, open_log, recorded_disk
 from tests.support.suite.nonempty import each
 
-# Shorter than most events, so that they are read in several attempts.
+# A read is shorter than most events, so that they are read in several attempts.
 SHORT_READ_BYTES = 24
-# Shorter than any transaction, so that each transaction has several blocks.
+# A block is shorter than any transaction, so that each transaction has several blocks.
 SMALL_BLOCK_BYTES = 10
 
 

@@ -108,11 +108,12 @@ NEW = ["0-2-103", "0-2-104", "0-2-105", "0-2-106"]
 @pytest.mark.parametrize(
     ("start", "expected"),
     [
-        # These readers have received lost transactions, so they are before the second server's.
+        # These readers have received lost transactions, so their positions are before the second server's
+        # transactions.
         ("0-1-105", NEW),
         ("0-1-104", ["0-1-105", *NEW]),
         ("0-1-102", ["0-1-103", "0-1-104", "0-1-105", *NEW]),
-        # These come from the second server, which never had the lost transactions.
+        # These positions come from the second server, which never had the lost transactions.
         ("0-2-104", NEW[2:]),
         ("0-1-102,0-2-104", NEW[2:]),
         ("0-1-105,0-2-103", NEW[1:]),

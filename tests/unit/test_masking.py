@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_nothing_can_be_asked_about_a_masked_value(whole: ServedLog, limited: str) -> None:
     for case, (call, body) in each(REFUSED.items()):
         answer = whole.ask("POST", f"/v1/instances/{INSTANCE}/{call}", body, token=limited)
-        # If the key of the table decides, the response has already begun.
+        # If the refusal depends on the key of the table, it arrives within a response that has already begun.
         assert answer.status == 403 or b'"AccessDenied"' in answer.body, (case, answer.body[:300])
         assert b'"kind":"change"' not in answer.body
         assert b'"kind":"batch"' not in answer.body

@@ -143,7 +143,8 @@ def test_producer_for_kafka_becomes_a_pipeline(tmp_path: Path) -> None:
     conf = copy_of_canal(tmp_path, server="canal.serverMode=kafka")
     settings = pipeline_of(conf, tmp_path / "new")
     [source] = settings.sources
-    # The producer's own client, not the client with the earliest position.
+    # The pipeline starts at the position of the producer's own client, not at the earliest position of a
+    # client.
     assert str(source.start) == "mysql-bin.000010:1542"
     assert source.name == "shop"
     assert source.tables.matches("shop", "orders")

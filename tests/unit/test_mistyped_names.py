@@ -103,7 +103,8 @@ def test_masked_name_that_no_definition_has_is_refused(daemon: ServedLog) -> Non
             assert "txet of fuzzed.t is masked" in problem["detail"]
             assert "Did you mean text?" in problem["hint"]
             assert b"one" not in answer.body
-    # Names under a pattern are for tables with other columns too, and a renamed column has two names.
+    # Masks under a pattern may name columns of other tables, and a renamed column has two names, so both
+    # masks are accepted.
     for token in ("wide-token", "renamed-token"):
         shown = ask(daemon, "as-of", token, table="fuzzed.t", at="2100-01-01").json
         assert shown["columns"] == ["id"]

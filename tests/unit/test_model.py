@@ -35,7 +35,7 @@ def test_position_round_trips_through_text(position: Position) -> None:
 
 @given(positions, positions)
 def test_commit_versions_increase_with_positions(left: Position, right: Position) -> None:
-    # The epochs of left log do not overlap: left with a base begins above all files of those before it.
+    # Epochs of one log do not overlap: a later epoch begins above all file numbers of the earlier epochs.
     if left < right and epoch_base(right.epoch) - epoch_base(left.epoch) not in range(1, FILE_NUMBER_MAX):
         assert left.commit_version <= right.commit_version
         if left.file_number != right.file_number or right.offset - left.offset >= 16:

@@ -37,7 +37,8 @@ def test_adjacent_ranges_of_one_file_meet(file: Path) -> None:
 
 def test_hosts_with_different_copies_of_a_file_are_refused(file: Path, tmp_path: Path) -> None:
     other = tmp_path / NAME
-    # As long as the first file, with an event boundary where the first has the middle of a BLOB.
+    # This file is as long as the first file, and has an event boundary where the first file has the middle of
+    # a BLOB.
     content = forged_log(400)
     content += assemble(insert(500, NOTES, 500, bytes(9 * MIB)), offset=len(content))
     content += assemble(insert(501, NOTES, 501, bytes(20 * MIB)), offset=len(content))

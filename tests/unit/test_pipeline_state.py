@@ -189,7 +189,7 @@ def test_request_that_has_not_begun_answers_repeated_ones(url: str) -> None:
     for number in (first, whole):
         request = state.request(number)
         assert request is not None
-        # Rows that changed after it had begun may be read already.
+        # Rows that changed after a request had begun may have been read already.
         state.note_request(request, "running")
     assert ask(orders) not in {first, whole} | others
     state.close()

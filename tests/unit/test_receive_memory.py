@@ -15,7 +15,7 @@ from tests.support.binlog.forged_log import insert, log_head
 from tests.support.logstore.source import SETTINGS
 
 FILE = "mysql-bin.000001"
-# Each transaction is short, and all fill the memory many times.
+# Each transaction is short, and all of them together fill the memory many times.
 NOTE = b"n" * 16_000
 TRANSACTIONS = 400
 

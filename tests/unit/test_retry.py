@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pause is as long as its bound."""
+    """Make every pause as long as its bound."""
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
 
 

@@ -87,7 +87,7 @@ def test_history_of_every_row_equals_a_search_of_the_whole_log(log: Log) -> None
     expected: dict[tuple[str, tuple[str, ...]], list[tuple[int, str]]] = {}
     for table, columns, row in all_rows(log):
         key = tuple(str(row[column]) for column in columns)
-        # A partial image of an update lacks the key, which the image before has.
+        # A partial image of an update lacks the key, which the before image has.
         if key and not set(columns) & set(row["_metadata"]["absent"] or ()):
             images = expected.setdefault((table, key), [])
             images.append((row["_commit_version"], row["_change_type"]))
@@ -411,7 +411,9 @@ def test_block_of_an_xa_commit_has_the_bits_of_all_tables(sample: str, flavor: s
 def test_key_is_written_as_a_history_shows_it(
     kind: pyarrow.DataType, value: Any, spellings: list[str]
 ) -> None:
-    """A TIME as the server writes it; a TIMESTAMP with a zone, or without one in UTC."""
+    """The key may contain a TIME as the server writes it, and a TIMESTAMP with a zone, or without a zone in
+    UTC.
+    """
     rows = pyarrow.record_batch({"key": pyarrow.array([value, None], kind)})
     for spelling in each(spellings):
         key = RowKey(TableName("shop", "events"), (spelling,))

@@ -83,7 +83,9 @@ def rows_of(content: bytes) -> list[Row]:
 
 
 def is_prepared(content: bytes) -> bool:
-    """Return whether these bytes contain an XA PREPARE without its end; its rows precede them."""
+    """Return whether these bytes contain an XA PREPARE and not the end of its transaction, whose rows precede
+    the bytes.
+    """
     decoder = Decoder(instance="test", file=FILE, statements=False, time_from_us=1 << 62)
     decoder.feed(content)
     return decoder.prepared_place("X'78',X'',1") is not None

@@ -37,7 +37,7 @@ def test_keys_that_two_tables_could_share_are_refused() -> None:
     with pytest.raises(OptionInvalid, match=r"a TRUNCATE of shop\.orders"):
         redis(key="item:{id}").check_together(tables[:2])
     redis(key="{table}:{id}").check_together(tables[:2])
-    # A sink that deletes nothing by a pattern, or only values that a cache reloads.
+    # These settings delete nothing by a pattern, or only values that a cache reloads.
     redis(key="item:{id}", deletes="keep").check_together(tables)
     redis(key="item:{id}", write="invalidate").check_together(tables)
     redis(key="item:{id}", write="list").check_together(tables)

@@ -326,7 +326,7 @@ def test_only_the_last_change_of_each_key_remains_if_requested() -> None:
         update(5, {"id": 3, "status": "a"}, {"id": 4, "status": "a"}),
     )
     found = run(step("dedupe", {"last": True}), changes)
-    # Both images are the last of their keys, so the third key remains for the fourth.
+    # The before image is the last row of key 3, and the after image is the last row of key 4, so both remain.
     assert [(row[0], row[1]) for row in rows(found)] == [
         ("insert", 1),
         ("delete", 2),

@@ -80,7 +80,7 @@ sys.exit(0 if state == "T" else 7)
 
 @pytest.fixture(autouse=True)
 def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load only the plugin that each pytest run needs; the others take a second."""
+    """Load only the plugin that each pytest run needs; the other plugins take a second to load."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "_hypothesis_pytestplugin")
 

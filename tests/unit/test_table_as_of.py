@@ -154,7 +154,9 @@ def test_rows_beyond_the_memory_are_refused(log: Log, monkeypatch: pytest.Monkey
 
 
 def test_changes_of_the_same_rows_need_the_memory_of_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch whose rows are all replaced is dropped, the others are merged, and rows keep their values."""
+    """A batch whose rows are all replaced is dropped, the other batches are merged, and rows keep their
+    values.
+    """
     boundary = boundaries_of(log)[-2][0]
     expected = [row.values for row in as_of(log, str(boundary)).rows()]
     known = table_as_of._Known

@@ -70,7 +70,9 @@ def rows_after(
 
 
 def partial_update(gno: int, before: dict[int, int], after: dict[int, int]) -> list[Event]:
-    """Return a transaction that updates one row: the values of the columns that each image has, by number."""
+    """Return a transaction that updates one row. Each image is the values of its columns, by column
+    number.
+    """
     gtid, begin, table_map, rows, commit = change(gno, WRITE_ROWS, TWO_INTS, [0], 0, 0)
     bitmaps = bytes(sum(1 << column for column in image) for image in (before, after))
     images = b"".join(

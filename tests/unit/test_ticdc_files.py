@@ -99,7 +99,7 @@ def test_rows_are_those_of_the_version_of_their_folder(sink: Sink) -> None:
 def test_rows_that_a_restarted_changefeed_repeats_are_read_once(sink: Sink) -> None:
     first = [inserted(110, 1), inserted(120, 2), deleted(120, 9)]
     sink.rows("t/100/CDC000001.json", *first)
-    # Interrupted inside the transaction of 120, and restarted from a checkpoint before it, twice.
+    # TiCDC is interrupted inside the transaction 120 and restarts from a checkpoint before it, twice.
     sink.rows("t/100/CDC000002.json", *first[1:2])
     sink.rows("t/100/CDC000003.json", *first, inserted(130, 3))
     sink.checkpoint(140)
@@ -134,7 +134,7 @@ def test_file_that_was_read_to_its_end_is_not_read_again(sink: Sink) -> None:
     first = SinkReader(storage, TicdcSettings(), 0)
     assert [commit_ts for commit_ts, _ in read(first)] == [110, 120]
     storage.read_files.clear()
-    # The last file grows, and a later one follows.
+    # The last file grows, and a later file follows.
     sink.rows("t/100/CDC000002.json", inserted(120, 2), inserted(140, 3))
     sink.rows("t/100/CDC000003.json", inserted(150, 4))
     sink.checkpoint(160)

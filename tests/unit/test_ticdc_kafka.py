@@ -83,7 +83,8 @@ def test_restarted_capture_continues_and_drops_what_ticdc_repeats(
         topics.send(topic, 0, row(130, "INSERT", 2))
         topics.watermark(topic, 131)
         wait_for_ts(capture, 130)
-    # A crash before the offsets were recorded again; TiCDC repeats an update as a delete and an insert.
+    # Simulate a crash before the offsets were recorded again. TiCDC repeats an update as a delete and an
+    # insert.
     assert recorded.read_bytes() != at_start
     recorded.write_bytes(at_start)
     topics.send(topic, 0, *first, row(130, "INSERT", 2), row(140, "UPDATE", 2, "c", "n"))

@@ -43,7 +43,7 @@ def test_rows_read_at_a_commit_timestamp_contain_the_changes_up_to_it() -> None:
     assert Watermark.from_json(watermark.to_json()) == watermark
     of_server = Watermark(POSITION, 1, 2)
     assert (of_server.version + 1, of_server.floor) == (POSITION.commit_version, POSITION.commit_version)
-    # Records of version 0.1 have no commit timestamp, and still have none.
+    # As in version 0.1, the record of a server's watermark has no commit timestamp.
     assert "commit_ts" not in of_server.to_json()
     assert Watermark.from_json(of_server.to_json()) == of_server
 

@@ -114,7 +114,7 @@ class MembershipMachine(RuleBasedStateMachine):
         name = f"pump {self.number}"
         self.pumps[name] = _Pump()
         self._register(name)
-        # The Pump accepts its first transaction only after the answer.
+        # The Pump accepts its first transaction only after the members were refreshed.
         self.members.refresh()
 
     @rule(choice=st.integers(0, 5))
@@ -203,7 +203,7 @@ class MembershipMachine(RuleBasedStateMachine):
                 pump.sends.append((self._tick(), None))
             self._register(name)
         for _ in range(3):
-            # An offline Pump leaves, and then no longer holds back the others.
+            # An offline Pump leaves, and then no longer holds back the other Pumps.
             self.members.refresh()
             for choice in range(len(self.pumps)):
                 self.pull(choice, 10_000)

@@ -103,7 +103,7 @@ def test_ending_pump_answers_what_has_arrived_and_does_not_wait_for_idle_clients
         begun.pump._port._loop.call_soon_threadsafe(begun.pump._port._stopping.set)
         hanging.set()
         assert waiting.result() == b""
-        # Far below the time for running calls.
+        # The thread ends far before the time limit for running calls.
         begun.pump._port._thread.join(20)
         assert not begun.pump._port._thread.is_alive()
 

@@ -55,7 +55,7 @@ def test_commit_gets_the_rows_of_its_prewrite_alone() -> None:
     prewrite, commit = payload("prewrite_0"), payload("commit_0")
     matched = tidb_matched(prewrite, commit)
     assert tidb_heads([matched]) == tidb_heads([commit])
-    # The client's own bytes, with the kind and the commit timestamp of the Commit.
+    # The matched payload has the client's own bytes, with the kind and the commit timestamp of the Commit.
     assert matched == commit[:12] + commit[12:22] + prewrite[14:]
     with pytest.raises(EventMalformed, match="does not belong to the Commit"):
         tidb_matched(payload("prewrite_1"), commit)

@@ -116,7 +116,7 @@ def test_writers_of_a_pump_whose_disk_hangs_are_sent_to_another(
         sync()
 
     monkeypatch.setattr(begun.pump._store.log, "sync", hang)
-    # A payload of any size is accepted while none waits.
+    # A payload of any size is accepted while no other payload waits.
     waiting = begun.client.write_later(prewrite(1, bytes(20_000)))
     assert begun.pump._service is not None
     wait_until(lambda: begun.pump._service._waiting_bytes)
@@ -273,7 +273,7 @@ def test_wrong_cluster_is_refused_in_the_words_of_the_original(start: Start) -> 
     begun = start()
     with PumpClient(begun.pump.address, cluster_id=7002) as other:
         assert refusal(lambda: other.write(b"")) == ("UNKNOWN", "cluster ID are mismatch, 7002 vs 7001")
-        # A Drainer must stop here; the original stops at any refusal.
+        # A Drainer must stop here; the original Drainer stops at any refusal.
         assert refusal(lambda: other.pull_some(1))[0] == "FAILED_PRECONDITION"
     assert begun.pump.status()["refused"] == {"wrong cluster id": 2}
 

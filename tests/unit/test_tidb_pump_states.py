@@ -96,7 +96,7 @@ def test_new_pump_is_online_only_after_every_drainer_knows_it(
         cluster.notified = True
         begun.wait_for(NodeState.ONLINE)
     assert cluster.calls.count(NOTIFY) >= 2
-    # The Drainer knows it now, so a restart does not wait for it.
+    # The Drainer knows the Pump now, so a restart does not wait for it.
     cluster.notified = False
     with running_pump(tmp_path, cluster) as begun:
         begun.wait_for(NodeState.ONLINE)

@@ -332,7 +332,7 @@ def test_payload_that_lacks_its_last_part_is_passed_over(tmp_path: Path) -> None
     store.log.store()
     store.abandon()
     (segment,) = tmp_path.glob("shop.pump/*/*.binlog")
-    # The first of two parts, as left by a crash between two events.
+    # The segment ends with the first of two parts, as after a crash between two events.
     content = bytearray(segment.read_bytes())
     start = len(content) - location.size
     struct.pack_into("<Q", content, start + 19, location.size * 2)

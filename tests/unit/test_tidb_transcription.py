@@ -172,7 +172,7 @@ class DropOfColumn:
         self.stream = [
             inserted(1000, 10, {1: 1, 2: 5, 3: 7}),
             matched_statement(1010, 101, self.TEXT, DELETE_ONLY),
-            # A server that has not loaded the state still writes the column.
+            # A server that has not loaded the new schema state still writes the column.
             inserted(1020, 11, {1: 2, 2: 5, 3: 7}),
             inserted(1030, 12, {1: 3, 3: 7}),
             matched_rows(1040, 13, TABLE_ID, updated=[({1: 3, 3: 7}, {1: 3, 3: 8})], deleted=[{1: 2, 3: 7}]),
@@ -283,7 +283,7 @@ def test_old_rows_equal_the_rows_as_they_stood_while_tidb_changes_a_table(tmp_pa
         values = {name: str(value) for name, value in row.items() if not name.startswith("_")}
         key = row["id"]
         if row["_change_type"] in ("update_preimage", "delete"):
-            # Columns that were added since then have their defaults.
+            # Old rows have the defaults of the columns that were added after the rows were written.
             stood = {"e": "9", "ts": "2025-12-31 16:00:00+00:00"} | rows.pop(key)
             assert values == {name: stood[name] for name in values}
             old_rows += 1

@@ -103,7 +103,7 @@ def judge(mutant: Mutant, tree: Path = KERNEL_TREE) -> Verdict:
             )
         detail = "" if failed else _last_line(tests.output)
         return Verdict("killed", "everyday", test=f"cargo test: {failed}" if failed else "", detail=detail)
-    # Measured without a mutation, when the first mutant reaches this line.
+    # The timeout is measured without a mutation, when the first mutant reaches this line.
     seconds = decoding_seconds_max(tree)
     with replaced(tree / mutant.path, mutant.apply(text).encode()):
         bridge = run(list(_BRIDGE), BUILD_SECONDS_MAX, tree, _BRIDGE_VARIABLES)

@@ -185,7 +185,7 @@ def locked(name: str) -> Iterator[None]:
 def install(flavor: str) -> Installation:
     """Return a flavor's installation, fetching it first if this machine does not have it.
 
-    Raises `PartMissing` when it cannot be had here, `ValueError` for an unknown flavor.
+    Raises `PartMissing` if it is unavailable on this machine, `ValueError` for an unknown flavor.
     """
     if flavor in SUITES:
         return _install_from_suite(flavor, SUITES[flavor])

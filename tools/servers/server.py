@@ -284,7 +284,9 @@ class Server:
         return [self.data_directory / name for name in names if name]
 
     def url(self, user: str = REPLICATION_USER) -> str:
-        """Return the server's address for an account: the replica's with its password, others without."""
+        """Return the server's address for an account: the replica's with its password, other accounts have
+        none.
+        """
         secret = f":{REPLICATION_PASSWORD}" if user == REPLICATION_USER else ""
         return f"mysql://{user}{secret}@127.0.0.1:{self._port}"
 

@@ -144,7 +144,9 @@ class PytestProcess:
         return max(0.0, self._started_at + self._seconds_max - time.monotonic())
 
     def finish(self, lines_max: int) -> Run:
-        """Wait for the end or the time limit, and return the outcome. A truncated report counts as none."""
+        """Wait for the end or the time limit, and return the outcome. A truncated report counts as no
+        report.
+        """
         timed_out = False
         try:
             self._process.wait(self.seconds_left)

@@ -17,7 +17,7 @@ from tools.suite.listing import ROOT
 
 # The time limit cut the sweep off. It has no result yet and will be restarted.
 UNFINISHED = "unfinished"
-# Nothing ran, for example because the machine is missing a part. This is neither good nor a result.
+# Nothing ran, for example because the machine is missing a part. This is neither a success nor a result.
 SKIPPED = "skipped"
 GOOD_OUTCOMES = ("passed", UNFINISHED)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cascades: MySQL 9.7 logs the child's rows, before the parent's; MariaDB logs the parent's alone."""
+"""Cascades: MySQL 9.7 logs the rows of the child table, before those of the parent table; MariaDB logs only
+the parent's rows.
+"""
 
 from tests.support.binlog.decoding import decode_file, replay, run_logged, select
 from tests.support.suite.fixture_types import FreshDatabase

@@ -10,7 +10,7 @@ from tests.support.binlog.events import WRITE_ROWS_V1, codes
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
-# The flavors differ below this layer, whose everyday tests run on both.
+# MySQL and MariaDB differ only in lower layers, whose everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 

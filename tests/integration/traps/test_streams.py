@@ -114,7 +114,7 @@ def ends(data: bytes, file: str, **options: Any) -> list[tuple[int, int]]:
 def test_duplicate_replica_identity_takes_over_the_stream_and_is_reported(server: Server) -> None:
     address = ServerAddress.parse(server.url())
     name = ReplicaName.choose(None)
-    # At the end of its log, a server whose send blocks ends no dump before its write timeout.
+    # At the end of its log, a server whose send blocks does not end the dump before its write timeout.
     start = DumpStart(position=head_of(server))
     with open_stream(address, start, name=name) as first:
         chunks = first.event_chunks()

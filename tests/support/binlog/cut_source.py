@@ -12,7 +12,9 @@ from tests.support.binlog.events import FLAG_ARTIFICIAL, MAGIC, ROTATE, Event, e
 
 
 class CutSource(FileSource):
-    """A file whose connection is lost at each of these offsets, or 10 bytes after reopening there."""
+    """A file whose connection is lost at each of some offsets, or 10 bytes after the connection was opened if
+    that is later.
+    """
 
     def __init__(self, path: Path, cuts: Sequence[int], buffer_bytes: int = 97) -> None:
         super().__init__(SourceOptions.parse(str(path)))

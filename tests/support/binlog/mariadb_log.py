@@ -56,7 +56,8 @@ def keep_mariadb_file(
     number: int = 1,
     lost: str = "",
 ) -> None:
-    """Append such a file of a server to a log. The first file of an epoch begins the epoch.
+    """Append a server's file, as `mariadb_file` returns it, to a log. The first file of an epoch begins the
+    epoch.
 
     `lost` are the transactions of the log that the server lacks.
     """

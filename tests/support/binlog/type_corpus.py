@@ -197,7 +197,7 @@ CASES: dict[str, Case] = {
     ),
 }
 
-# MariaDB logs these as plain strings, so they need the table's definition.
+# MariaDB logs values of these types as plain strings, so a decoder needs the table's definition.
 OF_MARIADB = {name for name, case in CASES.items() if "mysql" not in case.flavors}
 
 DOCUMENTS: dict[str, Case] = {

@@ -51,7 +51,7 @@ def wait_for_listener_processes(daemon: DaemonProcess, count: int) -> None:
             for _ in range(count):
                 connection = HTTPConnection("127.0.0.1", daemon.port)
                 connections.callback(connection.close)
-                # A process that is ending may have received it.
+                # A process that is ending may have received the connection.
                 with suppress(HTTPException, ConnectionError):
                     connection.request("GET", "/livez")
                     connection.getresponse().read()

@@ -32,7 +32,7 @@ class MemoryFleet:
         self.folder = folder
         names = [f"shop-{number}" for number in range(instances)]
         self.works = {name: Work(name, copies=copies) for name in names}
-        # Keeps the records between the lives of members.
+        # The store keeps the records between the lives of members.
         self.store = MemoryStore(self.name)
         self.stores: dict[str, MemoryStore] = {}
         self.members: dict[str, FleetMember] = {}

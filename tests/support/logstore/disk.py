@@ -83,7 +83,7 @@ class SimulatedDisk(Disk):
         self.failed_syncs = 0
         self._names: dict[Path, Content] = {}
         self._synced_names: dict[Path, Content] = {}
-        # Name changes in order that are not yet confirmed by a sync of their folder.
+        # Changes of names, in order, that no sync of their folder has confirmed yet.
         self._pending: list[dict[Path, Content | None]] = []
         self._folders: set[Path] = {Path("/")}
         self._locked: set[Path] = set()

@@ -18,7 +18,7 @@ from penstock.source.files import FileSource
 from penstock.source.source import ByteRange, SourceOptions
 from tools.servers import Server
 
-# Small enough that little data has many blocks and several segments.
+# These sizes are small enough that little data has many blocks and several segments.
 SEGMENT_BYTES = 1 << 20
 BLOCK_BYTES = 4096
 _PIECE_BYTES = 64 * 1024

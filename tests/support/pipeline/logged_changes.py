@@ -37,7 +37,7 @@ class LoggedCorpus:
     rows: Mapping[str, Source]
 
     def into(self, database: str, *, keyless: bool = True) -> "LoggedCorpus":
-        """Return the same corpus for targets in another database; `keyless` includes tables without a key."""
+        """Return this corpus for targets in another database; `keyless` includes tables without a key."""
         targets = {
             table: replace(target, name=TableName(database, table))
             for table, target in self.targets.items()

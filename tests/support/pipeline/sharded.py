@@ -64,7 +64,7 @@ def sharded_values(folder: Path, shards: int, **more: Any) -> dict[str, Any]:
 
 
 def write_sharded(folder: Path, shards: int, **more: Any) -> Path:
-    """Write the file of such a pipeline."""
+    """Write the pipeline file that `sharded_values` describes."""
     file = folder / "shop.yaml"
     file.write_text(yaml.safe_dump(sharded_values(folder, shards, **more)))
     return file

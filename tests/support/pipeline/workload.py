@@ -3,14 +3,14 @@
 
     workload = Workload(server, "shop", seed=7)
     workload.create()
-    workload.run(300)                 # so many actions, here and now
-    with workload.busy():             # or in a thread, for as long as the block runs
+    workload.run(300)                 # run 300 actions in this thread
+    with workload.busy():             # or run actions in another thread while the block runs
         ...
-    workload.counts                   # how often each action came about
+    workload.counts                   # how often each action was run
 
-Each action is what an application does, and each is hard in its own way: keys that rows swap, unique keys
-that rows pass round, primary keys that move, tables emptied, transactions rolled back in whole and in part,
-prepared ones (XA), ones of many rows, and, where asked for, columns that come, go and change.
+Each action is one that applications run and that is difficult to follow: swapped keys, unique keys that rows
+exchange, changed primary keys, emptied tables, full and partial rollbacks, prepared (XA) transactions,
+transactions of many rows, and on request columns that are added, dropped, renamed and widened.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ import structlog
 from penstock.client import ChangeBatch, Subscriber
 from penstock.errors import TransientError
 
-# Printed to standard error once SIGTERM stops the process in order.
+# This line is printed to standard error once SIGTERM stops the process in order.
 STARTED = "started"
 
 SESSION_SECONDS = 2.0

@@ -23,7 +23,7 @@ from tests.support.pipeline.changes_made import changes_of, delete, insert, targ
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"})
 VISITS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.visits")
-# The functions of each kind that are steps, in addition to finished files.
+# For each kind of sink: the functions whose calls are steps, in addition to finished files.
 STEPS = {
     "delta": [("penstock.sinks.delta.table", "Delta", "commit")],
     "iceberg": [("penstock.sinks.iceberg.table", "Iceberg", "commit")],
@@ -35,7 +35,9 @@ STEPS = {
 
 
 def batch(number: int) -> list[list[Changes]]:
-    """Return the parts of a batch: it inserts one row, updates the previous and deletes the second last."""
+    """Return the parts of a batch, which inserts one row, updates the previous row, and deletes the row
+    before that.
+    """
     change = [insert(10 * number, id=number, note="new")]
     if number > 1:
         change.append(

@@ -70,27 +70,27 @@ class SinkBackend(ABC):
     """A target that one kind of sink writes to."""
 
     NAME: ClassVar[str]
-    #: The kind of its sinks, if that is not its name.
+    #: The kind of the backend's sinks, if it differs from `NAME`.
     KIND: ClassVar[str | None] = None
-    # : Whether its cases belong to the deep tier; those of the other backends guard them.
+    # : Whether the backend's cases belong to the deep tier; the cases of the other backends guard them.
     DEEP: ClassVar[bool] = False
-    # : Whether it mirrors the current rows of the source.
+    # : Whether the target mirrors the current rows of the source.
     MIRRORS: ClassVar[bool] = True
-    # : The settings of its feed mode, or None if it has no feed mode.
+    # : The settings of the target's feed mode, or None if it has none.
     FEED: ClassVar[Mapping[str, Any] | None] = None
     #: Whether the rows of a feed carry `_metadata`.
     FEED_HAS_METADATA: ClassVar[bool] = False
     # : Column types whose values are lost or altered, as documented in the sink's guide.
     LOSES: ClassVar[frozenset[str]] = frozenset()
-    # : Whether a value that its column cannot hold is stored as its exact text.
+    # : Whether a value that the target's column cannot hold is stored as its exact text.
     KEEPS_UNREPRESENTABLE: ClassVar[bool] = False
-    # : Whether its tables have columns that follow the source's.
+    # : Whether the target's tables have columns that follow the source's.
     HAS_COLUMNS: ClassVar[bool] = True
     #: Whether rows are written without the columns that their table does not have.
     LEAVES_COLUMNS_OUT: ClassVar[bool] = True
-    # : Whether it stores the numbers of batches.
+    # : Whether the target stores the numbers of batches.
     STORES_NUMBERS: ClassVar[bool] = True
-    #: Whether it refuses tables without a primary key.
+    #: Whether the target refuses tables without a primary key.
     NEEDS_KEY: ClassVar[bool] = True
     # : An address with a password at which no server listens; None for folders.
     NOWHERE: ClassVar[str | None] = None
@@ -109,7 +109,7 @@ class SinkBackend(ABC):
 
     @abstractmethod
     def sink(self, **settings: Any) -> Sink:
-        """Return a sink that mirrors tables, with further settings of its kind."""
+        """Return a sink that mirrors tables, with further settings of the sink's kind."""
 
     def sink_to_nowhere(self) -> Sink:
         """Return a sink whose server does not run."""
@@ -117,7 +117,7 @@ class SinkBackend(ABC):
 
     @classmethod
     def kind(cls) -> str:
-        """Return the kind of its sinks."""
+        """Return the kind of the backend's sinks."""
         return cls.KIND or cls.NAME
 
     def spoil(self, sink: Any, target: Target) -> None:

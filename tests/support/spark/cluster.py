@@ -20,7 +20,7 @@ from tools.servers.ports import free_port, is_free
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM_SECONDS_MAX = 400
-# A process that has not ended by then is killed.
+# A process that has not ended after this time is killed.
 END_SECONDS_MAX = 20
 
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -8,7 +8,9 @@ _Item = TypeVar("_Item")
 
 
 def each(collection: Iterable[_Item], least: int = 1) -> Iterator[_Item]:
-    """Yield the elements of a computed collection. Fails after the last if there are fewer than `least`."""
+    """Yield the elements of a computed collection. Fails after the last element if there are fewer than
+    `least`.
+    """
     count = 0
     for item in collection:
         count += 1

@@ -212,7 +212,8 @@ class ServerPool:
         else:
             self._idle.append(lent)
         if len(self._idle) > self._idle_max:
-            # `min` returns the first of equals, which has been idle longest.
+            # `min` returns the first of several equal elements, which is the server that has been idle
+            # longest.
             surplus = min(self._idle, key=lambda lent: self._requests[lent.settings])
             self._idle.remove(surplus)
             surplus.server.close()

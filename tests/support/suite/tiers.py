@@ -32,7 +32,8 @@ TIERS = ("everyday", "deep", "long")
 SELECTIONS = {"everyday": ("everyday",), "deep": ("deep",), "all": ("everyday", "deep")}
 # A run sets this variable for its own workers.
 TIERS_VARIABLE = "PENSTOCK_TIERS"
-# Cases of the first parameter are deep if the same test has a case of the second, which guards them.
+# For each pair: cases with the first parameter are deep if the same test has a case with the second, which
+# guards them.
 GUARDED_PARAMETERS = {"mariadb11": "mariadb", "zookeeper": "sqlite"}
 
 

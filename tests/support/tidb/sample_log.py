@@ -39,7 +39,7 @@ def define(transcoder: TidbTranscoder, job: dict[str, Any]) -> None:
     info = job["binlog"].get("TableInfo")
     if info is not None:
         binlog = job["binlog"]
-        # Shortly after the commit timestamp of the job's statement.
+        # The definition counts from shortly after the commit timestamp of the job's statement.
         finished_ts = binlog["FinishedTS"]
         transcoder.define(job["schema_name"], json.dumps(info).encode(), binlog["SchemaVersion"], finished_ts)
 
