@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 
 use crate::convert::batch_capsules;
 
-/// Rows that the decoder returned together.
+/// A batch of rows that the decoder returned.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Batch {
     inner: emit::Batch,

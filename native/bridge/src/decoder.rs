@@ -386,7 +386,7 @@ impl Decoder {
         self.inner.format().is_some_and(|format| format.mariadb)
     }
 
-    /// The next file, once the log names it.
+    /// The name of the next file, once the log contains it.
     #[getter]
     fn next_file(&self) -> Option<&str> {
         self.inner.next_file()
@@ -431,7 +431,7 @@ impl TableRequest {
         &self.inner.table
     }
 
-    /// The number of columns in its rows.
+    /// The number of columns in the table's rows.
     #[getter]
     fn column_count(&self) -> usize {
         self.inner.column_count

@@ -72,27 +72,27 @@ impl<'a> Cursor<'a> {
     fixed! {
         /// One byte.
         u8 -> u8, 1, u8::from_le_bytes;
-        /// Two bytes, little-endian.
+        /// Reads two bytes, little-endian.
         u16 -> u16, 2, u16::from_le_bytes;
-        /// Three bytes, little-endian.
+        /// Reads three bytes, little-endian.
         u24 -> u32, 3, u24_le;
-        /// Four bytes, little-endian.
+        /// Reads four bytes, little-endian.
         u32 -> u32, 4, u32::from_le_bytes;
-        /// Six bytes, little-endian.
+        /// Reads six bytes, little-endian.
         u48 -> u64, 6, u48_le;
-        /// Eight bytes, little-endian.
+        /// Reads eight bytes, little-endian.
         u64 -> u64, 8, u64::from_le_bytes;
-        /// Two bytes, big-endian.
+        /// Reads two bytes, big-endian.
         u16_be -> u16, 2, u16::from_be_bytes;
-        /// Three bytes, big-endian.
+        /// Reads three bytes, big-endian.
         u24_be -> u32, 3, u24_be;
-        /// Four bytes, big-endian.
+        /// Reads four bytes, big-endian.
         u32_be -> u32, 4, u32::from_be_bytes;
-        /// Five bytes, big-endian.
+        /// Reads five bytes, big-endian.
         u40_be -> u64, 5, u40_be;
-        /// Six bytes, big-endian.
+        /// Reads six bytes, big-endian.
         u48_be -> u64, 6, u48_be;
-        /// Eight bytes, big-endian.
+        /// Reads eight bytes, big-endian.
         u64_be -> u64, 8, u64::from_be_bytes;
     }
 

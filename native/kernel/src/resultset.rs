@@ -60,9 +60,9 @@ pub struct Origin {
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Number of rows.
+    /// Maximum number of rows.
     pub rows: usize,
-    /// Bytes of rows as the server sent them.
+    /// Maximum size of the rows in bytes, as the server sent them.
     pub bytes: usize,
 }
 

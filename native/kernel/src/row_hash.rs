@@ -232,7 +232,7 @@ fn float(value: f64, hash: u64) -> u64 {
 }
 
 fn fixed(nature: Nature, value: i128, hash: u64) -> u64 {
-    // The 16 bytes of the value, and a byte for its kind.
+    // The 16 bytes of the value, followed by a byte for its kind.
     let mut tagged_value = [nature as u8; 17];
     if let Some(value_bytes) = tagged_value.first_chunk_mut::<16>() {
         *value_bytes = value.to_le_bytes();

@@ -35,7 +35,7 @@ pub struct Settings {
     pub offset: u64,
     /// GTIDs of all transactions before the first byte.
     pub gtid_set: GtidSet,
-    /// A block is closed at the first end of a transaction after it reaches this size.
+    /// A block is closed at the first end of a transaction after the block reaches this size.
     pub block_bytes: u64,
     /// The largest commit time in the log so far, in microseconds since 1970.
     pub time_max_us: i64,
@@ -65,22 +65,22 @@ pub struct Statement {
     pub text: String,
     /// The default database of the session; may be empty.
     pub database: String,
-    /// The session state in its event.
+    /// The session state in the statement's event.
     pub session: Session,
-    /// Source offset of its event.
+    /// Source offset of the statement's event.
     pub start: u64,
-    /// Source offset after its event.
+    /// Source offset after the statement's event.
     pub end: u64,
 }
 
 /// Totals over the bytes that the cutter has processed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Events that were kept.
+    /// Number of events that were kept.
     pub events: u64,
-    /// Complete transactions.
+    /// Number of complete transactions.
     pub transactions: u64,
-    /// Row changes, including those of the open transaction. An update counts as one.
+    /// Number of row changes, including those of the open transaction. An update counts as one.
     pub changes: u64,
     /// Heartbeats.
     pub heartbeats: u64,

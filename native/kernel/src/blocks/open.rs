@@ -9,7 +9,7 @@ pub(super) struct Open {
     pub gtid: Gtid,
     pub server_id: u32,
     pub time_us: i64,
-    /// Number of events so far.
+    /// Number of the transaction's events so far.
     pub events: u32,
     /// Whether a BEGIN was read, so that a commit must follow. Without BEGIN, a single statement is the whole
     /// transaction.

@@ -13,7 +13,7 @@
 use crate::checksum::crc32;
 use crate::gtid::Gtid;
 
-/// Bytes of one record.
+/// Size of a record in bytes.
 pub const RECORD_BYTES: usize = 128;
 
 /// The block begins at the start of a transaction, or between transactions.

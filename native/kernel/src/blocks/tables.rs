@@ -35,7 +35,7 @@ struct Table {
     lengths: Option<ImageLengths>,
 }
 
-/// The tables of the table maps so far.
+/// The tables of all table maps processed so far.
 #[derive(Default)]
 pub(super) struct Tables {
     open: HashMap<u64, Arc<Table>>,

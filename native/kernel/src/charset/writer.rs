@@ -1,6 +1,7 @@
 //! UTF-8 output that is staged in a small block before it is appended.
 
-/// Long enough to make appends rare, short enough to stay in the L1 cache and to be cheap for short values.
+/// This size is large enough to make appends rare, and small enough to stay in the L1 cache and to be cheap for short
+/// values.
 const STAGED_BYTES_MAX: usize = 96;
 const CHARACTER_BYTES_MAX: usize = 4;
 

@@ -16,7 +16,8 @@ pub(super) fn declared(parsed: &Parsed<'_>) -> Result<u8> {
     }
 }
 
-/// An unsigned 64-bit number does not fit into Spark's widest integer, which is signed.
+/// Returns a DECIMAL for BIT(64), because an unsigned 64-bit number does not fit into Spark's widest integer, which is
+/// signed.
 pub(super) fn arrow_type(bits: u8) -> DataType {
     if bits < 64 {
         DataType::Int64
@@ -48,7 +49,7 @@ pub(super) fn append(value: u64, store: &mut Store) -> Appended {
     integer::append_unsigned(value, store)
 }
 
-/// Writes the bytes, as the client shows them.
+/// Writes the bits as bytes, highest byte first, which is what the client shows.
 pub(crate) fn write_text(value: u64, bits: u8, out: &mut Vec<u8>) {
     let bytes = value.to_be_bytes();
     out.extend_from_slice(bytes.get(bytes.len() - width(bits).min(bytes.len())..).unwrap_or(&bytes));

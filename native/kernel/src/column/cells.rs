@@ -2,7 +2,7 @@
 //! rows.
 //!
 //! Arrow keeps the value, not its representation in the row image: text is UTF-8 whatever the column's charset, a
-//! document is the server's text, and bytes are padded. [`CellColumn::kind`] is the declared kind adapted to that.
+//! document is the server's text, and bytes are padded. [`CellColumn::kind`] is the declared kind adapted to Arrow.
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ impl<'a> CellColumn<'a> {
         Ok(CellColumn { kind, array, cells })
     }
 
-    /// The kind of the values in this representation.
+    /// The declared kind, adapted to the form that values have in Arrow.
     pub fn kind(&self) -> &Kind {
         &self.kind
     }
@@ -212,7 +212,7 @@ fn bits(text: &str, members: &[Arc<str>]) -> Result<u64> {
     Ok(bits)
 }
 
-/// Returns the kind of the same values in Arrow: text is UTF-8, and nothing is compressed.
+/// Returns the kind adapted to the form that values have in Arrow: text is UTF-8, and nothing is compressed.
 fn arrow_kind(declared: &Kind) -> Kind {
     if let Kind::Text { prefix, form, .. } | Kind::CompressedText { prefix, form, .. } = declared {
         return Kind::Text { prefix: *prefix, form: *form, charset: Charset::Utf8mb4 };

@@ -41,8 +41,8 @@ pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<D
     }
 }
 
-/// Always inlined, so that the parts stay in registers. Through memory they would be written narrow and read wide,
-/// which stalls the processor.
+/// This function is always inlined, so that the parts stay in registers. In memory, they would be written with narrow
+/// stores and read with wide loads, which stalls the processor.
 #[inline(always)]
 fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<DateTime> {
     let moment = unpack(cursor.u40_be()?)?;

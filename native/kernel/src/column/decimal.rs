@@ -16,23 +16,23 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 /// Maximum digits of Arrow's (and Spark's) widest decimal.
 const ARROW_DIGITS_MAX: u8 = 38;
 
-/// Digits of a DECIMAL that is declared without them.
+/// Number of digits of a DECIMAL that is declared without a precision.
 const DIGITS_DEFAULT: u8 = 10;
 
-/// Maximum digits on the server.
+/// Maximum number of digits of a server's DECIMAL.
 const DIGITS_MAX: usize = 65;
 
 /// Bytes needed for any number of 65 digits with its sign.
 const WIDE_BYTES: usize = 32;
 
-/// Digits of a full group.
+/// Number of digits of a full group.
 const GROUP_DIGITS: u8 = 9;
 
-/// Groups of a computed number. Its integer part is padded to full groups, so the number may have more digits than a
-/// column allows.
+/// Maximum number of groups of a computed number. The number's integer part is padded to full groups, so the number may
+/// have more digits than a column allows.
 const GROUPS_MAX: u8 = 9;
 
-/// Bytes of a group by its number of digits.
+/// Size of a group in bytes, by its number of digits.
 const GROUP_BYTES: [u8; 10] = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4];
 
 const POWERS: [u32; 10] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
@@ -75,7 +75,7 @@ fn power(digits: u8) -> u32 {
     POWERS.get(usize::from(digits)).copied().unwrap_or(1)
 }
 
-/// Returns the bytes of a value.
+/// Returns the width of a value in bytes.
 #[inline]
 pub(super) fn width(precision: u8, scale: u8) -> usize {
     let half = |digits: u8| usize::from(digits / GROUP_DIGITS) * 4 + group_bytes(digits % GROUP_DIGITS);
@@ -256,7 +256,7 @@ pub(super) fn append(value: &Decimal<'_>, store: &mut Store) -> Appended {
 }
 
 /// Writes the number in the JSON format of Kafka Connect's Decimal: the bytes of the unscaled number in base64. The
-/// schema has the scale.
+/// scale is in the message's schema.
 pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
     let mut bytes = Vec::with_capacity(WIDE_BYTES);
     value.unscaled_bytes(&mut bytes)?;

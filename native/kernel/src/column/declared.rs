@@ -17,7 +17,7 @@ pub struct DeclaredColumn {
     pub type_text: String,
     /// The name of the character set of a text column.
     pub charset: Option<String>,
-    /// Whether it may be null.
+    /// Whether the column may be null.
     pub nullable: bool,
 }
 

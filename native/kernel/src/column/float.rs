@@ -12,7 +12,7 @@ const PLAIN_DIGITS_MAX: i32 = 15;
 /// Digits of a FLOAT that the server shows (`FLT_DIG`).
 const SINGLE_DIGITS: usize = 6;
 
-/// Whether a declared FLOAT is a DOUBLE: FLOAT(p) for more than 24 bits, FLOAT(m,d) never.
+/// Whether a declared FLOAT is a DOUBLE: FLOAT(p) is a DOUBLE if p is above 24, and FLOAT(m,d) never is.
 pub(super) fn declared_double(parsed: &Parsed<'_>) -> bool {
     matches!(parsed.numbers(), [bits] if *bits > 24)
 }

@@ -173,7 +173,7 @@ impl Kind {
         }
     }
 
-    /// Returns how long a value is.
+    /// Returns the length of a value.
     #[inline]
     pub(crate) fn width(&self) -> Width {
         match self {

@@ -8,7 +8,7 @@ use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// The server's limit.
+/// Maximum number of members on the server.
 const MEMBERS_MAX: usize = 64;
 
 /// Returns the width of a value in bytes, and the members of a declared SET.

@@ -35,7 +35,7 @@ fn lock<T>(shelf: &Shelf<T>) -> MutexGuard<'_, Vec<Vec<T>>> {
 }
 
 impl<T: ArrowNativeType> Spares<T> {
-    /// Keeps at most `kept_max` vectors.
+    /// Creates a pool that keeps at most `kept_max` vectors.
     pub(crate) fn new(kept_max: usize) -> Spares<T> {
         Spares { shelf: Arc::default(), kept_max, length: 0 }
     }

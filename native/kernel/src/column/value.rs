@@ -17,7 +17,7 @@ pub enum Value<'a> {
     Float(f32),
     /// DOUBLE.
     Double(f64),
-    /// DECIMAL, with its digits still packed.
+    /// DECIMAL, whose digits are still packed.
     Decimal(Decimal<'a>),
     /// BIT, right-aligned.
     Bit(u64),
@@ -29,13 +29,13 @@ pub enum Value<'a> {
     DateTime(DateTime),
     /// TIMESTAMP, in UTC; 0 is the zero date.
     Timestamp(Timestamp),
-    /// TIME, within 838:59:59 either way.
+    /// TIME, from -838:59:59 to 838:59:59.
     Time(Time),
     /// CHAR, VARCHAR or TEXT in the column's charset.
     Text(&'a [u8]),
     /// BINARY without its trailing zero bytes, VARBINARY or BLOB.
     Bytes(&'a [u8]),
-    /// A MariaDB COMPRESSED column with its header.
+    /// The value of a MariaDB COMPRESSED column, including its header byte.
     Compressed(&'a [u8]),
     /// ENUM: the member, starting at 1, or 0 for the empty string that replaces an invalid value.
     Enumeration(u16),

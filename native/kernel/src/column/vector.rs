@@ -7,7 +7,7 @@ use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, Result};
 
-/// The servers' limit.
+/// Maximum number of dimensions on both servers.
 const DIMENSIONS_MAX: u64 = 16_383;
 
 /// Returns the width of the length prefix in bytes, and the dimensions of a declared VECTOR.

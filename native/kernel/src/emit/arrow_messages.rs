@@ -299,16 +299,16 @@ impl<'a> System<'a> {
     }
 }
 
-/// What surrounds a message.
+/// The form in which a message is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Frame {
-    /// Canal's packet.
+    /// A packet of Canal that contains the message.
     Packet,
-    /// Text that ends with a newline.
+    /// The text of a message, which ends with a newline.
     Line,
-    /// The text without its newline.
+    /// The text of a message without its newline.
     Text,
-    /// The bytes alone.
+    /// The unchanged bytes of a message.
     Bytes,
 }
 

@@ -55,7 +55,7 @@ pub struct EnvelopeTable {
     pub table: TableRef,
     /// The definition as JSON text.
     pub definition: Arc<str>,
-    /// How to skip its columns.
+    /// How to skip the table's columns.
     pub kinds: Arc<[Kind]>,
 }
 

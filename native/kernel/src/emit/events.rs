@@ -10,7 +10,7 @@ use crate::emit::Batch;
 use crate::error::{malformed, Result};
 use crate::event::Header;
 
-/// An event as shown.
+/// The fields of an event that are shown to users.
 #[derive(Debug, Clone, Default)]
 pub struct EventRow<'a> {
     /// The file.

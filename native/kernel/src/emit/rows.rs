@@ -45,7 +45,7 @@ impl ChangeFilter {
 pub struct SourceColumn {
     /// Its name.
     pub name: Arc<str>,
-    /// How to read its values.
+    /// How to read the column's values.
     pub kind: Kind,
 }
 

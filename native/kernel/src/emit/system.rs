@@ -112,7 +112,8 @@ struct SystemSpares {
 }
 
 impl SystemSpares {
-    /// Enough for two batches, each with six columns of eight bytes, three columns of four bytes, and two text columns.
+    /// Keeps vectors for two batches. Each batch needs six vectors of eight-byte values, up to four of four-byte
+    /// values, and two of text bytes.
     fn new() -> SystemSpares {
         SystemSpares { longs: Spares::new(12), ints: Spares::new(8), bytes: Spares::new(4) }
     }

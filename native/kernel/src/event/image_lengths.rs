@@ -32,7 +32,7 @@ struct Run {
     bytes: usize,
     /// The NULL bit of the column with a prefix; 0 if the run ends the image.
     prefixed: u64,
-    /// The bytes of the prefix.
+    /// Size of the length prefix in bytes.
     prefix: u8,
 }
 

@@ -26,8 +26,8 @@ pub mod xa;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// Set while a file is being written. The server does not update the checksum when it clears the flag, and a crash
-/// leaves the flag set.
+/// This flag is set while a file is being written. The server does not update the checksum when it clears the flag, and
+/// a crash leaves the flag set.
 pub const FLAG_IN_USE: u16 = 0x0001;
 /// The server generated the event for the stream; it is not in any file.
 pub const FLAG_ARTIFICIAL: u16 = 0x0020;
@@ -44,7 +44,7 @@ pub const FLAG_IGNORABLE: u16 = 0x0080;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Seconds since 1970, when the statement began.
+    /// When the statement began, in seconds since 1970.
     pub timestamp: u32,
     /// The type byte, which `EventKind::from_code` decodes.
     pub code: u8,

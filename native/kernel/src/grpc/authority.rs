@@ -28,7 +28,7 @@ pub struct AuthorityFilter {
 }
 
 impl AuthorityFilter {
-    /// Begins before the preface.
+    /// Starts before the client's preface.
     pub fn new(headers_bytes_max: u32) -> AuthorityFilter {
         let (received, passed_on) = (Memory::default(), Memory::default());
         let mut reader = Codec::new(received.clone());
@@ -56,7 +56,7 @@ impl AuthorityFilter {
                 _ => {}
             }
             self.writer.buffer(frame).ok()?;
-            // Memory is always ready.
+            // Writing to memory never waits.
             if !matches!(self.writer.flush(&mut context), Poll::Ready(Ok(()))) {
                 return None;
             }

@@ -18,7 +18,7 @@ use crate::limits::{GRPC_HEADERS_BYTES_MAX, GRPC_PREFIX_BYTES, GRPC_WINDOW_BYTES
 /// A call that has arrived completely. The number of its stream identifies it in answers.
 #[derive(Debug)]
 pub struct Call {
-    /// The number of its stream.
+    /// The number of the call's stream.
     pub stream: u32,
     /// The path of the called method, such as `/binlog.Pump/WriteBinlog`.
     pub method: String,

@@ -31,7 +31,7 @@ pub fn headers(gzip: bool) -> HeaderMap {
 pub fn add(headers: &mut HeaderMap, code: u32, text: &str) {
     headers.insert(STATUS, HeaderValue::from(code));
     if !text.is_empty() {
-        // Percent-encoded text is always a valid value.
+        // Percent-encoded text is always a valid header value.
         if let Ok(value) = HeaderValue::from_str(&percent_encoded(text)) {
             headers.insert(MESSAGE, value);
         }

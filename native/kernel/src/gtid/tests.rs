@@ -72,7 +72,7 @@ fn mariadb_position_contains_what_precedes_it_in_the_log() {
 #[test]
 fn mariadb_log_that_does_not_tell_the_place_of_a_position_is_an_error() {
     for (set, gtid, before) in [
-        // A number of one server goes backward, or repeats.
+        // The sequence number of a server goes backward or repeats.
         ("0-1-100", "0-1-50", "0-1-100"),
         ("0-1-100", "0-1-100", "0-1-100"),
         // Another server continued without the position's transaction.

@@ -19,7 +19,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Returns the frame of `(a,b),(c,d)`.
+    /// Returns the frame for lists of values such as `(a,b),(c,d)`.
     pub fn values(columns: usize) -> Frame {
         let before = (0..columns).map(|index| if index == 0 { "(" } else { "," }.to_owned()).collect();
         Frame { before, after: ")".to_owned(), between: ",".to_owned() }

@@ -102,7 +102,8 @@ pub struct Decoder {
     pub(super) buffered_bytes: usize,
     pub(super) ready: VecDeque<Batch>,
     pub(super) statements: VecDeque<Statement>,
-    /// Set when a statement was returned before its message is written: whether to write the message.
+    /// Whether to write the message of the statement that was just returned; None if no statement waits for this
+    /// decision.
     pub(super) statement_wanted: Option<bool>,
     /// The current event.
     pub(super) event: EventView,
@@ -367,7 +368,7 @@ impl Decoder {
         self.format.as_ref()
     }
 
-    /// The next file, once the log names it.
+    /// The name of the next file, once the log contains it.
     pub fn next_file(&self) -> Option<&str> {
         self.next_file.as_deref()
     }

@@ -58,7 +58,7 @@ impl EventMover {
                 .hint("merge servers from MySQL 5.7 and MariaDB 10.0 on"));
         }
         let mut plain = event.to_vec();
-        // A server's start time would end the open transaction of the joined log.
+        // Clear the server's start time, which would end the open transaction of the joined log.
         if let Some(created) = plain.get_mut(CREATED_OFFSET..CREATED_OFFSET + 4) {
             created.fill(0);
         }
@@ -243,7 +243,7 @@ mod tests {
         let mut mover = EventMover::new(&file::head(7, 1).unwrap()).unwrap();
         let mut moved = |kind: EventKind, text: &[u8]| {
             let mut writer = EventWriter::new(4, 7, 1);
-            // No database and no variables.
+            // The statement has no database and no variables.
             let body = [&[0; 14][..], text].concat();
             writer.event(kind, 0, |out| out.extend_from_slice(&body)).unwrap();
             mover.move_events(&writer.into_bytes(), 4, &mut Vec::new())

@@ -43,9 +43,9 @@ pub struct TableRequest {
 /// How to read a table.
 #[derive(Debug, Clone)]
 pub enum Answer {
-    /// Skip its rows.
+    /// Skip the table's rows.
     Skip,
-    /// Decode its rows.
+    /// Decode the table's rows.
     Read {
         /// The columns; None takes them from the log.
         columns: Option<Vec<DeclaredColumn>>,

@@ -22,7 +22,7 @@ use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{checked_body, declared_size, event_size, span_at};
 use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES, SEARCHED_EVENT_BYTES_MAX};
 
-/// The start of an event with its header and the id of its table.
+/// Number of bytes that are read of an event that is too long to buffer: the header and the table id.
 const EVENT_START_BYTES: usize = EVENT_HEADER_BYTES + 6;
 
 /// Above this number of ids, the ids of the table are dropped. The server announces the table again before its next

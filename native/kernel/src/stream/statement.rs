@@ -9,7 +9,7 @@ use crate::event::session::Session;
 pub struct Statement {
     /// The default database of the session; may be empty.
     pub database: String,
-    /// The session state in its event.
+    /// The session state in the statement's event.
     pub session: Session,
     /// The text, as UTF-8.
     pub text: String,
@@ -19,9 +19,9 @@ pub struct Statement {
     pub is_skipped: bool,
     /// The file.
     pub file: Arc<str>,
-    /// The offset of its event.
+    /// The offset of the statement's event.
     pub offset: u64,
-    /// The offset after its event.
+    /// The offset after the statement's event.
     pub end_offset: u64,
     /// The offset after the statement's transaction, if the GTID event contains it.
     pub transaction_end: Option<u64>,
@@ -30,7 +30,7 @@ pub struct Statement {
     /// Commit time of the statement's transaction, in microseconds since 1970; the statement's start time if the log
     /// has no commit time.
     pub commit_us: i64,
-    /// The server that ran it.
+    /// The server that ran the statement.
     pub server_id: u32,
     /// The GTID of the statement's transaction; empty if the transaction has none.
     pub gtid: String,

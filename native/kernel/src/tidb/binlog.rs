@@ -44,7 +44,7 @@ pub struct Binlog<'a> {
     pub kind: BinlogKind,
     /// The timestamp at which the transaction began.
     pub start_ts: i64,
-    /// The timestamp at which it committed; 0 for a Prewrite.
+    /// The timestamp at which the transaction committed; 0 for a Prewrite.
     pub commit_ts: i64,
     /// The transaction's primary key in TiKV, under which its outcome can be looked up.
     pub prewrite_key: &'a [u8],

@@ -48,7 +48,7 @@ pub enum Missing {
     Null,
     /// The column's original default, as in a row image.
     Default(Vec<u8>),
-    /// No row lacks the column.
+    /// Every row contains the column.
     Never,
     /// The error in reading the default. Rows without the column cannot be read either.
     Unreadable(Error),

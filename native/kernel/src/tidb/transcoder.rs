@@ -24,7 +24,7 @@ const WHOLE_BYTES_MAX: usize = 4 << 20;
 /// under them.
 const VERSIONS_MAX: usize = 8;
 
-/// A definition: the table, or why its rows cannot be written.
+/// A definition of a table, or the error that explains why the table's rows cannot be written.
 #[derive(Debug, Clone)]
 struct Definition {
     /// The commit timestamp from which rows are written with this definition.
@@ -40,9 +40,9 @@ type Tables = HashMap<i64, BTreeMap<i64, Definition>>;
 pub struct DdlStatement<'a> {
     /// The default database.
     pub database: &'a str,
-    /// The text, if it differs from the payload's.
+    /// The statement's text, if it differs from the text in the payload.
     pub text: Option<&'a str>,
-    /// The session that executed it.
+    /// The session that executed the statement.
     pub session: WrittenSession<'a>,
 }
 

@@ -8,7 +8,7 @@ use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES};
 /// The version in the format description: readers expect the events of this release.
 pub const SERVER_VERSION: &str = "8.0.36-TiDB";
 
-/// The same version as a number, in MySQL's form.
+/// The version in the format description as a number, in MySQL's form.
 pub const SERVER_VERSION_NUMBER: u32 = 80_036;
 
 /// Size in bytes of the server version in a format description.

@@ -5,7 +5,7 @@ use crate::column::{Form, Kind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::code;
 
-/// The collation of bytes.
+/// The number of the collation of binary columns.
 pub const COLLATION_BINARY: u16 = 63;
 
 /// A column of a table that is written.

@@ -78,7 +78,7 @@ impl TransactionWriter {
         let database_bytes = short(database)?;
         let variables = session.variables()?;
         self.events.event(EventKind::Query, 0, |out| {
-            // No connection, no run time.
+            // Write no connection and no run time.
             out.extend_from_slice(&[0; 8]);
             out.push(database_bytes);
             out.extend_from_slice(&0u16.to_le_bytes());

@@ -55,7 +55,7 @@ fn malformed_json(what: &str) -> crate::error::Error {
     value_malformed(format!("a JSON document with {what}"))
 }
 
-/// The server stores UTF-8.
+/// Returns the string; fails if it is not UTF-8, which the server always stores.
 #[inline]
 pub(super) fn utf8(bytes: &[u8]) -> Result<&str> {
     simdutf8::basic::from_utf8(bytes).map_err(|_| malformed_json("a string that is not UTF-8"))

@@ -5,6 +5,6 @@
 pub enum JsonStyle {
     /// The style in which MySQL's own client shows a document.
     Server,
-    /// As Canal writes it.
+    /// The style in which Canal writes a document.
     Canal,
 }

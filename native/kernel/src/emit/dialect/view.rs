@@ -12,7 +12,7 @@ use crate::event::session::Backslash;
 /// The dialect and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DialectOptions {
-    /// Its name, one of [`super::NAMES`].
+    /// The dialect's name, one of [`super::NAMES`].
     pub name: String,
     /// Whether each row of a rows event becomes a separate message, so that each row has its own slot.
     pub message_per_row: bool,
@@ -71,7 +71,7 @@ impl At<'_> {
 pub enum End<'a> {
     /// Committed by an XID event with this number.
     Xid(u64),
-    /// By a COMMIT statement.
+    /// Committed by a COMMIT statement.
     Commit,
     /// Committed as an XA transaction with this id.
     Xa(&'a str),
@@ -82,7 +82,7 @@ pub enum End<'a> {
 pub struct StatementView<'a> {
     /// The default database of the session; may be empty.
     pub database: &'a str,
-    /// Its text, as UTF-8.
+    /// The statement's text, as UTF-8.
     pub text: &'a str,
     /// The meaning of a backslash in the statement's strings.
     pub backslash: Backslash,
@@ -110,7 +110,7 @@ pub struct TableView {
     pub table: Arc<str>,
     /// `database.table`.
     pub name: Arc<str>,
-    /// The number of its definition.
+    /// The number of the table's definition.
     pub schema_version: i32,
     /// The columns in table order.
     pub columns: Vec<MessageColumn>,
@@ -134,11 +134,11 @@ impl TableView {
 pub struct MessageColumn {
     /// Its name.
     pub name: Arc<str>,
-    /// How to read its values.
+    /// How to read the column's values.
     pub kind: Kind,
     /// The SQL type: as declared if the declaration is known, otherwise as logged.
     pub type_text: Arc<str>,
-    /// Whether it may be null.
+    /// Whether the column may be null.
     pub nullable: bool,
     /// Whether the column belongs to the primary key.
     pub is_key: bool,

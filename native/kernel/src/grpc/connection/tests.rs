@@ -50,7 +50,7 @@ impl Pair {
             if sent.is_empty() && answered.is_empty() {
                 return is_over;
             }
-            // In parts that end anywhere.
+            // Deliver the bytes in parts that may end anywhere.
             sent.chunks(7).for_each(|part| self.server.receive(part));
             self.memory.receive(&answered);
             let more = self.server.take_progress();

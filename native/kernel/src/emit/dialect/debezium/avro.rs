@@ -63,7 +63,7 @@ impl Encoding for AvroRecord<'_> {
         let start = self.out.len();
         let result = write(self.out);
         let end = self.out.len();
-        // The length precedes the content and is encoded in a variable number of bytes.
+        // Write the length after the content, on which the size of the length depends, then move it to the front.
         write_long((end - start) as i64, self.out);
         let length_bytes = self.out.len() - end;
         if let Some(written) = self.out.get_mut(start..) {

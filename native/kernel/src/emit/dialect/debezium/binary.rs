@@ -27,7 +27,7 @@ const MAGIC: u8 = 0;
 /// The index path of a message's type in a protobuf schema: always the first type.
 const FIRST_TYPE: u8 = 0;
 
-/// The digits of the largest BIGINT UNSIGNED.
+/// Number of digits of the largest BIGINT UNSIGNED.
 const UNSIGNED_DIGITS: u8 = 20;
 
 /// The number of fields that [`source_head`] writes.
@@ -219,7 +219,7 @@ fn write_source_head(at: &At<'_>, database: &str, table: &str, out: &mut impl En
     out.present_with_default();
     write_snapshot(at, out);
     out.bytes(database.as_bytes());
-    // The sequence.
+    // The field `sequence`, which is null.
     out.null();
     write_optional_long(Some(micros), out);
     write_optional_long(Some(micros.saturating_mul(1_000)), out);
@@ -234,7 +234,7 @@ fn write_snapshot(at: &At<'_>, out: &mut impl Encoding) {
     out.bytes(if at.snapshot { b"true" } else { b"false" });
 }
 
-/// Writes the row number in its event, and the rest of the source.
+/// Writes the row's number in its event, and the remaining fields of the source.
 fn write_source_tail(at: &At<'_>, row: u32, out: &mut impl Encoding) {
     out.long(row.into());
     write_optional_long(at.transaction.thread_id, out);

@@ -22,7 +22,7 @@ pub enum DecimalMode {
 /// The representation of TIME and DATETIME, and the semantic type of DATE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TimeMode {
-    /// Units by the column's digits.
+    /// Units that depend on the column's fractional digits.
     Adaptive,
     /// Like `Adaptive`, but TIME always has microseconds.
     #[default]

@@ -315,7 +315,7 @@ fn write_transaction(at: &At<'_>, change: &ChangeView<'_, '_>, out: &mut Vec<u8>
     out.push(b'}');
 }
 
-/// Writes the three time fields, each with a finer unit than the one before.
+/// Writes the time in milliseconds, microseconds and nanoseconds.
 fn times(at: &At<'_>, out: &mut Vec<u8>) {
     let micros = at.transaction.commit_us;
     out.extend_from_slice(b",\"ts_ms\":");
@@ -358,7 +358,7 @@ fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u
     out.extend_from_slice(b",\"row\":");
 }
 
-/// Writes the row number in its event, and the rest of the source.
+/// Writes the row's number in its event, and the remaining fields of the source.
 fn source_tail(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
     write_unsigned_integer(row.into(), out);
     out.extend_from_slice(b",\"thread\":");

@@ -222,7 +222,7 @@ fn meaning_of_datetime(fsp: u8, mode: TimeMode) -> Meaning {
 fn meaning(kind: &Kind, traits: ColumnTraits) -> Meaning {
     let handling = traits.handling;
     match kind {
-        // The number of digits of the largest number.
+        // 20 digits, as the largest BIGINT UNSIGNED has.
         Kind::Integer { bytes: 8, unsigned: true } if handling.bigint_unsigned == UnsignedMode::Precise => {
             decimal(20, 0)
         }

@@ -240,7 +240,7 @@ struct PtubesColumn {
     has_moments: bool,
     /// The key of the map entry.
     key: Box<[u8]>,
-    /// Index, type, name and key flag.
+    /// The encoded index, type, name and key flag.
     head: Box<[u8]>,
     /// The name of the type.
     tail: Box<[u8]>,
