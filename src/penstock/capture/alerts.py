@@ -12,7 +12,7 @@ from penstock.settings.alerts import AlertSettings
 from penstock.sizes import size_text
 from penstock.telemetry.alerts import Alert
 
-# The measurement may have been taken between two packets and show a smaller lag.
+# A measured lag below this is ignored, because the measurement may have been taken between two packets.
 _LAGGING_SECONDS = 60.0
 
 _HINT_STATUS = "Run: penstock status"

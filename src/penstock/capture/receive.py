@@ -113,7 +113,7 @@ class Receiver:
         self._has_room_until = 0.0
         self._arrived = arrived
         self._begin_epoch = begin_epoch
-        # Starts the file in the log as soon as its epoch has begun.
+        # Starts the source file in the log. It is called as soon as the file's epoch has begun.
         self._begin_file: Callable[[], None] | None = None
         self._counted = (0, 0)
         # Statements in bytes that have not been stored yet. `schemas` has not applied these statements.
@@ -265,7 +265,7 @@ class Receiver:
         """Append the buffered bytes to the log unchanged."""
         if not cutter.untaken:
             return
-        # Beginning an epoch and applying statements require permission as well.
+        # Beginning an epoch and applying statements also require permission, so wait for it first.
         self._wait_for_permission()
         self._begin_with_first_byte()
         self._has_unannounced = True
@@ -345,7 +345,8 @@ class Receiver:
         if now < self._has_room_until:
             return None
         why = self._log.full_because()
-        # The call frees space in a log in memory. Otherwise an append would drop all acknowledged data.
+        # For a log in memory, make this call every time, because it frees space. Otherwise an append would
+        # drop all acknowledged data.
         if why is None and not isinstance(self._log, MemoryLog):
             self._has_room_until = now + _ROOM_SECONDS
         return why

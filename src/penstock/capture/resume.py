@@ -180,7 +180,7 @@ class Resumption:
         try:
             expected = file_fingerprint(self._log.head_bytes(position.epoch, position.file))
         except SourceMissing:
-            # A log in memory may have dropped the whole file.
+            # A log in memory may have dropped the whole file. Then there is nothing to compare.
             return None
         if actual == expected:
             return None

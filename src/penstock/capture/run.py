@@ -103,7 +103,7 @@ class Capture:
         self._connects = 0
         self._lag_bytes: int | None = None
         self.counts = CaptureCounts()
-        # When the capture last left the running state; monotonic seconds.
+        # When the capture last left the running state, in monotonic seconds.
         self.last_running = time.monotonic()
         # The extent of the server's log, from the latest survey.
         self.server_log: ServerLog | None = None

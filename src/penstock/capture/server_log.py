@@ -119,7 +119,7 @@ def _retention_seconds(connection: Connection) -> float | None:
 
 def _created_seconds(address: ServerAddress, file: str) -> int:
     """Return when a file was created, which is the time of its first event, the format description."""
-    # With the capture's own id, this connection would make the server end the capture's stream.
+    # With the capture's own server id, this connection would make the server end the capture's stream.
     start = DumpStart(Position(0, file, FIRST_EVENT_OFFSET))
     events = b""
     with open_stream(replace(address, server_id=None), start, bounded=True) as stream:

@@ -64,7 +64,9 @@ _LISTED_MAX = 100
 
 @dataclass(frozen=True)
 class Question:
-    """A table in doubt, and the position since which it has been. A name of None means every table."""
+    """A table in doubt, and the position since which it has been in doubt. A name of None means every
+    table.
+    """
 
     name: TableName | None
     since: Position
@@ -96,16 +98,16 @@ class DefinitionSettler:
         self._closed = False
         self._retired = False
         self._has_read = threading.Event()
-        # Held while storing, so that nothing is stored after `close`.
+        # The lock is held while definitions are stored, so that nothing is stored after `close`.
         self._store_lock = threading.Lock()
         self._epoch = begins.epoch
         self._received = begins
         self._readings: dict[Question, int] = {}
-        # Whether the thread waits for a position. An operator may have answered its questions in the
-        # meantime.
+        # Whether the thread waits until the log has a position. An operator may answer the thread's questions
+        # during the wait.
         self._awaits_position = False
-        # The newest answered questions, in order. A table that is still in doubt after its question was
-        # answered is not asked about again.
+        # The newest answered questions, in order. If a table is still in doubt after its question was
+        # answered, the question is not asked again.
         self._answered: dict[Question, None] = {}
         # Current names of renamed tables, discovered while statements were undone.
         self._renamed: set[TableName] = set()

@@ -10,7 +10,7 @@ from typing import Any, Self
 from penstock.limits import HEARTBEAT_SECONDS
 from penstock.telemetry.counters import Counter
 
-# Rates are exponential averages in which mostly the last ten seconds count.
+# Rates are exponential averages, dominated by the last ten seconds.
 _RATE_SECONDS = 10.0
 
 # A server that has sent nothing for this long, not even a heartbeat, may have changes that Penstock does not

@@ -159,7 +159,8 @@ class Consumption(Consumer):
                 for shard, batch in self._next():
                     yield batch
                     self._auto_ack(shard, batch)
-                    # A batch may be due on a shard before the shards that were not checked yet.
+                    # A batch may have become due on a shard that was checked before this one, so check all
+                    # shards again.
                     self._arrived.set()
                 if self._stopping.is_set():
                     break
@@ -228,7 +229,9 @@ class Consumption(Consumer):
         worker.start()
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return once nobody works on a lost shard any more. Waits up to IN_HAND_SECONDS for a loop."""
+        """Return once nobody works on a lost shard any more. Waits up to IN_HAND_SECONDS for a loop to finish
+        its batch.
+        """
         with self._changed:
             worker = self._workers.get(shard)
         if worker is not None:

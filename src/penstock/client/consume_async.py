@@ -141,7 +141,9 @@ class AsyncConsumption(Consumer):
         self._workers[shard] = asyncio.ensure_future(self._work(shard, arrived))
 
     def _lost(self, shard: OwnedShard) -> None:
-        """Return once nobody works on a lost shard any more. Waits up to IN_HAND_SECONDS for a loop."""
+        """Return once nobody works on a lost shard any more. Waits up to IN_HAND_SECONDS for a loop to finish
+        its batch.
+        """
         assert self._loop is not None, "the supply was started in it"
         if not self._loop.is_running():
             return

@@ -136,7 +136,7 @@ class ChangesAnswer:
         headers = {} if consumed is None else {CONSUMED_HEADER: str(consumed)}
         self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds, headers)
         connection = self._response.connection
-        # None if the daemon, or a proxy, closes the connection after the response.
+        # The socket is None if the daemon, or a proxy, closes the connection after the response.
         self._socket: socket.socket | None = getattr(connection, "sock", None)
         self._cut = False
 

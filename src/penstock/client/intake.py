@@ -161,8 +161,7 @@ class Intake:
         start = {"position": str(lowest)}
         by_gtid_set = any(daemon.by_gtid_set for daemon in choice.fits.values())
         if all(daemon.by_gtid_set for daemon in choice.fits.values()):
-            # The other server may have committed in a different order, so transactions in the set are
-            # skipped.
+            # Another server may have committed in a different order, so transactions in the set are skipped.
             start = {"gtid_set": places[min(positions, key=lambda number: positions[number])].gtid_set}
         return _Link(choice.daemon, version, count, shards, cuts, start, by_gtid_set, time.monotonic())
 
@@ -202,7 +201,7 @@ class Intake:
             self._backoff.failed(link.daemon, time.monotonic())
             _log.warning("a daemon is left", daemon=self._publishers.url(link.daemon), why=str(problem))
         except PenstockError as problem:
-            # Only this daemon may have the error. If all daemons refuse, `choose` raises it.
+            # The error may concern this daemon only. If all daemons refuse, `choose` raises the error.
             self._refused[link.daemon] = problem
             if len(self._refused) == len(self._publishers):
                 raise
@@ -338,6 +337,8 @@ def _consumed(link: _Link) -> Position | None:
 
 
 def _of_one_revision(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:
-    """Return the shards of the newest revision. After a change, the other shards are being released."""
+    """Return the shards of the newest revision. After a change, the shards of earlier revisions are being
+    released.
+    """
     newest = max((shard.revision for shard in shards.values()), default=(0, 0))
     return {number: shard for number, shard in shards.items() if shard.revision == newest and not shard.over}

@@ -222,7 +222,8 @@ class ServerAnswer:
         try:
             yield from self._frames(source)
         except ServerChanged as problem:
-            # The subscriber then finds out which server answers, and continues by GTID set.
+            # The subscriber handles a lost connection: it finds out which server answers, and continues by
+            # GTID set.
             raise ConnectionLost(problem.message, position=problem.position) from problem
         finally:
             source.close()
@@ -236,7 +237,8 @@ class ServerAnswer:
         while not self._cut.is_set():
             head = source.head()
             if place_of(head) < place_of(begin):
-                # The subscriber then surveys the server again, and stops because the server has been reset.
+                # The server was reset. After a lost connection, the subscriber surveys the server again, and
+                # stops.
                 raise ConnectionLost(f"{self._log.address} ends its log at {head}", position=str(begin))
             if place_of(head) == place_of(begin):
                 if time.monotonic() > deadline:

@@ -74,8 +74,8 @@ def _share_free_shards(
 ) -> Mapping[str, int]:
     """Return how many of the free shards each member gets.
 
-    Each shard goes to the member with the fewest shards. Ties go to a member that keeps a shard, then by
-    name. The extra shards therefore stay with members that already have more shards.
+    Each shard goes to the member with the fewest shards. Ties go first to a member that keeps a shard, and
+    then to the first name. The extra shards therefore stay with members that already have more shards.
     """
     quota = dict.fromkeys(pinned, 0)
     for _ in range(free):

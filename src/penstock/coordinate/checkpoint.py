@@ -82,7 +82,7 @@ class ShardState:
         if self.checkpoint is not None:
             checkpoint = asdict(self.checkpoint)
             if not self.checkpoint.fingerprint:
-                # Versions without server subscriptions do not know this field.
+                # Leave out an empty fingerprint: versions without server subscriptions do not know the field.
                 del checkpoint["fingerprint"]
             values["checkpoint"] = checkpoint
         if self.floors:

@@ -101,6 +101,6 @@ class Leadership:
 
     def _delete_old_generations(self, subscription: Subscription) -> None:
         for generation in self._subscriptions.generations(subscription):
-            # A generation that is newer than the one known here is being created.
+            # A generation with a higher number is being created, so keep it.
             if generation < subscription.generation:
                 self._subscriptions.delete_generation(subscription, generation)

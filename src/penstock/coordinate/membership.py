@@ -220,7 +220,7 @@ class Member:
             path = self._subscription.members_path + path_of(self.name)
             self._session.put_ephemeral(path, json.dumps(description).encode())
         except VersionConflict:
-            # The record may belong to a previous process and then ends with that process's session. If this
+            # If the record belongs to a previous process, it is deleted with that process's session. If this
             # process was paused so long that its session may have ended as well, the wait for the other
             # session starts over.
             now = time.monotonic()

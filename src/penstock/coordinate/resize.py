@@ -41,7 +41,7 @@ def why_not(states: Sequence[ShardState]) -> str | None:
 
 
 def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
-    """Return the initial state of each of `count` new shards, from the final states of the old ones.
+    """Return the initial state of each of `count` new shards, from the final states of the old shards.
 
     If `why_not` returns a reason, or if the count stays the same, the states are unchanged.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _COMMAND = (sys.executable, "-m", "penstock.coordinate.session_guard")
 
-# A guard without sessions ends as soon as its pipe is closed.
+# A guard that has no sessions ends as soon as its pipe is closed.
 _END_SECONDS_MAX = 5.0
 _OPERATION_SECONDS_MAX = 5.0
 
@@ -109,7 +109,8 @@ class SessionGuard:
 
 def main() -> None:
     """Wait for the end of the daemon, then end its sessions."""
-    # A service manager signals all processes of a service, although the daemon may still be stopping.
+    # Ignore these signals: a service manager sends them to all processes of a service, although the daemon
+    # may still be stopping.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sessions: list[tuple[str, str, float]] = []

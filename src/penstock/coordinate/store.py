@@ -32,7 +32,7 @@ OPERATION_SECONDS = 10.0
 # A session ends when no heartbeat has arrived for this long.
 SESSION_SECONDS = 10.0
 
-# Cached, because a page about thousands of records encodes the same names repeatedly.
+# Encoded names are cached, because a page about thousands of records encodes the same names repeatedly.
 _NAMES_CACHED = 8192
 
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%:-]+)+")
@@ -229,7 +229,8 @@ def without_password(url: str) -> str:
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
 
 
-# For subscription records. Checkpoints, the assignment and leases are below the subscription's path.
+# The hint for subscription records. Checkpoints, the assignment and leases are stored below the path of the
+# subscription.
 HINT_RECORD = "Use the version that wrote it, or begin again: penstock subscriptions delete"
 
 

@@ -190,7 +190,7 @@ class Subscription:
         values["pins"] = {str(shard): member for shard, member in self.pins.items()}
         values["selection"] = self.selection.fields()
         if self.resizing is not None and self.resizing.shard_columns is None:
-            # Earlier versions do not know this field.
+            # Leave out the field if it is not set: earlier versions do not know it.
             del values["resizing"]["shard_columns"]
         return json.dumps(values).encode()
 
@@ -326,7 +326,8 @@ class Subscriptions:
     ) -> Subscription:
         """Set the checkpoint of one shard or of all shards; None means to start over.
 
-        A member that holds such a shard stops it and restarts it at the new checkpoint. Raises OptionInvalid.
+        A member that holds one of these shards stops it and restarts it at the new checkpoint. Raises
+        OptionInvalid.
         """
         subscription = self._must_get(instance, name)
         refuse_shard(subscription, shard)
@@ -413,8 +414,8 @@ class Subscriptions:
         """Change the shard columns of a running or stopped subscription; return the resulting subscription.
 
         `keying` returns the new columns for the current subscription. All new shards start at the lowest
-        checkpoint of the old shards, recorded as `keyed_at`. Changes after it that other shards had consumed
-        are delivered again. Otherwise the call works like `resize`.
+        checkpoint of the old shards, recorded as `keyed_at`. Changes after that position that other shards
+        had consumed are delivered again. Otherwise the call works like `resize`.
         """
         generation = self.next_generation()
 

@@ -463,7 +463,7 @@ class LocalLock(_LocalFile):
         try:
             self._acquire(path)
         except BaseException:
-            # A descriptor that nothing owns would keep this process itself locked out.
+            # A descriptor without an owner would stay open and lock this process itself out.
             self.close()
             raise
 
@@ -484,7 +484,7 @@ class LocalLock(_LocalFile):
                 f"process {holder or 'unknown'} writes the log in {path.parent}",
                 hint="One process writes a log. Stop the other one, or name another folder",
             ) from problem
-        # Best effort: the process id only informs other processes, and a full disk has no space for it.
+        # Ignore errors: the process id only informs other processes, and it cannot be written to a full disk.
         with suppress(OSError):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode("ascii"), 0)

@@ -75,14 +75,14 @@ class EpochFile:
         """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
         records = [dataclasses.asdict(record) for record in self.epochs]
         for record in records:
-            # Earlier versions can read any log without an accepted loss.
+            # Leave the field out if no loss was accepted, so that earlier versions can read the log.
             if not record["lost"]:
                 del record["lost"]
         disk.write_atomic(layout.epochs, seal_json({"epochs": records}))
 
     @property
     def lost(self) -> dict[int, LostGtids]:
-        """The transactions that are missing from an epoch's server, for each epoch with such a loss."""
+        """For each epoch with an accepted loss, the transactions that are missing from the epoch's server."""
         return {
             record.epoch: LostGtids(record.lost, record.gtid_set) for record in self.epochs if record.lost
         }

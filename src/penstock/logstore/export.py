@@ -45,11 +45,11 @@ def export(
 ) -> list[Exported]:
     """Write the log's bytes in [start, end) to a folder, one file per source file; by default the whole log.
 
-    `start` must be a transaction boundary. If it lies inside a transaction, binlog tools stop at its first
-    event. Existing files are rejected, and a file gets its final name once it is complete. The name includes
-    the offset if the unbroken run does not start where the source file starts. `progress` receives the event
-    bytes written and their total. Raises PositionPurged, PositionInvalid, SequenceGap, OptionInvalid for an
-    existing file, LogFull.
+    `start` must be a transaction boundary. From a start inside a transaction, binlog tools would stop at the
+    first event. Existing files are rejected, and a file gets its final name once it is complete. The name
+    includes the offset if the unbroken run does not start where the source file starts. `progress` receives
+    the event bytes written and their total. Raises PositionPurged, PositionInvalid, SequenceGap,
+    OptionInvalid for an existing file, LogFull.
     """
     disk = disk or LocalDisk()
     pieces = list(_pieces(log, start, end))

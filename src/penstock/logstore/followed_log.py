@@ -43,12 +43,13 @@ class LogReport:
     @classmethod
     def of(cls, log: "ServedLog") -> "LogReport":
         """Return the report of a log."""
-        # A process that follows the files would see unconfirmed data, so the settings reject this.
+        # A process that follows the files would see unconfirmed data, so the settings allow no such process
+        # for a log with confirmation.
         assert not isinstance(log, ConfirmedLog), "a log that is served when durable has no other process"
         visible = log.visible
         gtid_set = NO_GTIDS if visible is None else log.gtid_set(visible)
         durable, time_max_us = log.durable, log.time_max_us
-        # Read `visible` last: an earlier version of the files would not contain a newer segment with
+        # Read the version of the files last: an earlier version might not have the segment that contains
         # `visible`.
         return cls(log.files_version, visible, durable, gtid_set, time_max_us)
 
@@ -73,7 +74,7 @@ class FollowedLog(LogReader):
         share_holds(self.layout)
         # The writer's lock file. If the folder is replaced, the new folder has a different lock file.
         self._lock_there = self._stat_lock()
-        # For processes that follow this log.
+        # The version of the files, for processes that follow this log.
         self.files_version = next_files_version()
         self._refreshing = threading.RLock()
         self._files: int | None = None
@@ -126,8 +127,8 @@ class FollowedLog(LogReader):
     def earliest_on_disk(self) -> Position | None:
         """Return the start of the oldest segment, including removals since the last report.
 
-        Exact while the holds are unchanged, because segments are removed under the same lock. Raises
-        LogDamaged.
+        The result is exact while the holds are locked, because segments are removed under the same lock.
+        Raises LogDamaged.
         """
         with self._refreshing:
             stored = SegmentIndex.load(self.disk, self.layout.segments_index)
@@ -168,7 +169,7 @@ class FollowedLog(LogReader):
                     data, epoch=visible.epoch, file=visible.file, start=before.offset, end=visible.offset
                 )
                 return
-        # Readers read these bytes from the files.
+        # The new bytes are not in memory, so readers read them from the files.
         memory.clear()
 
     def _newest_reader(self, position: Position) -> SegmentReader:
@@ -190,5 +191,5 @@ class FollowedLog(LogReader):
         return self._open_current(record, self.refresh)
 
 
-# A log in the form that the listeners read, wherever it is written.
+# Any log that the listeners read, whichever process writes it.
 ServedLog = Log | FollowedLog | ConfirmedLog

@@ -40,7 +40,7 @@ class GenerationFiles:
             try:
                 content = self._disk.read(self._folder / name)
             except SourceMissing:
-                # The segments with the file's positions have just been removed.
+                # The file has just been removed, together with the segments that contain its positions.
                 continue
             generations.append(Generation(int(version), len(content), zlib.crc32(content)))
         return sorted(generations, key=lambda generation: generation.version)

@@ -119,8 +119,8 @@ class Holds:
         while True:
             begin = None if log is None else log.earliest()
             if log is not None:
-                # Do this without the lock, because a store that does not answer must not block the removal of
-                # segments.
+                # Locate the position without the lock, because an object store that does not answer must not
+                # block the removal of segments.
                 log.locate_position(hold.position)
             with self.unchanged():
                 if log is not None and log.earliest_on_disk() != begin:

@@ -200,15 +200,16 @@ class Locator:
         segment = segments[at]
         with self._access.blocks(segment) as blocks:
             run = self._run(search, segment, blocks)
-            # Block 0 is proved by a separate flag. Blocks that are not proved cannot narrow the search.
+            # Block 0 follows the segment's head, so it needs no proof. Blocks without a proof cannot narrow
+            # the search.
             index = bisect_left(range(len(blocks)), True, key=lambda at: not run.proves(at, fits)) - 1
             if index == len(blocks) - 1 and run.whole(index, fits):
                 index += 1
             return self._boundary(search, segment, blocks, max(index, 0))
 
     def _first_after_loss(self, search: "_Search", gtids: str) -> int:
-        """Return the first segment of the newest epoch whose lost transactions precede these; 0 if there is
-        none.
+        """Return the first segment of the newest epoch whose lost transactions precede the given GTIDs; 0 if
+        there is no such epoch.
         """
         for epoch, lost in sorted(self._lost.items(), reverse=True):
             if lost.precede(gtids):
@@ -220,8 +221,9 @@ class Locator:
         return _Run(blocks, segment.base, search.head(self._access, segment))
 
     def _continues(self, search: "_Search", before: int, after: int) -> bool:
-        """Return whether an epoch's first segment includes the GTIDs before the last segment of the epoch
-        before."""
+        """Return whether the first segment of an epoch includes all GTIDs before the last segment of the
+        previous epoch.
+        """
         old = search.head(self._access, self._segments[before]).gtid_set
         new = search.head(self._access, self._segments[after]).gtid_set
         return bool(old) and GtidSet.parse(new).contains(GtidSet.parse(old))
@@ -333,20 +335,21 @@ class _Run:
         self._blocks = blocks
         self._base = base
         self._flavor = head.flavor
-        # Whether a MariaDB position is passed depends on the transactions before the run.
+        # The transactions before the run decide whether a GTID position of MariaDB is passed.
         self._before = GtidSet.parse(head.gtid_set if head.flavor != "mysql" else "")
         self._first = blocks.record(0) if len(blocks) else None
 
     def proves(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
-        """Return whether everything before a block is known and satisfies the condition."""
+        """Return whether all GTIDs before a block are known and satisfy the condition."""
         if index == 0:
             return True
         record = self._blocks.record(index)
         return self._is_known(record) and self._fits(record, record.gtid_number - 1, fits)
 
     def whole(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
-        """Return whether everything up to the end of a block is known, complete, and satisfies the
-        condition."""
+        """Return whether all GTIDs up to the end of a block are known and complete, and satisfy the
+        condition.
+        """
         if index < 0:
             return False
         record = self._blocks.record(index)

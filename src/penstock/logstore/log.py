@@ -70,7 +70,7 @@ class Log(LogReader, Closing):
             )
         if settings.tier is not None:
             self.tier = Tier(settings.tier, disk, self.layout, writes=True)
-        # Set by the capture that tracks the log's table definitions.
+        # The capture that tracks the log's table definitions sets the settler.
         self.settler: Settler | None = None
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes)
@@ -88,10 +88,10 @@ class Log(LogReader, Closing):
         self._unsaved_bytes = self._unsynced = 0
         self._retried: tuple[int, int] | None = None
         self._failure: PenstockError | None = None
-        self.on_durable: Callable[[], None] = lambda: None  # Called in the syncing thread; it must not block.
+        self.on_durable: Callable[[], None] = lambda: None  # The syncing thread calls it; it must not block.
         self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
-        # Changes whenever segments or epochs change, for readers in other processes.
+        # A number that changes whenever segments or epochs change, for readers in other processes.
         self.files_version = next_files_version()
         try:
             self._recover(accept_loss)
@@ -240,7 +240,9 @@ class Log(LogReader, Closing):
             return record
 
     def complete_epoch(self, epoch: int, gtid_set: LoggedSet) -> None:
-        """Add transactions of an epoch's server log to the set before it. Raises LogFull, DiskFailed."""
+        """Add transactions from an epoch's server log to the GTID set before the epoch. Raises LogFull,
+        DiskFailed.
+        """
         with self._writing:
             self._check()
             self._change_epochs(self._epochs.complete(epoch, gtid_set))

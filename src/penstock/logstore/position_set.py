@@ -109,7 +109,7 @@ def resume_point(reader: LogReader) -> ResumePoint:
 
 
 def held_position(reader: LogReader, position: Position) -> Position | None:
-    """Return the newest log position with the server's bytes at a position, or an end of the log there.
+    """Return the newest log position that has the server's bytes at a position, or at which the log ends.
 
     The epoch of `position` is ignored: the position refers to the server that capture follows now. Returns
     None if the log does not have the bytes. Raises PositionInvalid if the position is not a transaction

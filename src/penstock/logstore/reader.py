@@ -60,7 +60,7 @@ class LogReader:
         self.memory: MemoryTier | None = None
         self.tier: Tier | None = None
         self._block_bytes = block_bytes
-        # Guards the attributes below, including against changes by the writer.
+        # The lock guards the attributes below, including against changes by the writer.
         self._changed = threading.Condition(threading.RLock())
         self._index = SegmentIndex([])
         self._epochs = EpochFile()
@@ -323,7 +323,9 @@ class LogReader:
     # --- Inside -----------------------------------------------------------------------------
 
     def _with_epoch(self, position: Position | None, gtid_set: LoggedSet) -> LoggedSet:
-        """Add the set recorded before the position's epoch, if that set was read from the server's log."""
+        """Add the GTID set that was recorded at the start of the position's epoch, if that set was read from
+        the server's log.
+        """
         record = None if position is None else self._epochs.get(position.epoch)
         return gtid_set if record is None or not record.is_logged_set else union(record.gtid_set, gtid_set)
 
@@ -400,8 +402,8 @@ class LogReader:
         with self._changed:
             current = self._index.get(record.version)
         if current is None or current.state != TIERED:
-            # The current start of the log is unknown at this point: the segment may be the first in this
-            # index.
+            # The log's current start is unknown at this point: the removed segment may be the first in the
+            # index that this reader has.
             raise PositionPurged(
                 "the segment was removed from the log",
                 position=str(Position(record.epoch, self._name_of_file(record), record.base)),

@@ -24,7 +24,7 @@ def read_log(readings: Readings, log: Log, instance: str) -> None:
     _read_segments(readings, log, instance)
     _read_holds(readings, log, instance)
     add("penstock_log_disk_reserved_bytes", log.settings.free_bytes_min)
-    # Capture stops with the same error and reports it.
+    # If the free space cannot be read, capture stops with the same error and reports it.
     with suppress(PenstockError):
         add("penstock_log_disk_free_bytes", log.disk.free_bytes(log.folder))
     readings.add_histogram("penstock_log_fsync_seconds", log.sync_seconds, penstock_instance=instance)

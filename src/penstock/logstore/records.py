@@ -33,9 +33,9 @@ STATES = ("open", "closed", "cold", "tiered")
 
 _CRC_AT = 124
 _CRC = struct.Struct("<I")
-# The source end and the file number of a block.
+# The fields of a block record that have the block's source end and file number.
 _BLOCK_END = struct.Struct("<8xQI")
-# Magic, size of a record, epoch, base, file number.
+# The fields of an index header: magic, size of a record, epoch, base, file number.
 _HEADER = struct.Struct("<8sIIQI")
 
 BLOCK_DTYPE = np.dtype(

@@ -143,7 +143,7 @@ def heal_segments(
     """Return the L1 records of closed segments: the loaded ones if they match, else rebuilt from heads and
     L2.
 
-    Segments in the tier have no file here and keep their records. Raises LogDamaged for a damaged head that
+    Segments in the tier have no local file and keep their records. Raises LogDamaged for a damaged head that
     is needed.
     """
     index = _tiered_segments(loaded)
@@ -233,7 +233,7 @@ def _read_tail(disk: Disk, reader: SegmentReader, known: _KnownState, closed: bo
             start = int(block_records(kept)["source_end"][-1])
     at_saved = saved is not None and start <= saved.position.offset <= reader.end
     if not at_saved and start != head.base:
-        # The GTIDs before `start` are unknown.
+        # The GTIDs before `start` are unknown, so scan the segment from its first event.
         kept, start = b"", head.base
     time_max_us = int(block_records(kept)["time_max_us"][-1]) if kept else known.time_max_us
     gtid_set = saved.gtid_set if saved is not None and at_saved else head.gtid_set

@@ -151,7 +151,7 @@ class Retention:
     def plan(self, segments: SegmentIndex, counting: frozenset[str] = frozenset()) -> RetentionPlan:
         """Return which segments would leave now, and why; nothing is changed.
 
-        Broken holds in `counting` still count.
+        Holds in `counting` keep their segments even if they are broken.
         """
         now = self._clock()
         holds = self.holds.readable(now)
@@ -268,7 +268,9 @@ class Retention:
         return broken + [BrokenHold(hold, why) for hold in within if _hold_key(hold) < floor]
 
     def _hold_bytes_floor(self, segments: SegmentIndex) -> tuple[float, ...]:
-        """Return the key before which a hold would keep more bytes on this host than allowed."""
+        """Return the lower bound for holds, as a sort key: a hold before it would keep more bytes on this
+        host than allowed.
+        """
         bound, bytes_after, newest = self.policy.hold_bytes, 0, len(segments) - 1
         for index in range(newest, -1, -1):
             bytes_after += _local_bytes(segments[index])
@@ -277,7 +279,9 @@ class Retention:
         return ()
 
     def _free_bytes_floor(self, holds: list[Hold], due: list[Departure]) -> tuple[float, ...]:
-        """Return the key before which holds are broken to free the space that the disk is missing."""
+        """Return the lower bound for holds, as a sort key: the holds before it are broken to free the space
+        that the disk is missing.
+        """
         bound = self.policy.hold_free_bytes
         oldest = min(map(_hold_key, holds), default=None)
         if bound is None or oldest is None:

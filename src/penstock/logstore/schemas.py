@@ -62,7 +62,7 @@ class Definitions(Protocol):
         """Mark the definition of a table as unknown from a position on, until it is read again."""
 
     def date_doubts(self, position: Position) -> None:
-        """Date doubts from before a position, or of unknown start, to that position."""
+        """Move doubts that begin before a position, or at an unknown position, to that position."""
 
     def survey(self) -> None:
         """Record that every table of the server has been taken or refused."""
@@ -192,7 +192,8 @@ class SchemaLog(Generic[_Kept]):
     def _replay(self, generation: _Generation, position: Position | None) -> _Kept:
         history = self._read(generation.snapshot)
         if not generation.continues or generation.path == self._path(self._names()[0]):
-            # A definition settled before this snapshot never reaches it.
+            # A definition that was settled at an earlier position is not in this snapshot, so the doubt about
+            # it begins here.
             history.date_doubts(generation.position)
         for line_position, line in generation.upto(position):
             _apply_line(history, line_position, line)
@@ -218,7 +219,7 @@ class SchemaLog(Generic[_Kept]):
             return [(position, line) for position, line in statements if "text" in line]
 
     def generations(self) -> Iterator[tuple[_Kept, Mapping[Position, str]]]:
-        """Yield the history of each stored generation, oldest first, with its statements by their end."""
+        """Yield the history of each stored generation, oldest first, with its statements by end position."""
         for version in self._names():
             with self._lock:
                 try:

@@ -39,7 +39,7 @@ _MAGIC_BYTES = 4
 _EVENT_HEADER = struct.Struct("<4xB4xI")
 _MARIADB_GTID_LIST = 163
 
-# The head is about 300 bytes plus the GTID set, and rarely longer than this.
+# The head is about 300 bytes plus the GTID set, and rarely longer than the size of this read.
 _HEAD_READ_BYTES = 8 * 1024
 
 HINT_DAMAGED = "Run: penstock log verify. Restore the file, or remove it and read those bytes from the source"
@@ -227,7 +227,7 @@ class SegmentWriter:
         self._totals = _Totals(time_max_us=time_max_us)
         self.indexed_end = head.base
         self.index_whole = True
-        # The file name is not durable until the folder is synced, once.
+        # The name of a new file is not durable until the folder is synced.
         self._folder_synced = not created
 
     @classmethod

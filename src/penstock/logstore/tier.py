@@ -50,7 +50,7 @@ TIERED_SUFFIX = ".tiered"
 # In most stores, a request costs as much as reading this many bytes, so each request reads at least this
 # many.
 _REQUEST_BYTES = MIB
-# Each concurrent reader continues where it stopped, so a few requests stay cached.
+# Each concurrent reader continues where it stopped, so the latest few responses are cached.
 _REQUESTS_KEPT = 4
 _COPY_BYTES = 8 * MIB
 
@@ -185,7 +185,7 @@ class Tier:
                     first_log_id=known,
                 )
             else:
-                # A version that did not record the folder wrote the id.
+                # The id was written by a version that did not record the folder.
                 log_id = known
         self._disk.write_atomic(path, f"{log_id} {folder}".strip().encode())
         return log_id

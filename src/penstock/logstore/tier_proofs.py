@@ -63,5 +63,5 @@ class TierProofs:
         try:
             self._disk.write_atomic(self._path, seal_json({"objects": states}))
         except (LogFull, DiskFailed) as problem:
-            # The next process proves the object again.
+            # If the proofs cannot be saved, the next process proves the object again.
             _log.warning("proofs of objects in the tier are not kept", reason=str(problem))

@@ -36,7 +36,7 @@ from penstock.logstore.segment import SegmentHead, SegmentReader, closed_record,
 from penstock.logstore.tier import Tier, TieredNote
 from penstock.model import Position
 
-# Blocks end where the index says, never by size.
+# A block size that is never reached: blocks end where the stored index says, not by size.
 _NEVER_BY_SIZE = 1 << 40
 
 

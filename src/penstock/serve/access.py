@@ -120,7 +120,9 @@ class Account:
             )
 
     def prove_reads_whole_rows(self, what: str) -> None:
-        """Raise AccessDenied if columns are masked or rows are hidden; `what` shows whole rows."""
+        """Raise AccessDenied if columns are masked or rows are hidden. `what` names the requested content,
+        which has whole rows.
+        """
         self.prove_reads_every_row(what)
         if self.masking:
             raise AccessDenied(
@@ -129,7 +131,8 @@ class Account:
             )
 
     def prove_reads_every_row(self, what: str) -> None:
-        """Raise AccessDenied if rows are hidden; `what` cannot leave rows out.
+        """Raise AccessDenied if rows are hidden. `what` names the requested content, which cannot leave rows
+        out.
 
         Every call that shows rows, statements or raw bytes requires this, except typed changes, which
         `row_conditions` filters.

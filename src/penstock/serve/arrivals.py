@@ -45,7 +45,7 @@ class Arrivals:
 
     @contextmanager
     def waiting(self, instance: str) -> Iterator[asyncio.Event]:
-        """Return an event set by any later arrival. Check for new data only inside the block, then wait."""
+        """Return an event that the next arrival sets. Check for new data only inside the block, then wait."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
@@ -58,7 +58,7 @@ class Arrivals:
             self._waiters[instance].discard(event)
 
     def _wake(self, instance: str) -> None:
-        # Do this first, so that a later arrival schedules another call.
+        # Discard the instance before its tasks are woken, so that a later arrival schedules another call.
         self._due.discard(instance)
         for event in self._waiters.get(instance, ()):
             event.set()

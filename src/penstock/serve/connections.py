@@ -290,7 +290,7 @@ class BoundedHttp(H11Protocol):
     def _give_up_sending(self) -> None:
         self._unread = None
         self._connections.tell("an answer is not read", self._listener, self._peer)
-        # A normal close would wait for data that the peer does not read.
+        # A normal close would wait until the peer has read the sent data.
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:

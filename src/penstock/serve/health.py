@@ -72,7 +72,8 @@ class Health:
                 # the store.
                 continue
             try:
-                # Members with copies must be able to start before anything is confirmed.
+                # Check the stored log: members that copy the log must be able to start before anything is
+                # confirmed.
                 stored_log_of(instance)
             except (ServerBusy, TransientError):
                 unopened.add(name)

@@ -41,7 +41,9 @@ class MaskedColumns:
         return name in self.names or (self.shown is not None and name not in self.shown)
 
     def hides(self, name: str) -> bool:
-        """Return whether a column of a response is masked; those that it adds are so only by name."""
+        """Return whether a column of a response is masked. A column that the response adds is masked only if
+        a rule names it.
+        """
         return name in self.names if name in _ADDED_COLUMNS else name.casefold() in self
 
     def __bool__(self) -> bool:

@@ -62,8 +62,7 @@ class OwnLog:
         return self.log.boundary_before(position)
 
     def prepared(self, xid: str) -> ByteRange | None:
-        """Return the range of an XA transaction that was prepared without an outcome as of the latest
-        survey."""
+        """Return the range of an XA transaction that was prepared and had no outcome at the latest survey."""
         return noted_range(self.log, xid)
 
     def read(

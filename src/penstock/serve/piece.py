@@ -73,8 +73,8 @@ class Piece:
     `rows` and `bytes` are the totals of the batches, `gtid_set` all transactions before `end`, and `time_us`
     the commit time of the last transaction, in microseconds UTC since 1970, 0 without one. If `is_whole` is
     false, this is one part of a piece, numbered by `part` from 0, and `end` equals `start`: only the last
-    part ends the piece. `within` lies in the file of the changes: the next one if `start` is the end of a
-    file. `derived` caches what was computed from the piece for all its consumers.
+    part ends the piece. `within` lies in the file of the changes, which is the next file if `start` is the
+    end of a file. `derived` caches what was computed from the piece for all its consumers.
     """
 
     start: Position
@@ -317,7 +317,7 @@ def make_piece(
                 and decoded[0].part < part
                 and not decoded[0].is_whole
             ):
-                # This part was returned before, but the decoder that produced it is gone.
+                # The decoder of an earlier part is gone, so decode the piece again up to the requested part.
                 continue
             if decoded is not None or fresh or stopping.is_set():
                 return decoded

@@ -224,7 +224,8 @@ class Pieces:
         batched."""
         visible = self.log.visible
         if visible is None or not self._is_near_head(start) or (end is not None and end <= visible):
-            # Nothing, or nothing small, will be added to the piece.
+            # Waiting would not batch small changes: the piece will not grow, or much of the log is still to
+            # be decoded.
             return 0.0
         gap = max(PIECE_GAP_SECONDS, PIECE_GAP_FOLLOWER_SECONDS * len(self._cursors.get(view, ())))
         return self._decoded_at.get(view, 0.0) + gap - asyncio.get_running_loop().time()
@@ -299,7 +300,7 @@ class Pieces:
         piece = self._finish(key, *decoded)
         cache_key = self._shared_key(key, piece)
         if flight.is_ahead and not flight.waiters and self._memory.get(cache_key) is None:
-            # The piece was finished before it was requested, and would otherwise be decoded twice.
+            # The piece was decoded before it was requested. Keep it, so that it is not decoded twice.
             self._prefetched[cache_key] = piece
             if len(self._prefetched) > FOLLOWERS_MAX:
                 self._prefetched.popitem(last=False)

@@ -46,8 +46,8 @@ class RowConditions:
         """Return a piece of typed rows with the visible rows only. Raises AccessDenied if a condition cannot
         be evaluated.
 
-        The returned piece caches separately what is computed from it, so that nothing computed from hidden
-        rows is reused for it, or the reverse.
+        The returned piece caches separately what is computed from it, so that results computed from all rows
+        and from visible rows are never mixed.
         """
         permitted = [
             (batch, rows)
@@ -58,7 +58,7 @@ class RowConditions:
         return replace(piece, batches=tuple(batch for batch, _ in permitted), derived={"arrow": arrow})
 
     def permit_rows(self, table: TableName, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Return the visible rows of a table. An update of which one image is visible becomes a delete or an
+        """Return the visible rows of a table. An update with only one visible image becomes a delete or an
         insert. `rows` have all columns of the table, and both images of each update.
 
         Raises AccessDenied if a condition cannot be evaluated for every row.
@@ -73,7 +73,7 @@ class RowConditions:
         assert visible is not None, "there is a predicate"
         (updates,) = preimages.nonzero()
         divided = updates[visible[updates] != visible[updates + 1]]
-        # Only the visible image gets another kind: the other one is dropped.
+        # Only the visible image gets another change type; the hidden image is dropped.
         leaves = visible[divided]
         kinds = ["delete" if is_leaving else "insert" for is_leaving in leaves]
         if kinds:

@@ -75,7 +75,7 @@ class Served:
         self.shard_columns = dict(shard_columns or {})
         # Instances whose Canal messages include the set of executed GTIDs.
         self.canal_gtid = frozenset(canal_gtid)
-        # The tables of instances whose own filters limit Canal clients.
+        # The tables by instance, for the instances whose own filters limit Canal clients.
         self.canal_filters = dict(canal_filters or {})
         self.consumers.hold_seconds = dict(hold_seconds or {})
 

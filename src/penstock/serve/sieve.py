@@ -58,8 +58,8 @@ class Sieve:
     """One subscriber's filter of the pieces of a view; see `sieve_of` for the view.
 
     An update passes with both images if either passes `where`. An update that moves a row to another shard
-    becomes a delete and an insert, each filtered by its own row. `changes` are those of `Selection`, where
-    such an update is still an update.
+    becomes a delete and an insert, each filtered by its own row. `changes` are those of `Selection`, which
+    count an update that moves its row as an update.
 
     `conditions` of the account apply before everything else, so the other parts are evaluated for rows that
     the account sees, and nothing about the other rows can be concluded from them.

@@ -264,8 +264,8 @@ class Cursor:
         return self._until.time_us is not None and piece.time_us >= self._until.time_us
 
     def _is_past_until(self) -> bool:
-        """Return whether no transaction before the end can arrive any more, even though none after it has
-        arrived.
+        """Return whether no transaction before the end can still arrive, judged by the log's lag instead of a
+        later transaction.
         """
         if self._until is None or self._until.time_us is None:
             return False

@@ -29,7 +29,7 @@ _READING_THREADS = 16
 _DEFINITION_THREADS = 16
 # Compiling holds the GIL, so more threads would only take turns.
 _COMPILING_THREADS = 2
-# A scrape may wait for the coordination store while the conditions of alerts are checked.
+# With two threads, a scrape that waits for the coordination store does not delay the check for alerts.
 _REPORTING_THREADS = 2
 # One thread delivers alerts, the other pushes metrics.
 _DELIVERING_THREADS = 2

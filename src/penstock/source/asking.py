@@ -8,11 +8,11 @@ from penstock.errors import AnswerTimedOut, TransientError
 from penstock.limits import RECONNECT_TRIES_MAX
 from penstock.retry import Retry
 
-# The caller is waiting for the answer, so there are few pauses and they are short: about 0.7 seconds in all.
+# The caller waits for the answer, so the pauses are few and short: about 0.7 seconds in total.
 TRIES_WHILE_WAITING = 4
 # A stream can wait longer.
 STREAM_TRIES = RECONNECT_TRIES_MAX
-# The pauses of a waiting caller are too short to be worth a log line.
+# The pauses while a caller waits are too short to be logged.
 _QUIET_SECONDS = 1.0
 
 _Answer = TypeVar("_Answer")
@@ -21,7 +21,8 @@ _Answer = TypeVar("_Answer")
 def ask_again(
     question: Callable[[], _Answer], hang_up: Callable[[], None], tries: int = TRIES_WHILE_WAITING
 ) -> _Answer:
-    """Return the answer. After each TransientError disconnect, pause and retry, up to `tries` times.
+    """Return the answer to a question. After each TransientError, disconnect, pause and ask again, up to
+    `tries` times.
 
     Raises the last TransientError after the last try, and any other error at once. While a caller waits, a
     server that timed out is not asked again: every retry would cost another timeout.

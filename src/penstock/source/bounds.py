@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The start and end of a read: a position, a GTID set, or a time.
 
-A start is inclusive and an end exclusive: transactions from a position on, not in a GTID set, committed at or
-after a time; up to a position, in a GTID set, committed before a time.
+A start is inclusive: the read begins with the transactions from a position on, those outside a GTID set, or
+those committed at or after a time. An end is exclusive: the read has the transactions before a position,
+those in a GTID set, or those committed before a time.
 """
 
 import re

@@ -26,8 +26,8 @@ from penstock.source.daemon_client import ArrivedBytes, DaemonClient
 from penstock.source.kept import EpochKey, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions, place_of
 
-# The size of a fetch past a range's stop, where its last transaction may continue. The size doubles with each
-# fetch.
+# The size of the first fetch past a range's stop, where the range's last transaction may continue. The size
+# doubles with each fetch.
 _PAST_STOP_BYTES_FIRST = MIB
 _PAST_STOP_BYTES_MAX = 64 * MIB
 
@@ -36,8 +36,8 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Listing:
-    """The log of the daemon at a URL at one time, as the daemon reports it. `has_grown` is whether the log
-    grew past the position that the caller waited behind.
+    """The log of the daemon at a URL at one time, as the daemon reports it. `has_grown` is true if data
+    arrived after the position at which the caller waited.
     """
 
     url: str
@@ -65,8 +65,9 @@ class DaemonSource(KeptSource):
         self._daemon_log.give_definition(name, self._to_log(position), definition)
 
     def listed(self, listing: Listing | None = None) -> AbstractContextManager[None]:
-        """Return a context manager in which one listing of the log answers the questions about it: the one
-        that `wait_behind` returned, or a new one."""
+        """Return a context manager in which all questions about the log are answered from one listing: the
+        listing that `wait_behind` returned, or a new listing.
+        """
         return self._daemon_log.listed(listing)
 
     def renumber(self) -> None:
@@ -80,9 +81,10 @@ class DaemonSource(KeptSource):
         return self._daemon_log.wait_behind(self._to_log(position), seconds)
 
     def bytes_behind(self, position: Position, seconds: float, bytes_max: int) -> ArrivedBytes | None:
-        """Wait for complete transactions after a position of a file, for at most `seconds`. Return them.
+        """Wait for complete transactions after a position of a file, for at most `seconds`.
 
-        None if they have more than `bytes_max`, or if the daemon cannot tell where they end.
+        Return the transactions, or None if they are larger than `bytes_max` or the daemon cannot tell where
+        they end.
         """
         arrived = self._daemon_log.bytes_behind(self._to_log(position), seconds, bytes_max)
         return None if arrived is None else replace(arrived, head=self._from_log(arrived.head))
@@ -92,7 +94,9 @@ class DaemonSource(KeptSource):
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:
-        """Return the error for a position that another daemon had reached, but this one has not."""
+        """Return the error for a position that this daemon has not reached, although another daemon had
+        reached it.
+        """
         return ServerBusy(
             what, position=str(position), hint="This daemon lags behind another one: penstock status"
         )
@@ -319,7 +323,8 @@ class DaemonLog:
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from a position on, past `stop` as far as the caller asks and the log goes.
+        """Yield the bytes from a position on. They continue past `stop` for as long as the caller requests
+        more and the log has more.
 
         After a lost connection, the bytes resume at `resume_at`, from the next daemon if necessary, with
         exponential backoff. After `reconnect_tries` without progress, the last error is raised.
@@ -378,7 +383,8 @@ class DaemonLog:
         """Return the current daemon and the shift from its epoch numbers to those of this log. Raises
         ServerChanged.
 
-        A daemon's epochs are fetched when it becomes the current one: it may have begun another epoch.
+        A daemon's epochs are fetched when it becomes the current daemon, because it may have begun another
+        epoch.
         """
         client = self._clients[self._current]
         if self._current not in self._shifts:

@@ -133,7 +133,7 @@ def _tls(scheme: str, argument: Tls | None, options: dict[str, str]) -> Tls | No
             options.get("ssl_key"),
         )
     if scheme == PLAIN:
-        # A mode that makes encryption optional follows the scheme: plain.
+        # If the mode makes encryption optional, the scheme of the URL decides against it.
         return None if tls is None or tls.mode in ("disabled", "preferred") else tls
     if tls is not None and tls.mode == "disabled":
         raise OptionInvalid(f"{ENCRYPTED}:// and ssl mode disabled contradict each other", hint=_HINT)

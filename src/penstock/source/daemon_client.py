@@ -37,16 +37,16 @@ _CONNECT_SECONDS_MAX = 5.0
 # A reader makes one request at a time, possibly next to an open byte stream.
 _CONNECTIONS_KEPT = 2
 
-# The source file offset where the bytes of a response end.
+# The header with the source file offset where the bytes of a response end.
 _STOP_HEADER = "Penstock-Stop"
-# The key of the server that the bytes come from. Version 0.1 does not send it.
+# The header with the key of the server that the bytes come from. Version 0.1 does not send this header.
 _SERVER_HEADER = "Penstock-Server"
-# The GTID set before the end of the bytes, with `timeout`.
+# The header with the GTID set before the end of the bytes. It is sent if the request has a `timeout`.
 GTID_SET_HEADER = "Penstock-Gtid-Set"
-# The member of the fleet that copies the log.
+# The header with the name of the fleet member that copies the log.
 MEMBER_HEADER = "Penstock-Member"
-# The moment of a table's rows, or the end of the log; and the time since which the log has all of the table's
-# changes.
+# The header with the position that a table's rows refer to, and the header with the position since which the
+# log has all of the table's changes.
 POSITION_HEADER, COMPLETE_SINCE_HEADER = "Penstock-Position", "Penstock-Complete-Since"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
@@ -57,7 +57,8 @@ _NOT_FOUND = 404
 _AWAY = (502, 503, 504)
 _FAILED = 500
 
-# While an instance moves, two members may each name the other.
+# While an instance moves from one fleet member to another, each of the two may refer requests to the other
+# one.
 _MEMBERS_FOLLOWED_MAX = 3
 
 Query = Mapping[str, str | int | None]
@@ -65,7 +66,9 @@ Query = Mapping[str, str | int | None]
 
 @dataclass(frozen=True)
 class ArrivedBytes:
-    """Whole transactions of a file that end at an offset, b"" for none. `head` is the end of the log."""
+    """Whole transactions of a file that end at an offset; b"" if there are none. `head` is the end of the
+    log.
+    """
 
     content: bytes
     end: int
@@ -166,7 +169,7 @@ class DaemonClient:
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
         finally:
-            # An unfinished stream leaves unread bytes in its connection, which cannot be reused then.
+            # An unfinished stream leaves unread bytes in its connection, so the connection cannot be reused.
             if start == end:
                 response.release_conn()
             else:
@@ -453,7 +456,7 @@ def _object(body: bytes) -> dict[str, Any]:
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """Return the TLS context for daemon connections. Raises OptionInvalid for unusable files."""
     context = tls.context()
-    # Accept the daemon's own certificate in place of its authority's.
+    # Trust the daemon's own certificate if `ssl_ca` contains it instead of its authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

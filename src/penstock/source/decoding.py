@@ -18,7 +18,7 @@ from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, Source, file_n
 
 # An event's length is in the four header bytes before this offset.
 _LENGTH_END = 13
-# The number of bytes added at a time if the event's length is not in its header.
+# If an event is longer than its header says, this many bytes are added at a time.
 _BYTES_MORE = 64 * 1024
 # The longest that a commit's sync may take, and the pause between retries.
 _SYNC_SECONDS_MAX = 60.0

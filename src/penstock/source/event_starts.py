@@ -31,11 +31,12 @@ from penstock.limits import FILES_FOLLOWED_MAX, FILES_REMEMBERED_MAX, MIB
 _SPACING_BYTES = MIB
 # Reads that fit into the processor's cache are followed fastest.
 _READ_BYTES = MIB // 4
-# Covers a file's format description and the GTIDs before it, or most of them.
+# A read of this many bytes covers a file's format description, and all or most of the list of GTIDs before
+# the file.
 _HEAD_BYTES = 512
 
-# A cached file: a magic with the format number, the CRC32 of the rest, the file's size, its modification time
-# in nanoseconds, and the offset up to which it was followed. Then the starts, 8 bytes each.
+# A cache entry: a magic with the format number, the CRC32 of the rest, the log file's size, its modification
+# time in nanoseconds, and the offset up to which it was followed. Then the starts, 8 bytes each.
 _ENTRY = struct.Struct("<8sIqqq")
 _ENTRY_MAGIC = b"PNSTART1"
 

@@ -133,7 +133,7 @@ class FileSource(OpenedSource):
     ) -> list[ByteRange]:
         """Split [start, end) into ranges. Files in use are walked to find their last whole transaction."""
         located = self._between(start, end)
-        # Use the same listing: a file that appears later belongs to the next plan.
+        # Use the same listing for the whole plan: a file that appears later belongs to the next plan.
         extents = [
             self._whole_if_copied(*pair)
             for pair in zip(self._extents_of(located, start), located, strict=True)
@@ -179,7 +179,7 @@ class FileSource(OpenedSource):
         try:
             return self._event_start(byte_range.file, byte_range.stop)
         except StreamError:
-            # The range itself reports the damage, after the rows before it.
+            # Reading the range reports the damage, after the rows before it.
             return None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
@@ -279,7 +279,7 @@ class FileSource(OpenedSource):
     def _in_use(self, located: LocatedFile) -> bool:
         """Return whether a server may be writing the file.
 
-        Not cached: the server clears the flag at the end.
+        The result is not cached, because the server clears the flag when it completes the file.
         """
         if located.path.stat().st_size == 0:
             # The server has created the file but not written to it yet.
@@ -319,7 +319,8 @@ def _read_head(located: LocatedFile) -> _FileHead:
         raw = start + stream.read(length - len(header))
         following = stream.read(_HEADER_BYTES)
     following_type = following[_TYPE_AT : _TYPE_AT + 1] if len(following) == _HEADER_BYTES else b""
-    # A server that decrypts its log marks this event as ignorable, and a kept log stores it like that.
+    # A server that decrypts its log marks this event as ignorable, and a kept log stores the event with that
+    # mark.
     if following_type == _START_ENCRYPTION and not following[_FLAGS_AT] & _IGNORABLE:
         raise _encrypted(located, len(raw))
     if len(raw) < FIRST_EVENT_OFFSET + length:

@@ -80,12 +80,12 @@ class KeptLog(Protocol):
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
         """Return the definitions in force at a position, in the form that `SchemaHistory.from_json` accepts.
 
-        If the log is being captured, wait for a table in doubt; with `again`, read it again.
+        If the log is being captured, wait until a table in doubt is settled; with `again`, have the table
+        read again.
         """
 
     def prepared(self, xid: str) -> ByteRange | None:
-        """Return the range of an XA transaction that was prepared without an outcome as of the latest
-        survey."""
+        """Return the range of an XA transaction that was prepared and had no outcome at the latest survey."""
 
     def close(self) -> None:
         """Release connections and files. The log can be used again."""
@@ -257,7 +257,7 @@ class KeptSource(OpenedSource):
         yield from self._log.read(start, stop, resumed if resume_at is not None else None)
 
     def give_bytes(self, position: Position, content: bytes) -> None:
-        """Use bytes that were read already when a range that begins at this position is opened next."""
+        """Keep bytes that were already read, for the next range that is opened at this position."""
         self._given = position, content
 
     def boundary_before(self, position: Position) -> int:
@@ -319,7 +319,8 @@ class KeptSource(OpenedSource):
             if start.offset == FIRST_EVENT_OFFSET and _is_file_start(
                 runs[0], start, len(self._head_of(runs[0]))
             ):
-                # The start of a file, before its own format description, which the log stores separately.
+                # The position is the start of a file, before the format description, which the log stores
+                # separately.
                 return runs
             raise PositionPurged(
                 f"{self} begins with {runs[0].first}",
@@ -363,7 +364,8 @@ class KeptSource(OpenedSource):
         self._joined.add(joint)
 
     def _with_earlier_gtids(self, byte_range: ByteRange) -> ByteRange:
-        """Return a range with the GTIDs that the previous epoch has, and those that this one may repeat.
+        """Return a range, completed with the GTIDs that the previous epoch has and the GTIDs that the range's
+        epoch may repeat.
 
         Another server of the same cluster may have committed the transactions in another order.
         """
@@ -375,8 +377,8 @@ class KeptSource(OpenedSource):
             runs = self._runs()
             earlier = [run for run in runs if run.epoch < epoch]
             first = next(run for run in runs if run.epoch == epoch)
-            # An epoch of the same server starts where an operator set its position, to read those bytes
-            # again.
+            # If a new epoch belongs to the same server, an operator has set its position so that readers get
+            # those bytes again.
             is_other_server = bool(earlier) and self.server_key(earlier[-1].epoch) != self.server_key(epoch)
             upto = self.gtid_set(earlier[-1].last) if is_other_server else ""
             before = GtidSet.parse(self.gtid_set(first.first) if upto else "")

@@ -75,7 +75,7 @@ class KeptStreamLog(StreamLog):
         return source.server_key(target.position.shifted(source.shift).epoch) == target.server_key
 
     def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
-        """Return the earlier of the head and the target, which has the log's own epoch numbers."""
+        """Return the earlier of the head and the target. The target has the log's own epoch numbers."""
         if not self.has(target, here):
             return head
         target = replace(target, position=target.position.shifted(self._kept(here).shift))
@@ -97,7 +97,8 @@ class KeptStreamLog(StreamLog):
         self._kept(offset).hold(reader, offset.position, seconds)
 
     def resume(self, begin: Offset) -> Offset:
-        """Return where to continue from an offset: itself, or the same point in a log of other servers.
+        """Return where to continue from an offset: at the offset itself, or at the same point in a log of
+        other servers.
 
         A log that ends before the offset lags behind another daemon, and will catch up. Raises ServerChanged
         if the offset has no GTID set to locate it by.
@@ -146,7 +147,7 @@ class KeptStreamLog(StreamLog):
         start = begin.position
         self._check_file_in_log(source, begin)
         if begin.server_key and known.get(start.epoch) != begin.server_key:
-            # The stream was in another daemon's log.
+            # The stream has read another daemon's log so far.
             start = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
             bounds = Bounds(gtid_after=begin.gtid_set)
         try:

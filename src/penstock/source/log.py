@@ -52,8 +52,8 @@ def noted_range(log: LogReader, xid: str) -> ByteRange | None:
 class FolderLog:
     """A log's folder, opened read-only; see `penstock.source.kept.KeptLog`.
 
-    It is refreshed for every plan, and if a request fails in the state of the latest refresh. `tier` is the
-    store of moved segments, if it is known.
+    It is refreshed for every plan, and whenever a request fails. `tier` is the store of moved segments, if it
+    is known.
     """
 
     def __init__(self, folder: Path, disk: Disk, tier: Tier | None = None) -> None:
@@ -115,14 +115,13 @@ class FolderLog:
         return self._ask(lambda reader: reader.boundary_before(position))
 
     def prepared(self, xid: str) -> ByteRange | None:
-        """Return the range of an XA transaction that was prepared without an outcome as of the latest
-        survey."""
+        """Return the range of an XA transaction that was prepared and had no outcome at the latest survey."""
         return noted_range(self._open_reader(), xid)
 
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from a position on, to the end of the log's part of the file.
+        """Yield the bytes from a position on, to the end of the part of the file that the log has.
 
         `resume_at` is not used, because there is no connection to lose. Raises PositionPurged if the log
         begins after the position, PositionInvalid if it ends before it.
@@ -145,7 +144,9 @@ class FolderLog:
         yield from reader.read(extent.epoch, extent.file, start.offset, extent.end)
 
     def _ask(self, lookup: Callable[[LogReader], _Answer]) -> _Answer:
-        """Run a lookup; on failure refresh and run it again: the log may have grown or been trimmed."""
+        """Run a lookup. If it fails, refresh the log and run the lookup again, because the log may have grown
+        or been trimmed.
+        """
         try:
             return lookup(self._open_reader())
         except (PositionInvalid, PositionPurged, SourceMissing):

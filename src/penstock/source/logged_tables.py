@@ -45,7 +45,7 @@ class LoggedTables:
         return self._known[name]
 
     def _ask(self, name: TableName, position: Position, *, again: bool = False) -> TableSchema | None:
-        """Return the log's definition of a table, never one from before a doubt.
+        """Return the log's definition of a table, but never a definition from before a doubt about it.
 
         Raises SchemaUnknown, and SchemaPending while the definition is being read.
         """

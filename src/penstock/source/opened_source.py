@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a source that works by reading its bytes, for sources of any kind."""
+"""The methods of a source that only read the source's bytes. They work for sources of any kind."""
 
 from penstock.model import Position
 from penstock.source.prepared import PreparedSearch
@@ -8,7 +8,7 @@ from penstock.source.walk import walk
 
 
 class OpenedSource:
-    """The part that files, servers and kept logs share; see `penstock.source.source.Source`."""
+    """The methods that files, servers and kept logs share; see `penstock.source.source.Source`."""
 
     options: SourceOptions
     _prepared: PreparedSearch

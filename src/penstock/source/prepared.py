@@ -53,7 +53,8 @@ class PreparedSearch:
                 file, start, end = location
                 return ByteRange(extent.epoch, file, start, end, aligned=True)
             if decoder.has_outcome(xid):
-                # Transactions prepared in earlier files have ended here, so the log does not have this one.
+                # Any transaction that was prepared under this id in an earlier file has ended by now, so the
+                # log does not have the requested transaction.
                 return None
             bytes_left -= (upto or extent.end) - extent.start
             if bytes_left <= 0:
@@ -61,7 +62,9 @@ class PreparedSearch:
         return None if self._noted is None else self._noted(xid, before)
 
     def _files(self, before: Position) -> list[Extent]:
-        """Return the files up to a position; if files before it are missing, only its own file."""
+        """Return the files up to a position. If files before the position are missing, return only the file
+        of the position.
+        """
         try:
             return self._source.extents(None, before)
         except (SequenceGap, PositionPurged, PositionInvalid):

@@ -218,7 +218,8 @@ class _RangeReader:
     ) -> None:
         self._with_statements = with_statements
         self._statement: LoggedStatement | None = None
-        # The position of the last statement: file numbers and offsets only increase within a range.
+        # The position of the last statement, as a sort key. File numbers and offsets only increase within a
+        # range, so a statement with a lower key is a replay.
         self._last_statement_key: tuple[int, int, int] | None = None
         self._columns: dict[tuple[str, int], tuple[Column, ...]] = {}
         self._selection = selection
@@ -362,7 +363,8 @@ class _RangeReader:
         contradiction = contradiction_of(request, schema) if schema is not None else None
         if schema is not None and contradiction is None:
             return schema
-        # Ask the server as of the transaction's start: its log cannot be opened inside a transaction.
+        # Ask the server as of the transaction's start: the server's log cannot be opened inside a
+        # transaction.
         transaction_start = self._decoding.decoder.open_transaction()
         try:
             schema = schemas.reread(

@@ -39,14 +39,14 @@ from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source
 
-# Decoding releases the GIL for the most part.
+# Decoding mostly releases the GIL.
 _THREADS = 2
 # The number of ranges that are decoded ahead.
 _AHEAD = 2 * _THREADS
 # The sizes of the ranges that are decoded at once. The first ones are small, so that the newest changes
 # appear soon.
 _RANGE_BYTES_FIRST, _RANGE_BYTES_MAX = 2 * MIB, 32 * MIB
-# Reading this many bytes costs less than beginning another range.
+# Ranges with a smaller gap than this are joined: reading the gap costs less than beginning another range.
 _GAP_BYTES_MAX = MIB // 2
 
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
@@ -106,7 +106,7 @@ class Progress:
     log_bytes: int
 
 
-# Pairs of start and end, ascending.
+# Ranges as pairs of start and end offsets, in ascending order.
 Ranges = npt.NDArray[numpy.int64]
 _NO_RANGES: Ranges = numpy.empty((0, 2), numpy.int64)
 
@@ -323,7 +323,7 @@ class RowHistory:
             if not any(self._is_match(part) for part in self._read(byte_range, columns)):
                 return parts
         except StreamError:
-            # The second pass raises the error, after the changes before it.
+            # The second pass, which decodes all columns, raises the error after the changes before it.
             pass
         try:
             for part in self._read(byte_range, None):
@@ -383,7 +383,8 @@ def changes_of_rows(
     done = -1
     for row in chosen:
         if row <= done:
-            # The postimage of an update whose preimage is chosen too.
+            # This row is the postimage of an update that was already yielded, because its preimage is chosen
+            # too.
             continue
         kind = kinds[row].as_py()
         first = row - 1 if kind == _POSTIMAGE else row

@@ -35,7 +35,7 @@ class ShardSet:
                 hint="Name at least one shard, from 0 up to the count less one",
             )
         has = numpy.isin(numpy.arange(SLOTS + 1) % self.count, list(self.of))
-        # Slot -1, which indexes the last element, belongs to every shard.
+        # Slot -1 belongs to every shard. It indexes the last element.
         has[-1] = True
         object.__setattr__(self, "_has", has)
 
@@ -83,7 +83,7 @@ class RowsFilter:
     """A filter of the rows that `decoded_for` decodes; None for a part that does not filter.
 
     An update passes with both images if either passes `where`. An update that moves a row to another shard
-    becomes a delete and an insert, each filtered by its own row, but `changes` count it as an update.
+    becomes a delete and an insert, each filtered by its own row. For `changes`, it still counts as an update.
     """
 
     shards: ShardSet | None = None
@@ -94,10 +94,11 @@ class RowsFilter:
     def passing(
         self, arrow: pyarrow.RecordBatch, sharded_rows: ShardedRows | None, preimages: Callable[[], Mask]
     ) -> tuple[pyarrow.RecordBatch, int] | None:
-        """Return the rows that pass, and how many of them are moves from another shard; None if none passes.
+        """Return the rows that pass, and how many of them were moved from another shard; None if no row
+        passes.
 
-        `sharded_rows` are the same rows assigned to shards, with the slot of each added to the result.
-        `preimages` returns their preimages without shards.
+        `sharded_rows` are the same rows assigned to shards; then the result has the slot of each row.
+        `preimages` returns a mask of the preimages, for rows that are not assigned to shards.
         """
         mask = None
         if self.changes is not None:
@@ -120,7 +121,7 @@ class RowsFilter:
         return self.project(arrow), moved
 
     def project(self, arrow: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Return the requested columns, and the slot."""
+        """Return the rows with only the requested columns and the slot."""
         if self.columns is None:
             return arrow
         shown = {*self.columns, SLOT_COLUMN}
@@ -128,7 +129,9 @@ class RowsFilter:
 
 
 def row_parts(arrow: pyarrow.RecordBatch, rows_max: int) -> Iterator[pyarrow.RecordBatch]:
-    """Yield rows in parts of at most `rows_max`, at least two, never splitting an update's images."""
+    """Yield the rows in parts of at most `rows_max` rows, or 2 if `rows_max` is 1. The two images of an
+    update stay together.
+    """
     befores = None
     if arrow.num_rows > rows_max and CHANGE_TYPE in arrow.schema.names:
         befores = preimages_of(arrow)

@@ -39,7 +39,8 @@ from penstock.source.source import (
 _FORMAT_DESCRIPTION_EVENT = 15
 _EVENT_HEADER_BYTES = 19
 _TYPE_AT = 4
-# A rotate event: the header, the position of the next event (8 bytes), the file's name, a checksum perhaps.
+# A rotate event: the header, the position of the next event (8 bytes), the file's name, and possibly a
+# checksum.
 _ROTATE_NAME_AT = _EVENT_HEADER_BYTES + 8
 
 _Answer = TypeVar("_Answer")
@@ -72,7 +73,7 @@ class ServerSource(OpenedSource):
         return self._ask(Connection.identity).key
 
     def prove_position(self, position: Position) -> None:
-        """Raise PositionPurged or PositionInvalid if the server has no such position."""
+        """Raise PositionPurged or PositionInvalid if the server does not have a position."""
         problem = self._ask(lambda session: check_position(session, position))
         if problem is not None:
             raise problem
@@ -109,7 +110,8 @@ class ServerSource(OpenedSource):
         """
         if self._ask(Connection.identity).gtid_mode.upper() == "OFF":
             return NO_GTIDS
-        # Queried first: a file that is purged in between may come after the position.
+        # Query the purged set first: if a file were purged in between, its GTIDs could include transactions
+        # after the position.
         purged = self._ask(Connection.purged)
         logged = gtid_set_before(self, position)
         return union(purged, logged) if purged else logged
@@ -134,7 +136,8 @@ class ServerSource(OpenedSource):
     def extents(self, start: Position | None = None, end: Position | None = None) -> list[Extent]:
         """Return the files that overlap [start, end), as SHOW BINARY LOGS lists them.
 
-        None is splittable: a server opens a file at event boundaries only, and a plan does not know them.
+        No file is splittable: a server opens a file at event boundaries only, and a plan does not know these
+        boundaries.
         """
         logs = self._logs()
         epoch = self.options.epoch if start is None else start.epoch
@@ -265,7 +268,7 @@ class ServerSource(OpenedSource):
         """Return the open session, else a new one. Raises ServerChanged if another server answers."""
         if self._session is None:
             session = connect(self.address)
-            # Stored before the first query, so that it is closed if the query fails.
+            # Store the session before the first query, so that it is closed if the query fails.
             self._session = session
             server_key = session.identity().key
             if self.options.server_key not in (None, server_key):

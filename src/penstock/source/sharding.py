@@ -24,8 +24,8 @@ Slots = npt.NDArray[numpy.int16]
 class ShardedRows:
     """Rows with the slot that determines their shard.
 
-    `preimages` marks the preimages whose postimage follows in the same shard. `moved` are the rows that are
-    inserts of moves; the matching delete precedes each of them.
+    `preimages` marks the preimages whose postimage follows in the same shard. `moved` are the numbers of the
+    rows that insert a moved row; the matching delete precedes each of these inserts.
     """
 
     rows: pyarrow.RecordBatch
@@ -55,7 +55,8 @@ def fill_absent(
     """
     if "_metadata" not in rows.schema.names:
         return rows
-    # The struct is never null. A compute function would release the interpreter, and wait for it afterwards.
+    # The struct itself is never null, so read its field directly. A compute function would release the
+    # interpreter lock and then wait to get it back.
     absent = rows.column("_metadata").field("absent")
     if absent.null_count == len(absent):
         return rows
@@ -110,7 +111,8 @@ def with_kinds(rows: pyarrow.RecordBatch, indexes: npt.NDArray[Any], kinds: list
 def preimages_of(rows: pyarrow.RecordBatch) -> Mask:
     """Return a mask of the preimages whose postimage follows."""
     kinds = rows.column(CHANGE_TYPE)
-    # No other change type has the length of these two, and comparing lengths is cheap.
+    # No other change type is as long as `update_preimage` or `update_postimage`, and comparing lengths is
+    # cheap.
     offsets = numpy.frombuffer(kinds.buffers()[1], numpy.int32)
     lengths: npt.NDArray[numpy.int32] = numpy.diff(offsets[kinds.offset : kinds.offset + len(kinds) + 1])
     preimages: Mask = lengths == len(PREIMAGE)

@@ -54,9 +54,10 @@ class ByteRange:
 
     `stop` None means the end of the file. `aligned` is true if `start` is known to lie between two
     transactions; otherwise the source decides where to open the range (`Source.align`). `is_cut` means that
-    another range of the same plan continues at `stop`. Transactions of `gtid_after` are skipped: an earlier
-    part of the log, `gtid_before`, has them from another server. `fingerprint` identifies the file, ""
-    accepts any file with the name; it is checked against a live server. Can be pickled.
+    another range of the same plan continues at `stop`. Transactions of `gtid_after` are skipped, because an
+    earlier epoch of the log has them from another server; `gtid_before` are the GTIDs that the earlier epoch
+    has. `fingerprint` identifies the file, "" accepts any file with the name; it is checked against a live
+    server. Can be pickled.
     """
 
     epoch: int
@@ -241,10 +242,11 @@ class Source(Protocol):
         """
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Extend a range that is not aligned back to an event at or before its start.
+        """Return an unaligned range, extended back to an event at or before its start.
 
-        The log's index proves the event's start, or following event headers from the start of the file; an
-        event is never recognized by its bytes. The returned range is aligned if no transaction is open there.
+        The start of the event is proved by the log's index, or by following event headers from the start of
+        the file. An event is never recognized by its bytes. The returned range is aligned if no transaction
+        is open there.
         """
 
     def joint(self, byte_range: ByteRange) -> int | None:

@@ -41,7 +41,8 @@ class StreamLog:
         self._tries = tries
         self._session: Connection | None = None
         self._sources: dict[tuple[int, str], Source] = {}
-        # The files whose fingerprints were checked since the log was opened, and the offset completed last.
+        # The files whose fingerprints were checked since the log was opened, and the offset that was
+        # completed last.
         self._proved: set[tuple[str, str]] = set()
         self._last_completed: tuple[Offset, Offset] | None = None
 
@@ -128,7 +129,8 @@ class StreamLog:
         return found
 
     def resume(self, begin: Offset) -> Offset:
-        """Return where to continue from an offset: itself, or the same point in another server's log.
+        """Return where to continue from an offset: at the offset itself, or at the same point in another
+        server's log.
 
         Another server starts a new epoch. Raises ServerChanged if the offset has no GTID set to locate it by,
         and PositionInvalid if the log ends before it. If `failOnDataLoss` is off, returns the first available
@@ -229,7 +231,7 @@ class StreamLog:
             try:
                 self._last_completed = begin, self._completed(replace(begin, gtid_set=NO_GTIDS))
             except PositionPurged:
-                # Reading from that offset raises the error.
+                # The log no longer has the offset, and reading from it raises the error.
                 return begin
         return self._last_completed[1]
 
@@ -247,7 +249,7 @@ class StreamLog:
         except PositionInvalid as problem:
             return problem
         except PositionPurged:
-            # Reading from that offset raises the error.
+            # The log no longer has the offset, and reading from it raises the error.
             return None
         if found != expected:
             return file_replaced(str(self._settings.source.address), begin.position, expected, found)
@@ -266,10 +268,10 @@ class StreamLog:
         return GtidSet.parse(before).contains(GtidSet.parse(begin.gtid_set))
 
     def _origin(self, begin: Offset, end: Offset, key: str) -> tuple[Offset, Bounds]:
-        """Return where a batch that ends in a new epoch begins in that epoch."""
+        """Return the start of a batch that ends in a new epoch, as a position in the new epoch."""
         source = self.source(end.position.epoch, key)
         if begin.server_key == key and not self._is_before_log(begin, key):
-            # The same server reset its log, so the whole log is newer.
+            # The same server reset its log, so everything in the log is newer than the start of the batch.
             return Offset(self._ask(source.earliest), server_key=key), Bounds()
         found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
         return Offset(found, begin.gtid_set, key, by_set=True), Bounds(gtid_after=begin.gtid_set)

@@ -6,8 +6,8 @@
 
 Rows that the kept log never changed are not in it and are not shown, unless a statement emptied the table
 before the position: from there on, the log has them all. Changes that the server does not log, such as those
-of foreign keys' actions, stay unknown. A statement that may move rows without logging them forgets what was
-known.
+of foreign keys' actions, stay unknown. After a statement that may have moved rows without logging them, no
+earlier row is known.
 """
 
 import functools
@@ -38,14 +38,15 @@ _BEFORE = frozenset({"delete", "update_preimage"})
 
 _Key = tuple[Any, ...]
 
-# A slot in the kept batches: the number of the batch, then the row.
+# A slot is the location of a row: the number of its batch in the upper bits, the number of the row in the
+# lower 32 bits.
 _ROW_BITS, _ROW_MASK = 32, (1 << 32) - 1
 _ABSENT = -1
-# The size of a dictionary slot, a tuple and an integer.
+# The approximate memory of a known row: a dictionary entry, a tuple and an integer.
 _ROW_BYTES = 256
-# The size of the objects of a batch, and of each of its columns.
+# The approximate overhead of a batch, and of each of its columns.
 _BATCH_BYTES, _COLUMN_BYTES = 1024, 512
-# Batches of a few rows are merged up to this many.
+# Small batches are merged into batches of up to this many rows.
 _MERGED_ROWS_MAX = 65_536
 # Images are converted to Python values this many rows at a time.
 _IMAGES_AT_ONCE = 1024
@@ -77,7 +78,7 @@ class _Known:
         self._batches: dict[int, tuple[pyarrow.RecordBatch, int]] = {}
         self._batch_count = 0
         self._slots: dict[_Key, int] = {}
-        # Values of earlier images for columns that the kept image lacks.
+        # Values from earlier images, for columns that the kept image does not have.
         self._earlier: dict[_Key, dict[str, Any]] = {}
         self._batch_bytes = 0
         self._row_bytes = 0
@@ -272,7 +273,7 @@ class TableAsOf:
         if self.is_complete:
             return
         for part in self._parts(self.position, None):
-            # Rows after such a statement may belong to another table of this name.
+            # After a statement, the table's name may refer to another table.
             if isinstance(part, LoggedStatement):
                 break
             self._apply_later(part)
@@ -362,12 +363,13 @@ class TableAsOf:
                 continue
             earlier: dict[str, Any] = {}
             if absent is not None and kind == "update_postimage":
-                # The postimage may lack columns, including those of the key. The preimage is in the previous
-                # row.
+                # The postimage may lack columns, including columns of the key. Its preimage is in the
+                # previous row.
                 earlier = self._known.values(*replaced) if replaced is not None else {}
                 earlier |= self._known.values(slot_of(number, row - 1), {})
                 if absent[row] == absent[row - 1]:
-                    # The server logs none of these columns, for example generated columns on MariaDB 11.8.9.
+                    # Columns that are missing in both images are never logged by the server, for example
+                    # generated columns on MariaDB 11.8.9.
                     unlogged = set(absent[row] or ())
                     earlier = {name: value for name, value in earlier.items() if name not in unlogged}
                 logged = self._known.values(slot_of(number, row), earlier)
@@ -404,7 +406,7 @@ class TableAsOf:
         if self._known.bytes + self._later.bytes + batch_bytes(rows) > AS_OF_BYTES_MAX:
             self._known.compact()
             self._later.compact()
-            # Otherwise every further batch would be compacted again.
+            # Without this margin, every further batch would be compacted again.
             self._prove_fits(AS_OF_BYTES_MAX - AS_OF_BYTES_MAX // 8)
         number = known.add(rows, batch.position.epoch)
         self._prove_fits()
@@ -440,7 +442,8 @@ class TableAsOf:
         columns = [[key[name] for key in keys] for name in self.key]
         unrepresentable = rows.column("_metadata").field("unrepresentable")
         if unrepresentable.null_count < len(unrepresentable):
-            # Arrow has null for such values, so the server's text tells their rows apart.
+            # Arrow cannot represent these key values and has null for them, so the server's text
+            # distinguishes their rows.
             for row, texts in enumerate(unrepresentable.to_pylist()):
                 for name, text in texts or ():
                     if name in self.key:
@@ -472,7 +475,7 @@ class TableAsOf:
         return True
 
     def _show(self, schema: pyarrow.Schema) -> None:
-        """Set the columns of the rows to those of a batch."""
+        """Set the columns of the result to those of a batch."""
         logged = [column for column in schema if column.name not in _SYSTEM]
         self.logged_columns = tuple(column.name for column in logged)
         self.schema = pyarrow.schema(

@@ -44,7 +44,7 @@ def known_schemas(
 
 
 def _server_tables(address: ServerAddress) -> "ServerTables":
-    # Executors that decode files need no client of servers.
+    # Imported on demand, because executors that decode files do not need the MySQL client.
     from penstock.schema.server_tables import ServerTables
 
     return ServerTables(address)

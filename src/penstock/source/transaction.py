@@ -16,7 +16,7 @@ from penstock.source.row_history import RowChange, TableStatement, changes_of_ro
 from penstock.source.source import ByteRange, Source
 from penstock.source.walk import TransactionWalk
 
-# Rows are converted one by one, so a batch has few of them.
+# Rows are converted one by one, so batches are small.
 _BATCH_ROWS_MAX = 1000
 
 
@@ -59,7 +59,7 @@ def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
     for extent in log.extents():
         if extent.last <= start:
             continue
-        # The transaction begins in the block of the boundary, or in a file after it.
+        # The transaction begins after the boundary in the same file, or in a later file.
         begin = start.offset if extent.first <= start else extent.start
         byte_range = ByteRange(extent.epoch, extent.file, begin, extent.end, aligned=True)
         for transaction in _transactions(source, byte_range):
@@ -91,8 +91,8 @@ def prove_boundary(log: LogReader, source: Source, position: Position) -> None:
     edges = {edge for extent in log.extents() for edge in (extent.first, extent.last)}
     if boundary == position.offset or position in edges:
         return
-    # A transaction that begins here is included: events before the first transaction of a file belong to
-    # none.
+    # The range includes a transaction that begins exactly at the position. Events before the first
+    # transaction of a file belong to no transaction.
     byte_range = ByteRange(position.epoch, position.file, boundary, position.offset + 1, aligned=True)
     for transaction in _transactions(source, byte_range):
         if position in (transaction.start, transaction.end):

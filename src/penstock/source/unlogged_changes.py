@@ -67,7 +67,7 @@ def warn_of_unlogged_rows(
 
 
 def _warn(event: str, **context: str) -> None:
-    # Each planning worker of a Spark query imports this module, and few of them log.
+    # Imported on demand: each planning worker of a Spark query imports this module, and few of them log.
     import structlog
 
     structlog.get_logger(__name__).warning(event, **context)

@@ -29,7 +29,7 @@ from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 
 @dataclass(eq=False)
 class _Space:
-    """The state that the stores with one name share."""
+    """The state shared by all stores with the same name."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     records: dict[str, tuple[Record, "MemorySession | None"]] = field(default_factory=dict)
@@ -256,7 +256,7 @@ class MemorySession(EndingSession):
 
     @property
     def certain_until(self) -> float:
-        """A session time from now, unless the store is away."""
+        """One session time from now; -inf if the session has ended or the store is away."""
         return time.monotonic() + self._seconds if self.alive and self._store.answers else float("-inf")
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:

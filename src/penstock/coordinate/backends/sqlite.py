@@ -247,8 +247,9 @@ class SqliteStore:
         return connection
 
     def refuse_replaced(self) -> None:
-        """Raise DiskFailed if the file is no longer the one that was opened, because others would use another
-        file."""
+        """Raise DiskFailed if the file is no longer the one that was opened, because other processes would
+        use a different file.
+        """
         if self._file_there() != self._file:
             raise DiskFailed(
                 f"the coordination file {self._path} was removed or replaced while it was open",

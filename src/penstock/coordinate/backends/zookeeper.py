@@ -310,7 +310,8 @@ class ZooKeeperStore:
         """Return the record at a path as the connected server has it; with `latest`, as the leader has it."""
         deadline = self._deadline(checked_path(path))
         if latest:
-            # A follower that is cut off from its leader answers stale reads, but not this request.
+            # A follower that is cut off from its leader answers reads with stale data, but it does not answer
+            # a sync.
             self._connection.read(path, self._connection.client.sync_async, deadline)
         node = self._connection.fetch(path, deadline)
         return None if node is None else record_of(*node)
@@ -337,8 +338,8 @@ class ZooKeeperStore:
             except (refusals.BadVersionError, refusals.NoNodeError, refusals.NodeExistsError) as problem:
                 if version is not None and not asked:
                     raise VersionConflict("the record was changed concurrently", position=path) from problem
-                # This client's own write may have arrived late, and a write without a version overwrites
-                # concurrent changes.
+                # This client's own write may have arrived late, and a write without an expected version
+                # overwrites concurrent changes. Read the record again to find out.
                 asked = True
 
     def delete(self, path: str, version: int | None = None) -> None:
@@ -386,7 +387,7 @@ class ZooKeeperStore:
             try:
                 answers: list[Any] = self._connection.read(paths[0], partial(client.ask, request), deadline)
             except refusals.UnimplementedError:
-                # ZooKeeper before 3.6 has no such request.
+                # ZooKeeper before 3.6 cannot read many nodes in one request.
                 answers = [None] * len(paths)
             return answers
 
@@ -495,7 +496,7 @@ class ZooKeeperSession(EndingSession):
         client = self._connection.client
         # The ensemble may grant a longer timeout than requested. Use the shorter of the two.
         self._seconds = min(seconds, client.session_seconds)
-        # Counted from before the request, so the time never exceeds the ensemble's own.
+        # The time counts from before the request, so it never exceeds the ensemble's own time.
         self._certain_until = begun + self._seconds
         client.add_listener(self._on_state)
         number = client.client_id

@@ -67,7 +67,7 @@ Edge = Literal["earliest", "latest"]
 @dataclass(frozen=True)
 class ClientState:
     """The state of a client that a process holds in addition to the store. `cursor` is None while the log
-    lacks its start.
+    does not contain the client's start.
     """
 
     filter: str
@@ -468,7 +468,8 @@ class Clients:
                 position=Position.parse(checkpoint.position), server_key=checkpoint.server_key or None
             )
         else:
-            # Data that arrives in an empty log follows this start, whichever edge is configured.
+            # All data of an empty log is still to arrive, so the client starts at the earliest position,
+            # whatever the settings say.
             empty = client.pieces.log.visible is None
             client._start = Start(edge="earliest" if empty else self._edge)
 
@@ -513,7 +514,9 @@ class Clients:
                 _log.warning("a lease is left to expire", path=lease.path, why=str(problem))
 
     def _limited(self, client: Client, within: TablePatterns) -> TablePatterns:
-        """Return the tables limited to the instance's own, of which a client's filter replaces `tables`."""
+        """Return the readable tables, narrowed by the instance's own Canal filter. If the client has a
+        filter, only the exclusions of the instance's filter apply.
+        """
         own = self._served.canal_filters.get(client.destination)
         if own is None:
             return within

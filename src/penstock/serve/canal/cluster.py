@@ -34,7 +34,7 @@ def running_path(destination: str) -> str:
 
 
 def running_value(address: str) -> bytes:
-    """Return the content of that node."""
+    """Return the content of the node that names the daemon of a destination."""
     return json.dumps({"active": True, "address": address}).encode()
 
 

@@ -23,7 +23,7 @@ class Taken:
     """Entries of one piece: their bytes, their number of changes, and the entry after them.
 
     `end_offset` is the end of the last whole transaction among them, in the file of the piece's changes, None
-    without one.
+    if no transaction ends among them.
     """
 
     parts: tuple[memoryview, ...]

@@ -101,7 +101,7 @@ class CanalListener:
             await self._session(reader, writer)
         except (ConnectionError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError) as problem:
             _log.info("a connection ended", listener="canal", peer=connection.peer, why=str(problem))
-            # A normal close would wait for data that the peer does not read.
+            # A normal close would wait until the peer has read the sent data.
             writer.transport.abort()
         except PenstockError as problem:
             error = type(problem).__name__

@@ -173,7 +173,7 @@ class CanalSession:
         Clients write a frame's length, the rest, and possibly the next frame separately. Many clients delay a
         small write until the previous one is acknowledged, and a delayed acknowledgement would take 40 ms.
         """
-        # A lost connection is detected by reading.
+        # Ignore errors: the next read reports a lost connection.
         with suppress(OSError):
             if _QUICK_ACK is not None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
@@ -278,7 +278,8 @@ class CanalSession:
         try:
             await self._clients.hold(client, self.peer, self.supersede, account, request.filter)
         except BaseException:
-            # A client held before stays held. A newly requested client is released.
+            # If the session held the client before this request, it keeps the client. Otherwise, the client
+            # is released.
             if key not in self._held:
                 await self._clients.release(client, self.peer)
             raise
@@ -346,8 +347,8 @@ class CanalSession:
 
         async def roll_back() -> None:
             held = self._held.get((request.destination, parse_client_id(request.client_id)))
-            # Clients send this before they subscribe, and expect no response. Batches sent over an earlier
-            # connection are sent again anyway.
+            # Clients send a rollback even before they subscribe, and expect no response. Batches sent over an
+            # earlier connection are sent again anyway.
             if held is not None and held[0].cursor is not None:
                 held[0].cursor.roll_back(request.batch_id)
 

@@ -14,9 +14,9 @@ from penstock.errors import OptionInvalid
 from penstock.limits import REQUEST_PATTERNS_MAX
 from penstock.model import TablePatterns
 
-# Clients send the filters, and the filters are kept as long as the clients' cursors.
+# The maximum length of a filter. The daemon keeps a client's filter for as long as the client's cursor.
 FILTER_LENGTH_MAX = 16 * 1024
-# Each expression is compiled separately and tried on every table.
+# The maximum number of expressions. Each is compiled separately and tried on every table.
 EXPRESSIONS_MAX = REQUEST_PATTERNS_MAX
 
 # The maximum number of cached results. Further tables are matched each time.
@@ -27,7 +27,8 @@ _EVERYTHING = (".*\\..*", ".*")
 
 _OPENING, _CLOSING = "([{", ")]}"
 
-# Unbounded repeats of a backtracking expression: the time is at most cubic in the name's length.
+# The maximum number of unbounded repeats in a backtracking expression, so that the time is at most cubic in
+# the length of the table's name.
 _REPEATS_MAX = 3
 
 
@@ -79,7 +80,7 @@ class CanalTables(TablePatterns):
         return any(pattern.fullmatch(name) for pattern in self._backtracking)
 
     def __getstate__(self) -> dict[str, object]:
-        # Another process of the daemon evaluates the filter itself.
+        # Leave out the cached results: another process of the daemon evaluates the filter itself.
         return {**self.__dict__, "_verdicts": {}}
 
     def __eq__(self, other: object) -> bool:

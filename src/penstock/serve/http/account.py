@@ -26,7 +26,7 @@ async def _account(request: Request) -> Response:
             "exclude_tables": list(account.tables.exclude),
             "masked": {pattern: list(names) for pattern, names in account.masking.settings.items()},
             "columns": {pattern: list(names) for pattern, names in account.masking.shown_settings.items()},
-            # The conditions themselves would reveal values of the hidden rows.
+            # Report only the table patterns: the conditions themselves would reveal values of hidden rows.
             "where": list(account.row_conditions.patterns),
         }
     )

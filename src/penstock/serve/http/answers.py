@@ -27,7 +27,7 @@ def ending_on_disconnect(handler: _Handler) -> _Handler:
     """
 
     async def handle(request: Request) -> Response:
-        # Any message after the body is the disconnect.
+        # Any message after the request's body reports that the client has disconnected.
         await request.body()
         return await _until_disconnect(handler(request), request.receive) or _CLIENT_LEFT
 

@@ -81,7 +81,7 @@ class _Turn:
     async def taken(self) -> AsyncIterator[None]:
         """Take the turn inside the block, from a client that reads too slowly if there is one.
 
-        Raises QuotaReached if another client has it, and _TurnLost once it is taken from this one.
+        Raises QuotaReached if another client has it, and _TurnLost once the turn is taken from this client.
         """
         if self._lock.locked():
             if self._limit is None or self.unread_seconds() < AS_OF_UNREAD_SECONDS_MAX:

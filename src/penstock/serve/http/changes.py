@@ -239,7 +239,7 @@ class ChangesAnswer(StreamedAnswer):
         self._masking = account.masking
         self._hides_texts = not account.sees_whole_rows
         self._codec = None if changes_request.compression == "none" else changes_request.compression
-        # The updates in the current piece that moved a row from another shard.
+        # The number of updates in the current piece that moved a row from another shard.
         self._moved = 0
 
     async def stream(self, send: Send) -> None:

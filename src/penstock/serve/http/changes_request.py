@@ -28,12 +28,13 @@ from penstock.serve.subscription import Start
 Format = Literal["arrow", "debezium", "debezium_schema", "maxwell", "canal_flat"]
 ChangeKind = Literal["insert", "update", "update_preimage", "update_postimage", "delete"]
 
-# Unbounded repeats of a backtracking pattern: the time is at most cubic in the name's length.
+# The maximum number of unbounded repeats in a backtracking pattern, so that the time is at most cubic in the
+# length of the table's name.
 _REPEATS_MAX = 3
 
 _INT32_MAX = (1 << 31) - 1
 
-# The year 9999 in microseconds, the limit of datetime.
+# The largest time that `datetime` can represent, at the end of the year 9999, in microseconds.
 _TIME_US_MAX = 253_402_300_799_999_999
 
 _HINT = "GET /v1/openapi.json describes the body"

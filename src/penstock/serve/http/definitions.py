@@ -65,7 +65,8 @@ async def _definitions(served: Served, request: Request) -> Response:
     name = TableName.parse(query.text("table"))
     account.prove_reads_table(instance, name)
     versions = await run_in(served.threads.definitions, definition_versions, log, name)
-    # A statement may name other tables, and may contain a hidden value.
+    # A statement may name other tables and contain hidden values, so only accounts that see everything get
+    # it.
     sees_statements = account.readable(instance).selects_all and account.sees_whole_rows
     return JSONResponse(
         {

@@ -39,7 +39,7 @@ STOP_HEADER = "Penstock-Stop"
 SERVER_HEADER = "Penstock-Server"
 # Clients limit the length of a header, so a longer GTID set is left out.
 _GTID_SET_CHARACTERS_MAX = 8192
-# A client that has disconnected is noticed after the wait, so it is short.
+# A disconnect of the client is noticed only after the wait, so the wait is short.
 _BYTES_WAIT_SECONDS_MAX = 1.0
 
 # The newest bytes of a log are in memory as they arrived, in pieces of a transaction or less.
@@ -110,7 +110,7 @@ def _shown(served: Served, request: Request, instance: ServedInstance) -> dict[s
     """Return an instance's status, limited to the tables that the account may read."""
     account, status = account_of(request), dict(instance.status())
     if "process" in status and not account.admin:
-        # The output of the process may name any table, and other instances of the same process.
+        # The output of the process may name any table, and other instances that run in the same process.
         exits = [{**process_exit, "lines": []} for process_exit in status["process"]["exits"]]
         status["process"] = {**status["process"], "exits": exits}
     doubts = [(TableName.parse(doubt["table"]), doubt) for doubt in status.get("tables_in_doubt", ())]

@@ -129,6 +129,6 @@ def _shown(transaction: FoundTransaction, *, sees_all: bool) -> dict[str, Any]:
         "bytes": transaction.end.offset - transaction.start.offset,
     }
     if not sees_all:
-        # Both values may name tables that the account may not read.
+        # The table names and the statement may reveal tables that the account may not read.
         shown |= {"tables": None, "statement": None}
     return shown

@@ -31,8 +31,8 @@ from penstock.protobuf import Message, encode, length_head
 
 _PARTITIONED_MESSAGE, _ERROR = 1, 3
 
-# Framing is a byte for the tag and a varint for the length, which has 1, 2, 3 and 4 bytes below these framed
-# lengths.
+# The frame of an event is a byte for the tag and a varint for the length. The varint has 1, 2, 3 and 4 bytes
+# below these framed lengths.
 _FRAMED_LENGTHS = numpy.array([2 + (1 << 7), 3 + (1 << 14), 4 + (1 << 21), 5 + (1 << 28)], numpy.int64)
 
 
@@ -132,7 +132,7 @@ class PtubesCheckpoint:
 class PtubesSubscription:
     """A client's subscription and its start. `task` is the client's own name.
 
-    `tables` are listed individually. `shards` are the consumed ones of `shard_count`.
+    `tables` are listed individually. `shards` are the numbers of the consumed shards, out of `shard_count`.
     """
 
     instance: str

@@ -211,7 +211,7 @@ class Session:
         return self._envelope(parts)
 
     def _add(self, parts: list[Taken], taken: Taken, count: int, size: int) -> tuple[int, int]:
-        """Add events. If they begin with a commit, drop a commit at the end of the previous ones."""
+        """Add events. If they begin with a commit, drop a commit at the end of the previous events."""
         if parts and taken.begins_with_end:
             before = parts[-1]
             parts[-1] = before.without_last_end(len(self._rules.shards))
@@ -236,7 +236,7 @@ class Session:
             raise
         if piece is None:
             return False
-        # Inside a large transaction only the events have a position.
+        # A part of a large transaction has no end position; only its events have positions.
         self._piece = piece if piece.is_whole else None
         self._time_us = piece.time_us or self._time_us
         for batch in piece.arrow():
@@ -248,7 +248,7 @@ class Session:
             self._skip = None
         # Pieces in memory arrive without waiting, so yield to other tasks.
         await asyncio.sleep(0)
-        # Without wanted events, the timeout still applies, even far behind the head.
+        # If no wanted events arrive, the timeout still applies, even far behind the head.
         return bool(self._ready) or loop.time() < deadline
 
     async def _wait(self, seconds: float, hurry: asyncio.Event) -> Piece | None:

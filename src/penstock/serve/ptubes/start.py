@@ -103,9 +103,10 @@ def _complete_since_us(source: OwnSource) -> int:
 
 
 def _epochs(source: OwnSource, checkpoint: PtubesCheckpoint) -> list[tuple[EpochRecord, bool]]:
-    """Return the epochs that may contain a checkpoint's offset, with the epochs of its named server first.
+    """Return the epochs that may contain a checkpoint's offset, beginning with the epochs of the server that
+    the checkpoint names.
 
-    Events name the server that wrote them first, which may differ from the captured server.
+    An event names the server that originally wrote it, which may differ from the captured server.
     """
     if not checkpoint.names_offset:
         return []
