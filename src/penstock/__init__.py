@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    # Importing `importlib.metadata` takes a tenth of a second.
+    # Imported here because importing `importlib.metadata` takes a tenth of a second.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -153,7 +153,7 @@ def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
     address = source.options.address
     if address is None:
         return None
-    # Reading files does not require a MySQL client.
+    # Imported here because reading files requires no MySQL client.
     from penstock.schema.server_tables import ServerTables
 
     return SchemaHistory(reread=ServerTables(address))

@@ -128,12 +128,12 @@ def make_capture(
         members = {member: captures[member] for member in instance.merge}
         return MergeCapture(name, instance, log, start_of(instance), parts, members)
     if instance.is_tidb:
-        # gRPC is needed only for a TiDB cluster.
+        # Imported here because only a TiDB cluster needs gRPC.
         from penstock.tidb.drainer import TidbCapture
 
         return TidbCapture(name, instance, log, start_of(instance), parts)
     if is_ticdc_kafka(instance.source):
-        # The Kafka client library is needed only for topics.
+        # Imported here because only topics need the Kafka client library.
         from penstock.ticdc.kafka_capture import TicdcKafkaCapture
 
         return TicdcKafkaCapture(name, instance, log, start_of(instance), parts)
@@ -146,7 +146,7 @@ def make_capture(
 
 def make_pump(name: str, settings: Settings) -> "Pump":
     """Return an instance's Pump with its port bound. Raises OptionInvalid, TlsFailed, DependencyMissing."""
-    # gRPC is an optional extra, and importing it is slow.
+    # Imported here because gRPC is an optional extra, and importing it is slow.
     from penstock.tidb.channels import ClusterTls
     from penstock.tidb.pump import Pump
 
@@ -203,7 +203,7 @@ class OwnInstance:
         self._is_removed = False
         # A capture that is stopping continues to serve until it has ended.
         self.capture: RunningCapture | None = None
-        # Why there is no capture at the moment.
+        # Why there is no capture, None while there is a capture.
         self.failure: PenstockError | None = None
 
     @property
@@ -381,7 +381,7 @@ class Maintenance:
             name: kept.get(name)
             or Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
             for name in names
-            # A log in memory removes consumed data itself.
+            # Leave out logs in memory, which remove consumed data themselves.
             if settings.log_of(name).mode != "memory"
         }
 

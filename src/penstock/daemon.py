@@ -235,7 +235,7 @@ class Daemon:
             change = InstanceChange.between(self._settings, settings)
             if not change:
                 return change
-            # A tier's package may not be installed.
+            # This step comes first, because it fails if the package of a tier is not installed.
             self._maintenance.change(settings, self._maintained(settings), change.changed)
             self._settings = settings
             self._supervisor.change(settings)
@@ -299,7 +299,7 @@ class Daemon:
         self._listener_processes = ListenerProcesses(
             settings, settings.listeners, served, self._ports.connections, usages
         )
-        # The daemon's own usage is the last.
+        # In the shared usages, the daemon's own usage is the last.
         usage_of = partial(usages.usage, process=settings.listeners)
         return Access.of_settings(settings.listen, settings.access, usage_of)
 
@@ -407,7 +407,8 @@ class _Fleet:
             self._begin,
             self._begin_copy,
             lambda: sum(capture.status()["bytes_per_second"] for capture in self._tenured()),
-            # Longer than a capture process may take to end: its lease is released only afterwards.
+            # Longer than a capture process may take to end, because the lease of its instance is released
+            # only afterwards.
             end_seconds=_PROCESS_JOIN_SECONDS_MAX,
             joined=partial(guard.note, "fleet", settings.coordination_url()),
         )
@@ -512,7 +513,8 @@ class _Fleet:
             self.member.name,
             partial(self._note_readable, name),
         )
-        # Do nothing until a record exists, so that a later attempt still finds the log closed.
+        # Start the copy only once its record exists. If recording fails, the log is still closed for a later
+        # attempt.
         tenure = CopyTenure(store, name, self.member.name, copy, lambda: self.member.registration)
         copy.start()
         return tenure

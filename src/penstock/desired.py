@@ -227,7 +227,7 @@ class DesiredSettings:
         except OptionInvalid:
             settings, usable = self._load(text, {}), {}
         while added := [name for name in sections if name not in usable]:
-            # A merge may precede its members.
+            # Try the instances that are left out again, because a merge may come before its members.
             for name in added:
                 try:
                     candidate = self._load(text, {**usable, name: sections[name]})
@@ -257,7 +257,7 @@ class DesiredSettings:
                     )
             except PenstockError as problem:
                 retry.wait(problem)
-        # Report changes made before the watch began.
+        # Also report the changes that were made before the watch began.
         changed()
 
 

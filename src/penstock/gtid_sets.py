@@ -136,8 +136,8 @@ class OutsideSet:
     """Determines which transactions of a log are outside a GTID set. Call the instance with each
     transaction's GTID, in log order.
 
-    `before` holds the transactions before the first call's. The call raises PositionInvalid if the log cannot
-    answer.
+    `before` holds the transactions before the transaction of the first call. The call raises PositionInvalid
+    if the log cannot answer.
     """
 
     def __init__(self, gtid_set: str, before: LoggedSet) -> None:

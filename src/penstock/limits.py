@@ -169,7 +169,7 @@ PIECE_BYTES_AT_ONCE = 64 * 1024
 # subscribers.
 PIECE_GAP_SECONDS = 0.001
 # The interval is at least this long for each follower of the view. Sending a piece to a follower takes about
-# half of it, however few rows the piece has, so the followers of a view use about half of a core.
+# half of this time, however few rows the piece has, so the followers of a view use about half of a core.
 PIECE_GAP_FOLLOWER_SECONDS = 0.0001
 # Cache of recent pieces for subscribers that follow shortly after, over all instances and views.
 PIECES_BYTES_MAX = 128 * MIB
@@ -191,9 +191,11 @@ METRICS_HOLDS_MAX = 50
 # Concurrent searches for the history of a row. Each keeps both cores of a small machine busy, which readers
 # need too.
 HISTORIES_MAX = 2
-# The rows of a table as of a moment are gathered in memory, one table at a time.
+# The maximum size of the rows of a table as of a moment. They are gathered in memory, for one table at a
+# time.
 AS_OF_BYTES_MAX = 256 * MIB
-# A client that has kept its rows waiting for this long in total gives way to the next client that asks.
+# A client that has kept its rows waiting for this long in total gives way to the next client that requests
+# rows.
 AS_OF_UNREAD_SECONDS_MAX = 60.0
 # Bytes of changes in one response: the default, and the most a request may ask for.
 CREDIT_BYTES_DEFAULT = 16 * MIB
@@ -246,12 +248,13 @@ SUBSCRIPTION_SHARDS_MAX = 4096
 PUMP_OUTCOMES_MAX = 65_536
 # The maximum size of a Pump's group commit. A larger payload forms its own group.
 PUMP_BATCH_BYTES_MAX = 32 * MIB
-# The bytes of binlogs that wait for a Pump's disk. Above this limit it refuses more, and writers use another
-# Pump.
+# The bytes of binlogs that wait for a Pump's disk. Above this limit the Pump refuses more, and writers use
+# another Pump.
 PUMP_WAITING_BYTES_MAX = 512 * MIB
 # A gRPC message, which is a whole TiDB transaction: gRPC's Go clients send no larger one.
 TIDB_MESSAGE_BYTES_MAX = (1 << 31) - 1
-# Calls that run at once over one connection to a Pump or Drainer. Clients hold back more by themselves.
+# Calls that run at once over one connection to a Pump or Drainer. Clients hold back further calls by
+# themselves.
 TIDB_CALLS_PER_CONNECTION_MAX = 512
 # Bytes of incomplete calls to a Pump or Drainer, over all connections: they are kept in memory. Above this
 # limit, the connection with most of them is closed, and its senders repeat their calls.

@@ -11,7 +11,7 @@ from penstock.serve.durable import DurableInstance
 from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.settings.daemon import Settings
 
-# A scrape or a probe waits for the coordination store for this long.
+# How long a scrape or a probe waits for the coordination store.
 _PROBE_SECONDS = 2.0
 
 

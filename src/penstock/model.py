@@ -414,7 +414,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        # A host name may resolve to any address.
+        # A host name may resolve to any address, so it does not count as this machine's.
         return False
 
 
@@ -449,7 +449,7 @@ class Tls:
         if self.mode == "preferred" and self.cert is None:
             return {}
         context = self.context()
-        # Certificates that a server generates at its first start do not pass strict verification.
+        # Do not verify strictly: certificates that a server generates at its first start would be refused.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return {"ssl": context}
 

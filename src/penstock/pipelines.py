@@ -165,7 +165,7 @@ def _report_of(report: Report | None, told: Report | None) -> Report | None:
         return report
     if report is not None:
         raise TypeError("report and told are both given: told is the former name of report")
-    # The caller of `run` or `relay`.
+    # The warning names the caller of `run` or `relay`.
     warnings.warn("told is now report; the next version removes told", DeprecationWarning, stacklevel=3)
     return told
 

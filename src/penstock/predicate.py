@@ -141,7 +141,8 @@ class Predicate:
 
 
 def _parse(text: str) -> Part:
-    # Importing sqlglot takes longer than decoding a small file, and few subscribers need it.
+    # Imported here because importing sqlglot takes longer than decoding a small file, and few subscribers
+    # need it.
     import sqlglot
     from sqlglot.errors import SqlglotError
 
@@ -176,7 +177,8 @@ class _Compiler:
         """Return a function that evaluates a part to true, false or null for each row."""
         kind = type(part).__name__
         if unknown := {name for name, value in part.args.items() if value} - _ARGUMENTS:
-            # Otherwise a modifier added by a later parser version would be ignored.
+            # Refuse unknown modifiers. Otherwise a modifier that a later version of the parser adds would be
+            # ignored.
             _refuse(part, f" ({', '.join(sorted(unknown))})")
         match kind:
             case "Paren":
@@ -284,7 +286,7 @@ class _Compiler:
         if not isinstance(pattern, str) or len(escape) > 1:
             _refuse(part)
         pattern = _with_backslashes(pattern, escape)
-        # Some versions of sqlglot write NOT LIKE into the node, others around it.
+        # Some versions of sqlglot write the NOT of NOT LIKE into the LIKE node, and others around it.
         negated = bool(part.args.get("negate"))
 
         def condition(batch: pyarrow.RecordBatch) -> Any:
@@ -348,7 +350,7 @@ class _Compiler:
                 kind = part.args.get("to")
                 type_text = "DATE" if "Date" in type(part).__name__ else "TIMESTAMP"
                 type_text = type_text if kind is None else kind.sql(dialect="mysql").upper()
-                # A DATE has no time of day, so the constant's time would have to be cut off.
+                # A DATE has no time of day, so a constant with a time of day does not fit.
                 is_exact = type_text in _MOMENTS or (type_text == "DATE" and _DAY.fullmatch(str(value)))
                 if isinstance(value, str) and is_exact:
                     return value

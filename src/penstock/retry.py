@@ -136,7 +136,7 @@ class Retry:
     ) -> float:
         failures_before = self.failures
         self.failures += weight
-        # Complete the last round of peers.
+        # Raise the problem only after the last round has tried every peer.
         if self.tries is not None and self.failures >= (self.tries + 1) * self._peers:
             raise problem
         pause = at_least

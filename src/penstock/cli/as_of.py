@@ -41,7 +41,7 @@ def run(
         Path | None, typer.Option("--output", "-o", help="A file. Default: the terminal.")
     ] = None,
 ) -> None:
-    """Export the rows that a table had at a moment, as far as the kept log contains changes of them.
+    """Export the rows that a table had at a moment, as far as the kept log shows them.
 
     A row has the values of its last change before the moment, or otherwise those before its first change
     after it. Rows without a change in the kept log are missing. The export is complete only if the log shows

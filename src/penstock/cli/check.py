@@ -104,7 +104,7 @@ def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
     """Yield the findings about a TiDB cluster, with the settings of its instance if a file has one."""
     from penstock.settings.tidb import pd_addresses
 
-    # Only a TiDB cluster needs gRPC.
+    # Imported here because only a TiDB cluster needs gRPC.
     from penstock.tidb.cluster import Cluster
     from penstock.tidb.drainer import cluster_tls, job_source
     from penstock.tidb.precheck import precheck_cluster
@@ -120,7 +120,9 @@ def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
 
 
 def _instance_of(source: str, config: Path | None) -> "InstanceSettings":
-    """Return the instance of a cluster in a settings file, or one with defaults. Raises OptionInvalid."""
+    """Return the instance of a cluster in a settings file, or an instance with defaults. Raises
+    OptionInvalid.
+    """
     from penstock.settings.daemon import InstanceSettings, load_settings
 
     try:

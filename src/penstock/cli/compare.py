@@ -55,7 +55,7 @@ def run(
         bool, typer.Option("--json", help="Print one JSON object for each difference, and the counts.")
     ] = False,
 ) -> None:
-    """Compare, message by message, what a Canal server delivers with what Penstock has of the same log.
+    """Compare, message by message, what a Canal server delivers with what Penstock reads from the same log.
 
     The entries are consumed and acknowledged at Canal, so give it a destination for the comparison alone.
     Exits with 1 if entries differ, and with 5 if none could be compared or Penstock fell behind.
@@ -80,7 +80,7 @@ def run(
             while time.monotonic() < deadline and comparison.add(client.fetch()):
                 continue
         except KeyboardInterrupt:
-            # Report what was compared before the error.
+            # Ctrl-C ends the comparison. Report what was compared until then.
             pass
         except TransientError:
             _print(comparison.outcome, as_json=json)

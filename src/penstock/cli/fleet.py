@@ -93,7 +93,7 @@ def drain(
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _PLACING_SECONDS_MAX
         while wait and (nowhere := _unplaced(store)) and time.monotonic() < deadline:
-            # The leader writes the placements of one member after another.
+            # Wait again: the leader writes the placements of one member after another.
             time.sleep(_POLL_SECONDS)
     typer.echo(f"{member} {'captures nothing and runs no job' if wait else 'is being drained'}")
     if nowhere:
@@ -139,7 +139,7 @@ def _report_awaited(store: "CoordinationStore", member: str) -> None:
 
 
 def _show(shown: dict[str, Any]) -> None:
-    # A file or a pipe has no width limit.
+    # Output to a file or a pipe has no width limit.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_UNBOUNDED)
     console.print(_members_table(shown))
     console.print()

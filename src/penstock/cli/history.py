@@ -118,7 +118,8 @@ def _of_daemon(
 def _show(console: Console, part: dict[str, Any], readers: int) -> None:
     """Print a change as a table of columns before and after; for an update, only the columns that differ.
 
-    `readers` is the number of readers that hold the log. The change names those that are still pending.
+    `readers` is the number of readers that hold the log. The change names the readers that have not confirmed
+    it yet.
     """
     if part["kind"] == "statement":
         emptied = "  (the row is gone, if it was there)" if part["empties"] else ""

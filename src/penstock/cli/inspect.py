@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.source.reading import Batch, Selection
     from penstock.source.source import Source
 
-# The default limit for tables. JSON output has no limit.
+# The default number of lines of table output. JSON output has no limit.
 _LINES_DEFAULT = 1000
 # Batches are small, so that the first lines appear immediately.
 _BATCH_ROWS_MAX = 4096
@@ -153,7 +153,7 @@ def _closed_together(batches: "Iterator[Batch]") -> "Iterator[list[Batch]]":
                 group = []
             group.append(batch)
     except PenstockError:
-        # Yield the rows read before the error first.
+        # Yield the rows that were read before the error, and then raise it.
         yield group
         raise
     yield group
@@ -172,7 +172,7 @@ def _rows_of(batch: "Batch", patterns: TablePatterns, view: View) -> list[dict[s
 
 
 def _commit_order(row: dict[str, Any]) -> tuple[int, int]:
-    # The images of an update share their number; the stable sort keeps them in order.
+    # Both images of an update have the same number, and the stable sort keeps their order.
     return row["_commit_version"], row["_metadata"]["row"]
 
 

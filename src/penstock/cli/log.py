@@ -31,7 +31,7 @@ HELP = "List, search, verify, export and trim a kept log."
 
 EXIT_FINDINGS = 1
 
-# The default limit for tables. JSON output has no limit.
+# The default number of blocks of table output. JSON output has no limit.
 _BLOCKS_DEFAULT = 1000
 
 

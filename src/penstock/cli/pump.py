@@ -58,7 +58,7 @@ def decide(
     from penstock.logstore.disk import LocalDisk
     from penstock.logstore.layout import is_log_folder
 
-    # gRPC is an optional extra that this verb does not need.
+    # This import needs no gRPC, which is an optional extra.
     from penstock.tidb.decisions import Decisions
 
     if (commit is None) == (not rollback):

@@ -99,7 +99,7 @@ def _request(
         for table_source, target in chosen:
             with open_session(address_of(table_source)) as session:
                 check_condition(session, target, where)
-    # If the sink cannot be read back, its extra rows cannot be detected.
+    # If the sink cannot be read back, its extra rows cannot be detected, so they stay.
     remove = not keep and keeps_tables(settings.make_sink())
     state = states.enter_context(closing(PipelineState.of(settings)))
     return state, [

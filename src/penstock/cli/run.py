@@ -36,7 +36,7 @@ _BARRIER = "barrier"
 
 Report = Callable[[Mapping[str, Any]], None]
 
-# Set only for the process of a shard.
+# This option is set only for the process of a shard.
 _Until = Annotated[
     str | None,
     typer.Option(
@@ -100,7 +100,7 @@ def run(
     if local and master is not None:
         raise OptionInvalid("--local and --master are both given", hint="Name one place to run")
     settings = settings if shard is None else _take_shard(settings, shard)
-    # Check before starting Spark, which takes seconds.
+    # Check for a pause before Spark starts, because its start takes seconds.
     if (paused := _pause_reason(settings)) is not None:
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
@@ -112,7 +112,7 @@ def run(
         shards = _shard_runs(settings, options) if local and shard is None else None
         (shards or options.run_of(settings, local=local, master=master)).run()
     if not as_json:
-        # A sink may have written rows to standard output.
+        # Print to standard error, because a sink may have written rows to standard output.
         typer.echo(summary.text(settings.name, "stopped" if stop.is_set() else "caught up"), err=True)
 
 
@@ -230,7 +230,8 @@ class _RunOptions:
 
         return run_of(
             settings,
-            # The process of a shard shares the host with the processes of the other shards.
+            # The process of a shard uses a share of the host, which it shares with the processes of the other
+            # shards.
             LocalDriver.of_share(settings.shards) if local else _spark_driver(settings, master),
             until_caught_up=self.until_caught_up,
             to_barrier=self.until == _BARRIER,
@@ -278,7 +279,8 @@ def _had_shards(settings: "PipelineSettings") -> bool:
         with closing(PipelineState.of(settings)) as state:
             return state.shards.count() > 1
     except CoordinationLost:
-        # The run itself waits for the store, and then refuses the recorded progress of shards.
+        # Ignore the error: the run itself waits for the store, and then refuses progress that is recorded for
+        # several shards.
         return False
 
 
@@ -301,7 +303,7 @@ def _pause_reason(settings: "PipelineSettings") -> str | None:
         with closing(PipelineState.open(settings.state, settings.name)) as state:
             return state.pause_message()
     except CoordinationLost:
-        # The run itself waits for the store.
+        # Ignore the error: the run itself waits for the store.
         return None
 
 

@@ -50,7 +50,8 @@ def run(
     desired = DesiredSettings(file)
     settings = load_settings(file) if only_check else desired.first(check_instances)
     if settings.console is not None:
-        # Report a missing package immediately; otherwise the console would never start.
+        # Import the templates now, so that a missing package is reported immediately. Otherwise the console
+        # would never start.
         import_templates()
     if only_check:
         check_instances(settings)

@@ -70,7 +70,7 @@ def _watch(daemon: WholeDaemon, instance: str | None) -> None:
 
 
 def _console() -> Console:
-    # A file or a pipe has no width limit.
+    # Output to a file or a pipe has no width limit.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_UNBOUNDED)
 
 
@@ -122,7 +122,7 @@ def _remarks(status: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         remarks.append(("note", status["note"], "cyan"))
     # A daemon of an earlier version does not report prepared transactions.
     remarks += [("prepared", text, "yellow") for text in status.get("prepared", ())]
-    # A daemon of an earlier version does not report broken holds either.
+    # A daemon of an earlier version does not report broken holds.
     remarks += [
         ("broken hold", f"{hold['reader']} at {hold['position']} holds nothing: {hold['why']}", "red")
         for hold in status.get("broken_holds", ())

@@ -117,7 +117,7 @@ def run(
     try:
         _Following(daemons, body, first, until).run(shown)
     except KeyboardInterrupt:
-        # Ctrl-C is the normal way to end the command.
+        # Ctrl-C is the normal way to end the command, not an error.
         return
     except BrokenPipeError:
         # The reader has closed the pipe, so nothing may be flushed to it when the interpreter exits.
@@ -259,7 +259,7 @@ def _hide_secrets(line: bytes) -> bytes:
     if not _STATEMENT.search(line):
         return line
     message = json.loads(line)
-    # A column may also be named like this field.
+    # The line may also describe a row with a column `sql`, which may be NULL.
     statement = message.get("sql") or ""
     shown = without_secrets(statement)
     if shown == statement:
@@ -296,7 +296,7 @@ def _note_unmatched(address: "DaemonAddress", patterns: Sequence[str]) -> None:
         with closing(AskedDaemon(address)) as daemon:
             tables = daemon.tables()
     except PenstockError:
-        # Either the next request reports the error, or another daemon answers the request.
+        # Ignore the error: either the next request reports it, or another daemon answers that request.
         return
     for pattern in patterns if tables else ():
         selected = TablePatterns([pattern])

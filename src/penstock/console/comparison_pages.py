@@ -17,7 +17,7 @@ from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.kept_values import TEXTS
 from penstock.serve.masking import HIDDEN_TEXT
 
-# Differing rows that the page shows.
+# The maximum number of differing rows on the page.
 _DIFFERENCES_SHOWN = 200
 # The kinds of differing rows, and the kind for keys that were not read in full.
 _COUNTS = (*(str(kind) for kind in Kind), "beyond")
@@ -93,7 +93,7 @@ def preview_repair(visit: Visit) -> Response:
 
 
 def _sum_of(tables: Sequence[Mapping[str, Any]], counts: Sequence[str]) -> int:
-    """Return the number of rows of all tables that have one of these counts."""
+    """Return the sum of these counts of rows over all tables."""
     return sum(table.get(count, 0) for table in tables for count in counts)
 
 
@@ -120,7 +120,7 @@ def _without_masked(difference: Mapping[str, Any], is_masked: Callable[[str], bo
         row = json.loads(difference[part]) if difference[part] else {}
         hidden = {column for column in row if is_masked(column)}
         masked |= hidden
-        # The texts about unrepresentable values may concern masked columns.
+        # Leave out the texts about unrepresentable values, because they may concern masked columns.
         shown = {column: row[column] for column in row if column not in hidden and column != TEXTS}
         parts[part] = json.dumps(shown) if difference[part] else None
     return {**difference, **parts, "masked": sorted(masked)}

@@ -24,13 +24,14 @@ _log = structlog.get_logger(__name__)
 
 # Exit codes: equal or repaired, different, and not everything compared; see `penstock verify`.
 _OUTCOMES = (0, 1, 5)
-# Differing keys of a table that are read in full, and those that a repair corrects at once.
+# The number of differing keys of a table that are read in full, and the number that a repair corrects at
+# once.
 _KEYS_MAX, REPAIRED_KEYS_MAX = 1000, 10_000
-# Differences that are kept for the page and the files.
+# The number of differences that are kept for the page and the files.
 _DIFFERENCES_MAX = 1000
 _ERROR_CHARACTERS_MAX = 2000
 
-# The number of a state store, and the names of a pipeline and a sink.
+# The key of a comparison: the number of a state store, and the names of a pipeline and a sink.
 ComparisonKey = tuple[int, str, str]
 
 
@@ -39,9 +40,9 @@ class Comparison:
     """A running or completed comparison. Times are microseconds UTC since 1970.
 
     `tables` has the counts of each table, `differences` the first differing rows, both as they were before a
-    repair. `repaired` counts the rows that a repair has written, and `requests` are the requests that the
-    running pipeline read rows again. `error` says why there is no result, "" if there is a result or the
-    comparison still runs.
+    repair. `repaired` counts the rows that a repair has written, and `requests` are the repair's requests
+    that the running pipeline read rows again. `error` says why there is no result, "" if there is a result or
+    the comparison still runs.
     """
 
     began_us: int
@@ -86,8 +87,8 @@ class Comparisons:
             # The process ends when the thread that started it ends, so the thread waits for the process.
             arguments = (key, file, begun)
             threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
-            # Only a running thread ends the comparison. The lock delays that end until the thread is
-            # recorded.
+            # Record the comparison only after its thread has started, because only a thread ends a
+            # comparison. The thread waits for the lock before it records the end.
             self._newest[key] = begun
 
     def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:

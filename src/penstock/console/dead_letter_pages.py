@@ -25,7 +25,7 @@ from penstock.pipeline.dead_letter import (
 from penstock.pipeline.settings import PipelineSettings
 from penstock.source.row_history import plain_value, python_rows
 
-# Entries and rows on one page.
+# The maximum numbers of entries and of rows on one page.
 _ENTRIES_MAX = 200
 _ROWS_MAX = 100
 

@@ -62,7 +62,8 @@ def list_events(visit: Visit) -> Response:
     events = [
         {"daemon": url, **event} for url, answer in answers.values.items() for event in answer["events"]
     ]
-    # A log line of the console may contain a value of a pipeline's tables.
+    # Add the console's own log lines only for users without masks, because a line may contain a value of a
+    # pipeline's tables.
     if visit.sees_pipelines and not visit.masking:
         audit = {"audit": True, "other": False}.get(kind)
         own = RECENT_EVENTS.newest(_EVENTS_SHOWN_MAX, audit=audit)

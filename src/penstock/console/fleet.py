@@ -15,13 +15,13 @@ from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 from penstock.source.silent_daemons import SilentDaemons
 
-# A search reads the whole log of an instance, possibly from a slow disk, so the timeout is long.
+# The timeout of a search, which reads the whole log of an instance, possibly from a slow disk.
 _HISTORY_SILENCE_SECONDS_MAX = 120.0
-# The position of a reset is looked up in the log.
+# The timeout of a reset, whose position is looked up in the log.
 _RESET_SILENCE_SECONDS_MAX = 60.0
-# The store of subscriptions may be queried again after a concurrent change.
+# The timeout of a pause: the daemon may query the store of subscriptions again after a concurrent change.
 _PAUSE_SILENCE_SECONDS_MAX = 15.0
-# All daemons are queried at the same time, so that a page waits for one timeout only.
+# Up to this many daemons are queried at the same time, so that a page waits for one timeout only.
 _ASKED_AT_ONCE_MAX = 16
 
 _Answer = TypeVar("_Answer")
@@ -60,7 +60,7 @@ class Fleet:
         return list(self._addresses)
 
     def ask_all(self, call: str) -> Answers:
-        """Ask every daemon: `status`, `alerts`, `subscriptions`, `account`."""
+        """Send a call to every daemon: `status`, `alerts`, `subscriptions` or `account`."""
 
         def ask(url: str) -> dict[str, Any] | PenstockError:
             if url in self._lost:
@@ -80,7 +80,9 @@ class Fleet:
         return Answers({url: value for url, value in answers.items() if url not in problems}, problems)
 
     def ask_instance(self, url: str, instance: str, call: str, **query: str | int | None) -> dict[str, Any]:
-        """Ask a daemon about an instance: `status`, `extents`, `holds`. Raises the daemon's errors."""
+        """Send a call about an instance to a daemon, such as `status`, `extents` or `holds`. `status`,
+        `extents`, `holds`. Raises the daemon's errors.
+        """
         return self._with_client(url, instance, lambda client: client.ask(call, **query))
 
     def remove_hold(self, url: str, instance: str, reader: str) -> None:
@@ -117,7 +119,9 @@ class Fleet:
         )
 
     def ask_daemon(self, url: str, call: str) -> dict[str, Any]:
-        """Ask one daemon: `fleet`, `jobs/orders`. Raises the daemon's errors."""
+        """Send a call to one daemon, such as `fleet` or `jobs/orders`. `fleet`, `jobs/orders`. Raises the
+        daemon's errors.
+        """
         return self._with_client(url, "all", lambda client: client.ask_daemon(call))
 
     def as_of(self, url: str, instance: str, table: str, moment: str, limit: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import AccessDenied, PenstockError, SourceMissing
 
-# A page with more rows takes too long to render, send and draw every 5 seconds.
+# The maximum number of rows of a page. More rows would take too long to render, send and draw every 5
+# seconds.
 _ROWS_MAX = 200
 # The states of jobs that need no operator.
 _CALM = ("running", "ended", "paused")

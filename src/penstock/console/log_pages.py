@@ -14,7 +14,7 @@ from penstock.console.changed_cells import changed_cells
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
-# MySQL's UUID, perhaps with a tag, or MariaDB's domain and server.
+# A GTID: with MySQL's UUID and perhaps a tag, or with MariaDB's domain and server.
 _GTID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}:[\w:]+|\d+-\d+-\d+")
 # A disk that will be full in more than a year needs no action yet.
 _FORECAST_SECONDS_MAX = 365 * 86_400.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations: actions with a page that asks for the inputs, shows the effect, and then performs the action.
 
-GET  PATH            the form, and what a dry run says
-POST PATH/confirm    the same with its effect, and an audit record
+GET  PATH            shows the form, and the effect according to a dry run
+POST PATH/confirm    performs the action, and writes an audit record
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +111,7 @@ class Operation:
         suggested: Mapping[str, Sequence[str]] = {}
         problem = None
         missing = [known for known in self.inputs if known.is_needed and not fields[known.name]]
-        # The user can also fill in the field without suggestions.
+        # Ignore the error: the user can also fill in the field without suggestions.
         with suppress(PenstockError):
             suggested = self.suggest(visit, fields)
         try:

@@ -33,7 +33,8 @@ from penstock.serve.masking import HIDDEN_TEXT
 
 # The overview shows the pipelines that need an operator most urgently, and links to the others.
 _PIPELINES_SHOWN_MAX = 50
-# A page with more rows takes too long to render, send and draw every 5 seconds.
+# The maximum number of pipelines of a page. More rows would take too long to render, send and draw every 5
+# seconds.
 _PIPELINES_PAGE_MAX = 200
 # The number of changes of a row on one page. The newest changes come first.
 _CHANGES_DEFAULT = 100
@@ -47,7 +48,7 @@ _CHARTS = {
 _CHART_POINTS = 120
 _HOURS = ("1", "6", "24")
 _SPARK_SECONDS, _SPARK_POINTS = 3600, 48
-# Entries that need an operator come first.
+# The states by urgency: entries that need an operator come first.
 _URGENCY = ("lost", "stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
 
 
@@ -113,7 +114,7 @@ def instance(visit: Visit) -> Response:
         disk = visit.fleet.ask_instance(url, name, "disk")
         holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
     except PenstockError as refusal:
-        # The status contains most of the information, even if the log is not open.
+        # Show the page even if the log is not open, because the status contains most of the information.
         problem = refusal
     hours = visit.query("hours")
     span = int(hours) if hours in _HOURS else 1

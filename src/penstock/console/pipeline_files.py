@@ -25,8 +25,8 @@ class PipelineFiles:
     def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
         self._paths = tuple(paths)
         self._states = states
-        # Two concurrent replays of an entry would write its rows twice, and a purge during a replay would
-        # lose them.
+        # Held by a replay or a purge. Two concurrent replays of an entry would write its rows twice, and a
+        # purge during a replay would lose them.
         self._replaying = threading.Lock()
 
     def find(self, store: int, name: str) -> Path | None:
@@ -35,8 +35,8 @@ class PipelineFiles:
             try:
                 location = place_of_state(path)
             except PenstockError:
-                # The other files may still be readable. The page of the affected pipeline reports that it has
-                # no file.
+                # Skip this file: the other files may still be readable. The page of the affected pipeline
+                # reports that it has no file.
                 continue
             if location.name == name and self._states.url(store) == location.state:
                 return path

@@ -196,7 +196,7 @@ OPERATIONS = (
         ),
         back_fields=("store", "name", "sink"),
         prove=Visit.prove_sees_pipelines,
-        # The condition is checked by the source's server.
+        # Send the form with POST. The condition in it is checked by the source's server.
         is_posted=True,
     ),
     _operation(

@@ -20,7 +20,7 @@ from penstock.source.row_history import shown_text
 if TYPE_CHECKING:
     import jinja2
 
-# A page has thousands of links but only a few distinct values.
+# Quoted values are cached, because a page has thousands of links but only a few distinct values.
 _quoted = functools.lru_cache(8192)(quote_plus)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _UNITS = {"en": ("d", "h", "min", "s"), "zh": ("天", "小时", "分钟", "秒")}

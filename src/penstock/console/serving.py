@@ -45,7 +45,7 @@ class ConsoleServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Without a proxy, the header comes from the browser, which could set any address.
+                # Ignore the proxy's header without a proxy: the browser sends it, and could set any address.
                 proxy_headers=bool(settings.hosts),
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )

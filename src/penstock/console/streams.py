@@ -19,7 +19,7 @@ from penstock.serve.problems import problem_body
 
 # The web server has 40 threads, and the other pages need some of them.
 STREAMS_MAX = 12
-# One session must leave streams for other sessions.
+# The maximum number of streams of one session, which must leave streams for other sessions.
 SESSION_STREAMS_MAX = 4
 
 
@@ -111,7 +111,7 @@ class StreamResponse(StreamingResponse):
     async def listen_for_disconnect(self, receive: Receive) -> None:
         await super().listen_for_disconnect(receive)
         if self._stream is not None:
-            # A thread may be waiting for the next part.
+            # End the stream, because a thread may be waiting for its next part.
             self._stream.leave()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

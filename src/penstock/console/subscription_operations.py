@@ -96,7 +96,7 @@ def _select(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
 
 
 def _delete(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
-    # The page has already shown the owners.
+    # Delete the subscription even if shards have owners, because the page has already shown the owners.
     answer = _send(visit, fields, "delete", {"force": True}, dry_run)
     sentences = [
         say("The checkpoint of shard {shard} is forgotten: {position}", shard=shard, position=position or "–")

@@ -10,7 +10,7 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
-# How far a shard is behind for each darker shade.
+# The number of bytes behind from which a shard has each shade, the lightest first.
 _SHADE_BYTES = (0, 1 << 20, 64 << 20, 1 << 30)
 # Where a subscription can continue: the choices that need a value, and the choices that do not.
 _WITH_VALUE = ("time", "position", "gtid_set")
@@ -35,7 +35,7 @@ def _subscriptions_of(answers: Answers) -> dict[tuple[str, str], dict[str, Any]]
     shown: dict[tuple[str, str], dict[str, Any]] = {}
     for url, answer in answers.values.items():
         for subscription in answer["subscriptions"]:
-            # All daemons that share a coordination store return the subscription.
+            # All daemons that share a coordination store return the same subscription, so count it once.
             key = subscription["instance"], subscription["subscription"]
             shown.setdefault(key, {"daemon": url, **subscription, "grid": _grid_of(subscription)})
     return shown

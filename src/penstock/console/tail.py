@@ -12,8 +12,8 @@ from penstock.client.fetch import BatchFrame, PositionFrame
 from penstock.console.fleet import Fleet
 from penstock.source.row_history import logged_values, plain_value, python_rows
 
-# A daemon without changes ends its response after this time. The console then checks whether the viewer has
-# left.
+# A daemon without changes ends its response after this many seconds. The console then checks whether the
+# viewer has left.
 _WAIT_SECONDS = 5.0
 _SILENCE_SECONDS_MAX = 30.0
 _ROWS_PER_SECOND_MAX = 50

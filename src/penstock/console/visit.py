@@ -92,8 +92,8 @@ class Visit:
         return int(store) if store.isdecimal() else -1, self.query("name"), self.query("sink")
 
     def chosen_instance(self) -> tuple[list[tuple[str, str]], dict[str, PenstockError], str, str]:
-        """Return the instances by daemon, the daemons that do not answer, and the daemon and instance of a
-        form.
+        """Return the instances by daemon, the daemons that do not answer, and the daemon and the instance
+        that the form names.
         """
         statuses = self.fleet.ask_all("status")
         choices = [
@@ -188,7 +188,8 @@ class Visit:
             "sees_every_row": self.sees_every_row,
             "path": self.request.url.path.removeprefix(self.base_path),
             "query": str(self.request.url.query),
-            # The response to a form has no URL of its own.
+            # Only a page that was requested with GET can be loaded again: the response to a form has no URL
+            # of its own.
             "is_get": self.request.method == "GET",
             **values,
         }

@@ -12,8 +12,8 @@ from penstock.logstore.prepared import HOLD_NAME
 from penstock.model import Position, StatementSession
 from penstock.source.daemon_client import DaemonClient
 
-# Definitions that the capturing member reads from its server arrive later than the statements that they
-# concern.
+# The interval between refreshes. Definitions that the capturing member reads from its server become available
+# after the statements that they concern.
 _REFRESH_SECONDS = 10.0
 
 
@@ -28,7 +28,7 @@ class CopiedMetadata:
         self._files = GenerationFiles(log.disk, log.layout)
         self._holds = Holds(log.disk, log.layout)
         self._client = client
-        # The end of the other log when its definitions were listed.
+        # The end of the capturing member's log when its definitions were listed.
         self._copied_to: Position | None = None
         self._due = 0.0
 
@@ -66,7 +66,7 @@ class CopiedMetadata:
         self._cover(position)
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
-        """Copy the definitions before a statement, which ends at a position, is stored. Return True: the
+        """Copy the definitions before the statement that ends at a position is stored. Return True: the
         member that captures has applied it.
         """
         self._cover(position)

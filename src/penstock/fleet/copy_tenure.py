@@ -38,7 +38,7 @@ class CopyTenure:
         self._registration = registration
         self._recorded: CopyRecord | None = None
         self._left = threading.Event()
-        # A member that was killed leaves a record that may still claim that its copy was in step.
+        # Replace the record of a member that was killed: it may still claim that the copy is in step.
         begun = CopyRecord(updated_us=time.time_ns() // 1000, registration=registration())
         store.put(self._path, begun.encode())
 
@@ -76,7 +76,8 @@ class CopyTenure:
         try:
             self.copy.stop()
             try:
-                # After `left`, the next copy of this log may begin and write the same record.
+                # Delete the record before `left` is set, because the next copy of this log may then write the
+                # same record.
                 self._store.delete(self._path)
             except PenstockError as problem:
                 _log.info("the record of a copy stays", instance=self.name, why=str(problem))

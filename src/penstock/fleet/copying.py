@@ -43,7 +43,8 @@ _BACKOFF = Backoff(longest=2.0)
 _IN_STEP_BYTES_MAX = 64 * MIB
 # A copy that received nothing for this long may be behind by any amount.
 _UNHEARD_SECONDS_MAX = 60.0
-# How much of the end of a copy is compared with the other log before the copy continues.
+# The number of bytes at the end of a copy that are compared with the capturing member's log before the copy
+# continues.
 _COMPARED_BYTES = 64 * 1024
 
 _log = structlog.get_logger(__name__)
@@ -182,7 +183,7 @@ class LogCopy:
                 with self._permitted() as log:
                     metadata = CopiedMetadata(log, client)
             except (LogDamaged, LogTorn) as problem:
-                # Replace the copy only if the other log can be read.
+                # Replace the copy only if the capturing member's log can be read.
                 _list(client, None, 0.0, None)
                 self._begin_again(problem.message)
                 return
@@ -194,7 +195,8 @@ class LogCopy:
                         f"the folder {log.folder} was removed or replaced while it was in use",
                         hint="Check the disk; the copy begins again",
                     )
-                # Bytes of a different history must not count as a copy.
+                # Report no progress before the first listing: bytes of a different history must not count as
+                # a copy.
                 synced = None if proved is None else log.durable
                 listing = _list(client, log.visible, 0.0 if proved is None else _POLL_SECONDS, synced)
                 is_first = proved is None
@@ -281,7 +283,7 @@ class LogCopy:
         )
 
     def _close_log(self, *, finish: bool = True) -> None:
-        # The next log that is opened may be shorter.
+        # The next log that is opened may be shorter, so it is not known to be complete.
         self._has_caught_up, self._behind_bytes = False, None
         log, self._log = self._log, None
         if log is not None:
@@ -372,7 +374,7 @@ def _list(client: DaemonClient, after: Position | None, seconds: float, synced: 
 
 
 def adopt_epochs(log: Log, listing: Listing, until: int) -> None:
-    """Record the epochs of another log up to a number, unchanged."""
+    """Record the epochs of another log unchanged, up to an epoch number."""
     for epoch in listing.epochs:
         own = log.epochs.get(epoch.epoch)
         if epoch.epoch > until:
@@ -387,7 +389,7 @@ def divergence(log: Log, listing: Listing, client: DaemonClient) -> str | None:
     """Return why a log is not a prefix of another log, None if it is.
 
     A host that captured earlier may have received bytes that no other host received before another server
-    took over. Raises ServerBusy while the other log ends earlier, or an error from the daemon.
+    took over. Raises ServerBusy while the other log ends before this log, or an error from the daemon.
     """
     last, end = log.epoch, log.visible
     if last is None:

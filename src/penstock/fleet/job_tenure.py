@@ -40,7 +40,7 @@ from penstock.retry import Backoff, Retry
 _WELL_SECONDS = 60.0
 _BACKOFF = Backoff(first=1.0, longest=300.0)
 _RELEASE_BACKOFF = Backoff(longest=1.0)
-# Longer than a pipeline needs to stop by itself.
+# How long the job's process may take to stop. A pipeline needs less time to stop by itself.
 _STOP_SECONDS_MAX = 20.0
 # How long to wait for the rest of the output, which a descendant outside the process group may keep open.
 _OUTPUT_SECONDS_MAX = 5.0
@@ -143,7 +143,7 @@ class JobTenure:
                 self._news.clear()
                 job = self._read_job()
                 if job is None or job.paused:
-                    # The leader takes a removed or paused job away from this worker.
+                    # Wait: the leader takes a removed or paused job away from this worker.
                     self._note(state="stopped")
                     self._news.wait()
                     continue
@@ -193,7 +193,8 @@ class JobTenure:
                 if self._stopping.is_set() or current is None or not current.is_same_work(job):
                     was_stopped = True
                     _stop(process)
-        # Processes that the job started must not write to the target at the same time as the next process.
+        # Kill the process group: processes that the job started must not write to the target at the same time
+        # as the next process.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         reading.join(_OUTPUT_SECONDS_MAX)
@@ -208,7 +209,7 @@ class JobTenure:
     def _start(self, job: JobSpec) -> "subprocess.Popen[bytes]":
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{self.name}.yaml"
-        # The pipeline file may contain a password.
+        # Only this user may read the pipeline file, because it may contain a password.
         file.touch(mode=0o600)
         file.write_text(job.text, encoding="utf-8")
         return subprocess.Popen(
@@ -217,7 +218,7 @@ class JobTenure:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # An interrupt at the terminal stops the worker, which stops its jobs.
+            # Start a new session: an interrupt at the terminal stops only the worker, which stops its jobs.
             start_new_session=True,
         )
 
@@ -225,7 +226,7 @@ class JobTenure:
         if self._address_variable is None:
             return {}
         file = self._folder / ADDRESS_FILE
-        # Another program may use the port of the previous process by now.
+        # Remove the address of the previous process, because another program may use its port by now.
         file.unlink(missing_ok=True)
         return {self._address_variable: str(file)}
 

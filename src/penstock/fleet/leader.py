@@ -136,7 +136,7 @@ class FleetLeadership:
                 times[:] = sorted([*times, since_us])[-_JOINS_KEPT:]
                 changed = True
         if changed:
-            # Only members that join again soon are damped.
+            # Forget old join times, because only members that join again soon are damped.
             recent_us = time.time_ns() // 1000 - _JOINS_KEPT_US
             for name in [name for name, times in joins.items() if times[-1] < recent_us]:
                 del joins[name]
@@ -156,7 +156,7 @@ class FleetLeadership:
             record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
-                # Members that left at the same time as the last leader. Their zones are unknown, because
+                # These members left at the same time as the last leader. Their zones are unknown, because
                 # their records are gone.
                 self._away.setdefault(name, (time.monotonic(), Host(name)))
         return placements
@@ -244,11 +244,11 @@ class FleetLeadership:
             record = PlacementRecord(self._lease.token, tuple(sorted(instances)), tuple(sorted(copies[name])))
             if replace(record, token=placed.token) == placed and version != ABSENT:
                 if name not in self._members and not instances and not copies[name]:
-                    # The member is gone, and its copies with it.
+                    # Delete the placement of a member that is gone. Its copies are gone with it.
                     self._store.delete(self._group.placements + path_of(name), version)
                     del placements[name]
                 continue
-            # If the answer is lost, the placements are read again.
+            # Forget the placements until the write has succeeded: if its answer is lost, they are read again.
             self._placements = None
             version = self._store.put(self._group.placements + path_of(name), record.encode(), version)
             placements[name], self._placements = (version, record), placements

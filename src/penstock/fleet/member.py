@@ -105,7 +105,7 @@ class FleetMember:
         self._leaving: list[Tenure] = []
         # Work whose lease the session may hold without doing the work, because an answer was lost.
         self._doubtful: set[str] = set()
-        # Work whose progress is no longer recorded after a defect.
+        # Work whose progress is no longer recorded, because recording it met a defect.
         self._unrecorded: list[Tenure] = []
         # The damaged logs in the session's record, and the logs that should be in it.
         self._damage_recorded = self._damage = DamageRecord()
@@ -253,7 +253,7 @@ class FleetMember:
         self._release_doubtful(wanted)
         copied = {name for name in placed.copies if works is None or name in works} - wanted
         for name in [name for name, copy in self._copies.items() if copy in self._unrecorded]:
-            # Otherwise the copy's record would remain and count as a copy.
+            # Give up the copy after a defect. Otherwise its record would remain and count as a copy.
             self._give_up(self._copies, name, "a defect")
         for name in [name for name in self._copies if name not in copied]:
             self._give_up(self._copies, name, "captured here" if name in wanted else "placed elsewhere")
@@ -270,7 +270,7 @@ class FleetMember:
         if self._damage == self._damage_recorded:
             return
         path = self._group.damaged + path_of(self.name)
-        # A session's record cannot be overwritten.
+        # Remove the old record first, because a session's record cannot be overwritten.
         self._session.remove(path)
         if self._damage.logs:
             _log.error("logs are damaged", member=self.name, logs=dict(self._damage.logs))
@@ -285,7 +285,7 @@ class FleetMember:
         with self._change_lock:
             if not self._has_other_works:
                 return
-            # Keep the join time, because this does not count as a return for the damper.
+            # Keep the join time: for the damper, a changed record is not a return of the member.
             self._record_value = self._member_record().encode()
             self._session.remove(self._group.members + path_of(self.name))
             self._has_other_works = False
@@ -407,7 +407,7 @@ class FleetMember:
             self._doubtful.discard(name)
             return
         self._doubtful.discard(name)
-        # The log may have been repaired.
+        # Forget the damage of this log, because the log may have been repaired.
         self._damage = DamageRecord({work: why for work, why in self._damage.logs.items() if work != name})
         _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
@@ -503,7 +503,7 @@ class FleetMember:
             tenure.record()
         except PenstockError as problem:
             _log.warning("progress is not recorded", work=tenure.name, why=str(problem))
-            # The other thread gives up a lost lease.
+            # Wake the member's thread, which gives up a lost lease.
             self._news.set()
         if tenure.damage and tenure.name not in self._damage.logs:
             self._news.set()

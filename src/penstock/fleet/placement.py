@@ -119,7 +119,8 @@ def place_works(
         return [name for name in in_step(work) if name in current.copies.get(work, ())]
 
     placing = _Placing(_with_last_resorts(works, hosts))
-    # Where the log of a work with copies is: on its member, or on the member whose copy continues it.
+    # The location of the log of each work with copies: its member, or the member whose copy continues the
+    # log.
     anchors: dict[str, Host] = {}
     homeless = []
     for work in sorted(works, key=lambda work: (-work.weight, work.name)):
@@ -225,7 +226,7 @@ class _Copying:
         chosen = [awaited] if awaited is not None and owner.drained else []
         former = self._placing.hosts.get(self._current.owners.get(work.name, ""))
         if former is not None and former.may_keep(work) and former not in (owner, *holders):
-            # The owner's log is complete until the work moves.
+            # The former owner's log is complete until the work moves, so it counts as a copy.
             holders.append(former)
         while len(chosen) < work.copies - 1:
             taken = {owner, *chosen, *([] if awaited is None else [awaited])}
@@ -349,8 +350,8 @@ class _Placing:
 
 @dataclass(frozen=True)
 class _Eligible:
-    """The hosts that may do a piece of work. Among the hosts that know the work, these are its own member or
-    the hosts in its zone, if there are any.
+    """The hosts that may do a piece of work: those that know it. With a `member` or a `zone`, only that
+    member or the hosts in that zone.
     """
 
     work: Work

@@ -22,10 +22,10 @@ from penstock.model import Position
 # A record with a larger number is refused. A record without a number has format 0.
 FORMAT = 1
 
-# The daemons, and the workers that run jobs.
+# The records of the daemons, and of the workers that run jobs.
 FLEET = path_of("fleet")
 WORKERS = f"{FLEET}/workers"
-# Members of both groups that an operator has drained.
+# The members of both groups that an operator has drained.
 DRAINED = f"{FLEET}/drained"
 
 INSTANCES = f"{FLEET}/instances"
@@ -59,7 +59,7 @@ class MemberRecord:
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        # `asdict` would copy thousands of instances.
+        # Do not use `asdict`, which would copy thousands of instances.
         values = {name: value for name, value in vars(self).items() if name not in ("name", "created")}
         instances = {
             name: {"weight": work.weight, "zone": work.zone, "copies": work.copies}

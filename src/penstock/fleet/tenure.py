@@ -38,7 +38,8 @@ from penstock.model import Position
 from penstock.retry import Backoff, Retry
 
 _BACKOFF = Backoff(longest=1.0)
-# Errors that affect a log but not a copy of the log.
+# Errors that mean that this member's log is damaged. A copy of the log on another member does not have the
+# damage.
 _DAMAGES = (LogDamaged.__name__, LogTorn.__name__)
 # If ending a capture takes longer than this, it is logged.
 _JOIN_SECONDS = 1.0
@@ -141,7 +142,7 @@ class CaptureTenure(CaptureLease):
         self._capture: TenuredCapture | None = None
         self._is_fenced_off = False
         before = self._fenced.before
-        # The newest holds are in the folder of the member that captured last.
+        # The newest holds are in the folder of the member that captured last, which may be this member.
         self._is_own_folder = before is not None and before.member == lease.holder
         # The first log that is opened takes over these holds.
         self._holds_before = None if before is None else before.holds
@@ -276,13 +277,13 @@ class CaptureTenure(CaptureLease):
                     handover = _handover_of(log, log.epoch, holds, record.handover)
                     changed = replace(changed, handover=handover)
         except PenstockError as problem:
-            # While the log is being opened, the record keeps its position.
+            # While the log is being opened, the record keeps its previous position.
             _log.debug("a position is not recorded", instance=self.name, why=str(problem))
         return changed
 
     def _record_change(self, record: CaptureRecord, changed: CaptureRecord) -> None:
         if changed != record and self._lease.held:
-            # Another epoch may have been agreed on since.
+            # Replace only the record that was read: another epoch may have been agreed on since.
             self._write(replace(changed, updated_us=time.time_ns() // 1000), base=record)
 
     def _write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
@@ -299,7 +300,7 @@ class CaptureTenure(CaptureLease):
         assert not self._leaving
         self._leaving = True
         _log.info("a capture is given up", instance=self.name, token=self.token, why=why)
-        # Readers that wait for changes must learn that none will arrive here.
+        # Wake the readers that wait for changes, because they must learn that none will arrive here.
         self._arrived(self.name)
         threading.Thread(target=self._end, args=(left,), name=f"leave-{self.name}", daemon=True).start()
 
@@ -376,7 +377,7 @@ def _handover_of(
     reached = visible if visible is not None and visible.epoch == epoch.epoch else epoch.position
     needed = [hold.position for hold in holds]
     if isinstance(log, MemoryLog) and earliest is not None:
-        # The log keeps only data that its readers have not consumed.
+        # A log in memory keeps only data that its readers have not consumed, so its start is still needed.
         needed.append(earliest)
     position = max(min([reached, *needed]), epoch.position)
     if earliest is not None and earliest.epoch == epoch.epoch:
@@ -415,5 +416,5 @@ def _fingerprint(log: ServedLog, position: Position) -> str:
     try:
         return file_fingerprint(log.head_bytes(position.epoch, position.file))
     except SourceMissing:
-        # The log has no data from the file yet.
+        # The log has no data from the position's file yet.
         return ""

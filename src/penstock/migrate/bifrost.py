@@ -33,7 +33,7 @@ _SPLIT = "_-"
 # A prefix of tables: orders_*
 _WILDCARD = re.compile(r"[0-9A-Za-z_$]+\*")
 _ALL_DATABASES, _ALL_TABLES = "AllDataBases", "AllTables"
-# A selection of tables in one entry of the original, as pairs of patterns for databases and tables.
+# The connection of a data source or a target: user, password, network address and the rest.
 _DSN = re.compile(
     r"(?:(?P<user>[^:@]*)(?::(?P<password>.*))?@)?(?:tcp)?\(?(?P<host>[^()/]+?)\)?(?:/(?P<rest>.*))?$"
 )
@@ -253,8 +253,8 @@ def _start(
 ) -> str:
     """Return where a target continues.
 
-    A synchronisation whose target has everything does not hold the others back. If one has changes in its
-    queue, the oldest of their positions counts, otherwise the position of the data source.
+    A synchronisation whose target has everything does not hold the others back. If any synchronisation has
+    changes in its queue, the oldest of their positions counts, otherwise the position of the data source.
     """
     names = ("BinlogDumpFileName", "BinlogDumpPosition", "IsGtid", "Gtid")
     properties.carried(*names, remark="source.start")
@@ -264,7 +264,8 @@ def _start(
         if _order(queued) > _order(success) and any(_order(success)):
             pending.append(success)
         elif _order(queued) > _order(success):
-            # None of its changes are in the target, and its first change has no recorded position.
+            # None of the synchronisation's changes are in the target, and its first change has no recorded
+            # position.
             return "earliest"
     prefix = str(source.get("BinlogDumpFileName") or "").rpartition(".")[0]
     if pending:

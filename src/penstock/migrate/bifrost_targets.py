@@ -58,7 +58,7 @@ def _clickhouse(
     parts = urlsplit(uri)
     query = parse_qs(parts.query)
     user, password = (query.get(key, [""])[0] for key in ("username", "password"))
-    # Bifrost speaks the native protocol, and the sink HTTP.
+    # Bifrost uses ClickHouse's native protocol and the sink uses HTTP, so the port differs.
     sink: dict[str, Any] = {"url": f"http://{parts.hostname}:8123"} | ({"user": user} if user else {})
     sink |= migration.secret("password", f"{name}.password", password)
     for properties in parameters:

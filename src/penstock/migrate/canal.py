@@ -2,7 +2,7 @@
 """Turns Canal's configuration folder into a daemon for its clients, or into pipelines into Kafka.
 
 The folder has canal.properties, and for each destination a folder with instance.properties and, with Canal's
-file mode, meta.dat. Properties of an instance that stand in canal.properties apply to every instance.
+file mode, meta.dat. Properties of an instance that are set in canal.properties apply to every instance.
 """
 
 import os

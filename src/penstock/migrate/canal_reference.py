@@ -52,7 +52,7 @@ REFERENCE: dict[str, Rule] = {
         f"canal.aliyun.{name}": missing("Penstock does not read logs from OSS")
         for name in ("accessKey", "secretKey", "uid", "accesskey", "secretkey")
     },
-    # Properties of an instance about its server.
+    # Properties about the server of an instance.
     "canal.instance.destination": carried("instances"),
     "canal.instance.master.address": carried("source"),
     "canal.instance.standby.address": carried("servers"),
@@ -87,7 +87,7 @@ REFERENCE: dict[str, Rule] = {
         )
         for name in ("journal.name", "position", "timestamp", "gtid")
     },
-    # Properties of an instance about its tables.
+    # Properties about the tables of an instance.
     "canal.instance.filter.regex": carried("tables, with canal_filters"),
     "canal.instance.filter.black.regex": carried("exclude_tables, with canal_filters"),
     "canal.instance.filter.field": missing(

@@ -169,7 +169,8 @@ def _tables(properties: OriginalProperties) -> tuple[list[str], list[str]]:
 
 
 def _pattern(expression: str, name: str) -> list[str]:
-    # A single expression, even if its brackets contain commas at which a list would be split.
+    # Treat the value as a single expression, even if its brackets contain commas at which a list would be
+    # split.
     return patterns_of(f"(?:{expression})", name)
 
 
@@ -220,7 +221,7 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
     if isinstance(gtids, str) and gtids.strip():
         return "none", "".join(gtids.split())
     if isinstance(file, str) and isinstance(position, int):
-        # `event` and `row` count the events and rows that were sent of the transaction at `pos`. The whole
+        # `event` and `row` count the events and rows of the transaction at `pos` that were sent. The whole
         # transaction is sent again.
         return "none", f"{file}:{position}"
     raise OptionInvalid(

@@ -12,7 +12,7 @@ from penstock.migrate.report import OriginalProperties, Rule, carried, missing, 
 
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 _PROTOBUF = "io.confluent.connect.protobuf.ProtobufConverter"
-# The converters with a registry, with the formats that they write.
+# The converters that use a registry, and the format that each of them writes.
 _FORMATS = {"io.confluent.connect.avro.AvroConverter": "debezium_avro", _PROTOBUF: "debezium_protobuf"}
 _STRATEGIES = {
     "io.confluent.kafka.serializers.subject.TopicNameStrategy": "topic",

@@ -13,7 +13,7 @@ _MODES = {
     "bigint.unsigned.handling.mode": "bigint_unsigned",
     "binary.handling.mode": "binary",
 }
-# The properties before and since Debezium 2.5, with the choice that each value stands for.
+# The names of the property since Debezium 2.5 and before, with the choice that each value stands for.
 _DELETES = {
     "delete.tombstone.handling.mode": {
         "tombstone": "tombstone",

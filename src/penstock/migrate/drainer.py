@@ -31,7 +31,7 @@ _SERVERS, _FILES = ("mysql", "tidb"), ("file", "pb")
 # The largest message of librdkafka.
 _MESSAGE_BYTES_MAX = 1_000_000_000
 _CHECKPOINT_TABLE = ("tidb_binlog", "checkpoint")
-# Drainer's own tables for loop control, and its default for ignore-schemas.
+# The database of Drainer's own tables for loop control, and Drainer's default for ignore-schemas.
 _MARK_DATABASE = "retl"
 _IGNORED_DEFAULT = "INFORMATION_SCHEMA,PERFORMANCE_SCHEMA,mysql"
 
@@ -128,7 +128,8 @@ def _drainer(properties: OriginalProperties, document: Mapping[str, Any]) -> dic
         settings["tls"] = security | ({"allowed_names": names} if names else {})
         properties.carried(*(f"security.{name}" for name in document["security"]))
     elif not is_loopback(split_host_port(listen)[0]):
-        # The Drainer's port was open to the network, because Pumps have to reach it.
+        # Allow clients without TLS: the Drainer's port was open to the network, because Pumps have to reach
+        # it.
         settings["insecure"] = True
         properties.remind("The drainer listens without TLS, as before: keep its port in a private network.")
     return settings

@@ -121,7 +121,8 @@ class Migration:
             self._check(staging)
             if dry_run:
                 return sorted(self._documents())
-            # The final files name paths of the final folder.
+            # The documents were checked with paths of the temporary folder. Write them again with paths of
+            # the final folder.
             self._write_documents(staging, folder)
             self._write_cursors(staging)
             (staging / REPORT_FILE).write_text(report_text(self.original, self.report), encoding="utf-8")

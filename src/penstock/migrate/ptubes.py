@@ -25,7 +25,7 @@ from penstock.migrate.zookeeper import ZooKeeperTree
 _READER_FILE, _SDK_FILE = "reader.conf", "sdk.conf"
 _HEARTBEAT = ("buffalo_heartbeat.heartbeat", "ptubes_heartbeat.heartbeat")
 _MODES = {"MEM": "memory", "FILE": "file", "MIX": "mixed"}
-# Ptubes reads no other names of binlog files.
+# Ptubes reads only binlog files of this name.
 _BINLOG_PREFIX = "mysql-bin"
 _FILE_START = 4
 
@@ -100,7 +100,7 @@ def migrate_ptubes(folder: Path, migration: Migration, *, zookeeper: str | None 
     listen = {
         "http": "127.0.0.1:7070",
         "ptubes": f"0.0.0.0:{reader.get('ptubes.server.dataport', '28332')}",
-        # Ptubes ignores this property, and always listens here.
+        # Ptubes ignores its property for the monitor's port, and always listens on this one.
         "ptubes_monitor": "0.0.0.0:23333",
         "insecure": ["ptubes", "ptubes_monitor"],
     }
@@ -228,7 +228,9 @@ def _points_of(tree: ZooKeeperTree, sdk_task: str) -> Iterator[StoragePoint]:
 
 
 def _start_of(points: list[StoragePoint]) -> str:
-    """Return the start of the file of the oldest storage point, or of its time."""
+    """Return where a log begins: at the start of the file of the oldest storage point, or at the time of the
+    oldest storage point.
+    """
     if any(point.mode == "EARLIEST" for point in points):
         return "earliest"
     stored = [point for point in points if point.mode != "LATEST"]

@@ -89,8 +89,8 @@ class Report:
 class OriginalProperties:
     """The properties of one file, and the reference of all properties that the original knows.
 
-    Names of the reference may contain `*`. `own_names` are those of this kind of file, by default all without
-    a `*`; the report lists them even if they are not set.
+    Names of the reference may contain `*`. `own_names` are the names that this kind of file can have, by
+    default all names without a `*`; the report lists them even if they are not set.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class OriginalProperties:
         return value in _TRUE if value else default
 
     def below(self, prefix: str) -> dict[str, str]:
-        """Return the properties whose names begin with a prefix, without it."""
+        """Return the properties whose names begin with a prefix, by the names without the prefix."""
         return {
             name.removeprefix(prefix): value
             for name, value in self._values.items()
@@ -194,7 +194,7 @@ class OriginalProperties:
         attention = rule.harmless is not None and value not in rule.harmless
         if rule.outcome is Outcome.NOT_CARRIED:
             return Entry(self.location, name, rule.outcome, rule.remark, attention=attention)
-        # The reader has not used this property, whatever its outcome elsewhere.
+        # The reader has not used this property, so it is not carried, whatever the reference says.
         remark = (
             f"it has no effect beside the others; its setting is {rule.remark}" if value else "it is empty"
         )

@@ -12,7 +12,7 @@ from penstock.mysql.connection import Connection
 
 _REPLY_MAGIC = 0xEF
 
-# MySQL's plugin has two names. In MariaDB the feature is built in.
+# The names of the variable in the two names of MySQL's plugin. In MariaDB the feature is built in.
 _ENABLED = ("rpl_semi_sync_source_enabled", "rpl_semi_sync_master_enabled")
 
 

@@ -13,10 +13,10 @@ from penstock.mysql.connection import MARIADB, Connection
 # The longest wait for a logged transaction to be committed: the log's sync and semi-synchronous replicas.
 _COMMIT_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.01
-# Without GTIDs, the server does not list the transactions that are being committed. A sync takes far less
-# than this.
+# How long to wait without GTIDs: the server then does not list the transactions that are being committed. A
+# sync takes far less than this.
 _SETTLE_SECONDS = 1.0
-# MySQL's plugin has two names. In MariaDB the feature is built in.
+# The names of the variable in the two names of MySQL's plugin. In MariaDB the feature is built in.
 _WAIT_POINTS = ("rpl_semi_sync_source_wait_point", "rpl_semi_sync_master_wait_point")
 _TIMEOUTS = ("rpl_semi_sync_source_timeout", "rpl_semi_sync_master_timeout")
 
@@ -59,7 +59,7 @@ def _wait_for_owned(connection: Connection) -> None:
 
 
 def _wait_for_replicas(connection: Connection) -> bool:
-    """Wait while transactions wait for a semi-synchronous replica. Return whether any did.
+    """Wait while transactions wait for a semi-synchronous replica. Return whether any transaction waited.
 
     With the wait point AFTER_SYNC, such a transaction is in the log, and readers see it once a replica has
     confirmed it or the server's timeout has passed (MySQL's manual, Semisynchronous Replication). If new

@@ -28,7 +28,8 @@ MARIADB = "mariadb"
 
 # Limits the wait for one response. A server that takes longer hangs, and another may have taken over.
 ANSWER_SECONDS_MAX = 10.0
-# On a cold server, reading the columns of 100,000 tables takes minutes, and so does the query of a full load.
+# The limit for long queries. On a cold server, reading the columns of 100,000 tables takes minutes, and so
+# does the query of a full load.
 READING_SECONDS_MAX = 600.0
 
 # MySQL 8.2 added SHOW BINARY LOG STATUS, MySQL 8.0.22 SHOW REPLICAS, MariaDB 10.5 SHOW REPLICA HOSTS.
@@ -247,7 +248,7 @@ class Connection(Closing):
         except pymysql.err.Error as problem:
             error = translate_error(problem, str(self.address))
             if isinstance(error, AuthenticationFailed):
-                # The account has already logged in. For a command, the same error number means a missing
+                # The account has already logged in, so for a command this error number means a missing
                 # privilege.
                 raise PrivilegeMissing(error.message, hint=HINT_GRANT) from problem
             raise error from problem
@@ -263,7 +264,7 @@ class Connection(Closing):
         assert session._sock is not None, "the connection is lost"
         stream, reader = session._sock, session._rfile
         read_ahead = _buffered(stream, reader)
-        # PyMySQL closes its socket when it is garbage collected, so it must not hold any.
+        # Detach the socket: PyMySQL closes the socket that it holds when it is garbage collected.
         session._sock = session._rfile = None
         session._closed = True
         reader.detach()

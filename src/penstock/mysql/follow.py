@@ -93,7 +93,7 @@ def follow(
             continue
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)
-        # With a hung server, each attempt takes a whole timeout.
+        # An attempt with a hung server counts as several, because each takes a whole timeout.
         weight = _TRIES_PER_TIMEOUT if isinstance(failure, AnswerTimedOut) else 1
         retry.wait(failure, weight=weight, server=str(address), at=str(start))
 

@@ -275,7 +275,8 @@ def _set_session_variables(
         # without a checksum.
         settings[f"{prefix}_binlog_checksum"] = "CRC32"
     if identity.flavor == MARIADB:
-        # 4 means "supports GTID events". Without it the server rewrites them into BEGIN statements.
+        # Capability 4 means "supports GTID events". Without it the server rewrites them into BEGIN
+        # statements.
         settings["mariadb_slave_capability"] = 4
         if start.gtid_set is not None:
             settings["slave_connect_state"] = mariadb_position(start.gtid_set)

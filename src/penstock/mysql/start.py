@@ -27,7 +27,7 @@ _ROTATE_EVENT = 4
 # event.
 _GTID_EVENTS = (33, 34, 42, 162)
 
-# Commits of different sessions can be logged slightly out of time order.
+# The margin of a search by time: commits of different sessions can be logged slightly out of time order.
 _TIME_MARGIN_US = 60_000_000
 
 
@@ -171,13 +171,15 @@ def _first_outside(connection: Connection, gtid_set: str, epoch: int) -> Positio
         for event in _events(stream.event_chunks()):
             if event[_TYPE_AT] == _ROTATE_EVENT:
                 event_name = event[_EVENT_HEADER_BYTES + 8 :]
-                # The name may be followed by a checksum, so it is matched against the server's list of files.
+                # The event may have a checksum after the file name, so match the name against the server's
+                # list of files.
                 file = max(
                     (name for name in files if event_name.startswith(name.encode())), key=len, default=""
                 )
             elif event[_TYPE_AT] in _GTID_EVENTS and file:
                 if files[file] > DUMP_OFFSET_MAX:
-                    # An event's end position has 32 bits, which is too small for this file.
+                    # The file is longer than the 32 bits of an event's end position can express, so start at
+                    # its first event.
                     return Position(epoch, file, FIRST_EVENT_OFFSET)
                 end = int.from_bytes(event[_END_AT], "little")
                 return Position(epoch, file, end - int.from_bytes(event[_LENGTH_AT], "little"))

@@ -19,7 +19,7 @@ import structlog
 
 from penstock.serve.canal.clients import FLUSH_SECONDS, Clients, ClientState
 
-# A process first makes the position of the client durable.
+# The timeout of a recall. The process that has the client first makes the client's position durable.
 _RETURN_SECONDS_MAX = FLUSH_SECONDS + 2.0
 
 _log = structlog.get_logger(__name__)

@@ -42,7 +42,7 @@ from penstock.telemetry.readings import Readings
 
 REPORT_SECONDS = 0.5
 _JOIN_SECONDS_MAX = 10.0
-# The daemon waits longer than its coordination store does.
+# The timeout of a call to the daemon. The daemon's own calls to its coordination store end earlier.
 _DAEMON_ANSWER_SECONDS_MAX = 60.0
 _REQUEST_THREADS = 4
 # Enough threads for all calls that can wait at a time. Threads start on demand; see `Threads.definitions`.
@@ -78,7 +78,7 @@ class CaptureProcess:
             "alerts": self._alerts,
             "give_definition": self._give_definition,
         }
-        # These calls may wait several seconds for a server.
+        # Calls that may wait several seconds for a server.
         self._waiting_calls: dict[str, Callable[..., Any]] = {"wait_settled": self._wait_settled}
         self._reporting = threading.Thread(target=self._report_until_stopped, name="reports", daemon=True)
 
@@ -174,7 +174,7 @@ class CaptureProcess:
             answer = Answer(request.number, problem=problem)
         except Exception as defect:
             self._send(Answer(request.number, problem=PenstockError(f"a defect: {defect!r}")))
-            # An executor would swallow the defect.
+            # Report the defect here, because an executor would swallow it.
             threading.excepthook(
                 threading.ExceptHookArgs(
                     (type(defect), defect, defect.__traceback__, threading.current_thread())

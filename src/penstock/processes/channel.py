@@ -59,7 +59,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Request:
-    """A call into the other process. `number` identifies its answer."""
+    """A call into the process at the other end of the channel. `number` identifies its answer."""
 
     number: int
     call: str

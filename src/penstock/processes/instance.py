@@ -20,7 +20,7 @@ from penstock.telemetry.counters import Counter
 
 # The usual exit statuses: 70 is a defect or a panic.
 _KNOWN_REASONS = ("70", "SIGABRT", "SIGKILL", "SIGSEGV", "silence")
-# The definition has to be written to disk.
+# The timeout of a call that stores a definition, which the process writes to disk.
 _GIVE_SECONDS = 30.0
 # How long an exit raises an alert.
 _ALERT_US = 300_000_000
@@ -52,11 +52,11 @@ class ProcessExit:
 
     @property
     def is_recent(self) -> bool:
-        """Whether it still raises an alert."""
+        """Whether the exit is so recent that it still raises an alert."""
         return now_us() - self.time_us < _ALERT_US
 
     def text(self) -> str:
-        """Return why it ended; after a defect the last line of its output names the error.
+        """Return why the process ended; after a defect the last line of its output names the error.
 
         For operators only: a line of output may name any table.
         """
@@ -76,7 +76,7 @@ class RemoteSettler:
                 "wait_settled", self._instance.name, name, since, seconds, again, seconds=seconds + 1.0
             )
         except ServerBusy as problem:
-            # The table stays in doubt until the process is running again.
+            # Only log the error: the table stays in doubt until the process is running again.
             _log.info(
                 "a table is not settled", instance=self._instance.name, table=str(name), why=str(problem)
             )
@@ -92,7 +92,7 @@ class ProcessInstance:
     """An instance captured by another process; see `penstock.serve.served.ServedInstance`. Thread-safe.
 
     The thread that watches the process calls `began`, `report`, `update` and the methods about its end.
-    `call` belongs to the process that captures it now.
+    `call` calls a function in the process that captures the instance now.
     """
 
     call: CallProcess
@@ -156,7 +156,7 @@ class ProcessInstance:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process, None if there is none."""
+        """The id of the instance's process, None if there is none."""
         return self._process
 
     @property
@@ -171,7 +171,7 @@ class ProcessInstance:
 
     @property
     def set_aside(self) -> Failure | None:
-        """Why it is not started again, None if it is."""
+        """Why the process is not started again, None if it will be."""
         return self._set_aside
 
     @property
@@ -221,7 +221,7 @@ class ProcessInstance:
         with self._lock:
             self._process = None
             self.exit_counts.add(process_exit.reason)
-            # Keep only the output of the newest exit. The log has all of it.
+            # Keep only the output of the newest exit. The daemon's log has the output of all exits.
             earlier = [replace(earlier_exit, lines=()) for earlier_exit in self._exits]
             self._exits = (*earlier, process_exit)[-exits_kept:]
             self._down = State.WAITING, self._failure(message, process_exit, "See the daemon's log")
@@ -245,7 +245,7 @@ class ProcessInstance:
         followed = self._followed
         self._refusal, self._followed = why, None
         if followed is not None:
-            # Current readers continue from the disk.
+            # Close the followed log. Its current readers continue from the disk.
             followed.close()
 
     def close(self) -> None:

@@ -140,7 +140,8 @@ class ListenerProcess(HttpListener):
         If the reports to the daemon fail, raises that error without waiting for requests in progress.
         """
         threading.Thread(target=self._send_messages, name="sending", daemon=True).start()
-        # As in the daemon, objects that exist by now live until the process ends.
+        # Exclude the objects that exist by now from garbage collection, as in the daemon: they live until the
+        # process ends.
         gc.collect()
         gc.freeze()
         self.run(sockets=[])
@@ -228,7 +229,8 @@ class ListenerProcess(HttpListener):
                 served_by = self._ptubes if listener == "ptubes" else self
                 await served_by.serve_accepted(accepted, over_tls=self._over_tls)
         except OSError as problem:
-            # Most of these are failed handshakes, as with a listener that accepts its own connections.
+            # Most of these errors are failed handshakes, so log them only for debugging, like a listener that
+            # accepts its own connections.
             _log.debug("a connection ended in its handshake", why=str(problem))
 
     def _connect_daemon(self, scope: Scope) -> socket.socket:

@@ -55,7 +55,7 @@ COMMAND = (sys.executable, "-m", "penstock.processes.listener_process")
 BACKOFF = Backoff(first=0.2, longest=10.0)
 PUBLISH_SECONDS = 0.5
 
-# Allow requests in progress to finish first.
+# How long a process may take to end: it first lets requests in progress finish.
 _END_SECONDS_MAX = DRAIN_SECONDS_MAX + 3.0
 # Enough threads for all calls that can wait at a time. Threads start on demand; see `Threads.definitions`.
 _WAITING_THREADS = 64
@@ -145,7 +145,7 @@ class ListenerProcess:
         handed, handed_there = socket.socketpair(type=DATAGRAMS)
         handed.setblocking(False)
         usages = self._listeners.usages
-        # The event loop closes `handed`, because it may be reading from it.
+        # Do not close `handed` here: the event loop closes it, because it may be reading from it.
         with stream, datagrams:
             with stream_there, datagrams_there, handed_there:
                 descriptors = [own.fileno() for own in (stream_there, datagrams_there, handed_there)]
@@ -254,7 +254,7 @@ class ListenerProcesses:
 
     def start_of(self, number: int) -> ListenerStart:
         """Return the first message to a process."""
-        # The daemon's own usage is the last.
+        # In the shared usages, the daemon's own usage is the last.
         return ListenerStart(
             self._settings,
             self.usages.file.fileno(),
@@ -316,7 +316,7 @@ class ListenerProcesses:
         self._report_ptubes(process, ())
         self._moves.lost(process.number)
         self.usages.end_process(process.number)
-        # Connections wait in the ports' queues.
+        # Pause the ports that no process serves. New connections wait in their queues.
         self._pause(self._ports.keys() - self._served_by_processes())
 
     def _serves(self, process: ListenerProcess, listener: Listening) -> None:
@@ -386,7 +386,7 @@ class ListenerProcesses:
                 number, _, forwarded = passed
                 self._serve_forwarded(process, number, forwarded)
         except EOFError:
-            # The supervising thread waits for the end of the process.
+            # Only stop reading from the process. The supervising thread waits for its end.
             self._running_loop().remove_reader(handed)
 
     def _serve_forwarded(

@@ -19,7 +19,8 @@ def begin() -> list[socket.socket]:
     """
     sockets = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
     log_to_stderr()
-    # A service manager sends signals to all processes at once. The daemon decides when this one ends.
+    # Ignore these signals: a service manager sends them to all processes at once, but the daemon decides when
+    # this process ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # After a crash in native code, print the Python stack.

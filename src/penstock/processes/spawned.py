@@ -16,7 +16,7 @@ import structlog
 
 from penstock.processes.instance import ProcessExit, now_us
 
-# The time to import all modules on a busy host.
+# How long a process may take to start: it imports all modules, perhaps on a busy host.
 START_SECONDS_MAX = 120.0
 # A process that ran this long had started properly, so earlier failures no longer count.
 WELL_SECONDS = 60.0
@@ -26,7 +26,7 @@ SHORTAGES = (OSError, RuntimeError, ValueError)
 _LINES_KEPT = 20
 _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
-# The last lines of the process are still read after it has ended.
+# How long the last lines of a process are still read after it has ended.
 _OUTPUT_SECONDS_MAX = 2.0
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +55,8 @@ class SpawnedProcess:
             pass_fds=(*descriptors, *inherited),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            # An interrupt at the terminal stops the daemon, which stops its processes.
+            # Start a new session: an interrupt at the terminal stops only the daemon, which stops its
+            # processes.
             start_new_session=True,
         )
         assert self._process.stderr is not None

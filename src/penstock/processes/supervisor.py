@@ -58,7 +58,7 @@ BACKOFF = Backoff(first=0.5, longest=30.0)
 # at fault.
 _SHARED_EXITS_MAX = 2
 _POLL_SECONDS = 0.5
-# Longer than a capture process waits for its captures.
+# How long a process may take to end. It waits for its captures for a shorter time.
 _END_SECONDS_MAX = 12.0
 _CALL_SECONDS = 2.0
 
@@ -160,7 +160,7 @@ class SupervisedProcess:
 
     def _run(self) -> None:
         while True:
-            # In this order, a stop cannot be missed.
+            # Clear the event before checking for a stop, so that no stop is missed.
             self._wake.clear()
             if self.stopping.is_set():
                 break
@@ -223,7 +223,7 @@ class SupervisedProcess:
                     instance.began(process.pid)
                 kill = self._follow(process, stream, datagrams)
             finally:
-                # Two processes must never write the same log.
+                # Kill the process, because two processes must never write the same log.
                 process.kill()
                 with self._lock:
                     self._channel = None
@@ -267,7 +267,7 @@ class SupervisedProcess:
                     heard_at, limit, has_reported = now, self._silence_seconds, True
                 if self.stopping.is_set():
                     ending_since = ending_since or now
-                    # A process that has not reported yet has stored nothing.
+                    # Do not wait for a process that has not reported yet, because it has stored nothing.
                     heard_at, limit = ending_since, _END_SECONDS_MAX if has_reported else 0.0
                 if now - heard_at > limit:
                     break
@@ -285,7 +285,8 @@ class SupervisedProcess:
             self._calls.answered(message)
             return
         if isinstance(message, Request):
-            # The coordination store may answer slowly, and reports have to be read in the meantime.
+            # Answer in a separate thread: the coordination store may answer slowly, and reports have to be
+            # read in the meantime.
             answering = threading.Thread(target=self._answer, args=(message, channel), daemon=True)
             answering.start()
             return

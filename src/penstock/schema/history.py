@@ -71,7 +71,8 @@ class Doubt:
 # A definition and the position from which it applies, None for the beginning. A dropped table has no
 # definition.
 _Entry = tuple[Position | None, TableDefinition | None]
-# Returns the server's current definition. ServerTables also returns the definition at an earlier position.
+# Returns the server's current definition of a table. ServerTables also returns the definition at an earlier
+# position.
 RereadTable = Union[Callable[[TableName], TableDefinition | None], "ServerTables"]
 
 
@@ -141,7 +142,9 @@ class SchemaHistory:
             self._record(definition.schema.name, definition, position)
 
     def _seed_from_sql(self, text: str, path: str, database: str = "") -> None:
-        """Apply the statements of a file; `database` is that of tables named without one, up to a USE."""
+        """Apply the statements of a file; `database` is the database of tables that are named without one, up
+        to the first USE.
+        """
         spelling = self._defaults.spelling
         try:
             tokens = tokens_of(text, spelling)
@@ -319,7 +322,8 @@ class SchemaHistory:
     ) -> set[TableName]:
         """Apply a logged statement; return the tables whose definition changed or is in doubt.
 
-        `database` is the session's. Never raises: a statement that cannot be parsed puts its tables in doubt.
+        `database` is the session's current database. Never raises: a statement that cannot be parsed puts its
+        tables in doubt.
         """
         changed_tables: set[TableName] = set()
         session = session or StatementSession()

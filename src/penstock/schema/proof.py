@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import SchemaMismatch
 from penstock.model import Column, TableSchema
 
-# The types that the log shows for MariaDB types that only a declaration names.
+# The log shows MariaDB's types uuid, inet4, inet6 and vector as plain strings. Only a declaration names them.
 PLAIN_STRINGS = ("binary(", "varbinary(")
 _TYPES_IN_STRINGS = ("uuid", "inet4", "inet6", "vector")
 

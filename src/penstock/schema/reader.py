@@ -42,8 +42,8 @@ GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME"""
 _UNIQUE = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}"""
-# The value of MariaDB's old_mode under which `utf8` means `utf8mb3`. It is a default in all versions that
-# have it.
+# The value of MariaDB's old_mode under which `utf8` means `utf8mb3`. This value is a default in all versions
+# that know it.
 _UTF8_MODE, _UTF8_MODE_SINCE = "UTF8_IS_UTF8MB3", (10, 6, 1)
 _VERSIONED = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`

@@ -89,7 +89,7 @@ def definition_before(
 
 
 def _ends(effect: Effect, name: TableName, session: StatementSession) -> bool:
-    """Return whether this name belongs to another or unknown table after the effect."""
+    """Return whether this name belongs to another table or to an unknown table after the effect."""
     match effect:
         case CreateTable(name=created_name, keep=keep) | CreateLike(name=created_name, keep=keep):
             return created_name == name and not keep
@@ -145,8 +145,8 @@ def _undo_step(definition: TableDefinition, step: Step, statement: LoggedStateme
                 raise CannotRewind(statement)
             return replace(definition, schema=replace(schema, columns=columns))
         case SetKey():
-            # The log does not show the previous key. Rows decode without a key. Its columns may have been
-            # nullable.
+            # The log does not show the previous key, and rows decode without a key. The key's columns may
+            # have been nullable.
             columns = tuple(
                 replace(column, nullable=True) if column.name in schema.primary_key else column
                 for column in schema.columns

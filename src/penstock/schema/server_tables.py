@@ -33,7 +33,7 @@ _HINT = (
     "Give a schema file; from SET GLOBAL binlog_row_metadata = FULL on, the log names its columns by itself"
 )
 
-# About 2.5 seconds of pauses in all.
+# The pauses between all tries add up to about 2.5 seconds.
 _TRIES_MAX = 6
 _BACKOFF = Backoff(longest=2.0)
 
@@ -115,8 +115,8 @@ class ServerTables:
     def _read_statements(self, position: Position) -> None:
         """Cache the statements that change definitions, from at most the position to the head of the log."""
         if self._from is None or self._read_to is None or not self._from <= position < self._read_to:
-            # No caller needs the range between the previous read and a later position, and the server may
-            # have purged it.
+            # Drop the range between the previous read and a later position: no caller needs it, and the
+            # server may have purged it.
             self._statements, self._from, self._read_to = [], position, position
         spelling = self.defaults().spelling
         start = DumpStart(position=self._read_to)

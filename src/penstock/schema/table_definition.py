@@ -159,7 +159,9 @@ def hidden_columns(*, versioned: bool, hashes: int) -> list[Column]:
 
 
 def hash_column(number: int) -> Column:
-    """Return the hidden column of the hash of MariaDB's nth unique key that needs one."""
+    """Return the hidden column in which MariaDB stores the hash of a unique key: the nth of the keys that
+    need one.
+    """
     return Column(f"{HASH_COLUMN}{number}", "bigint(20) unsigned")
 
 
@@ -176,7 +178,7 @@ def _order_of(step: Step) -> int:
 
 
 def _name_given_up(step: Step) -> str | None:
-    """Return the name that a column loses by a step, in lower case."""
+    """Return the name that a column no longer has after a step, in lower case."""
     match step:
         case RenameColumn(name=name):
             return name.lower()
@@ -325,7 +327,7 @@ class _Draft:
         if step.versioned and not self.hidden_columns:
             self.columns += _PERIOD
             self.hidden_columns = len(_PERIOD)
-            # The server appends the end of the period to the primary key.
+            # The server appends the end column of the period to the primary key.
             self.key = (*self.key, _PERIOD[-1].name) if self.key else ()
         elif not step.versioned and tuple(self.columns[-self.hidden_columns :]) == _PERIOD:
             del self.columns[-self.hidden_columns :]
@@ -362,7 +364,7 @@ class _Draft:
         elif placement.after is not None:
             self.columns.insert(self._find(placement.after) + 1, column)
         else:
-            # The server writes hidden columns after all others.
+            # Insert the column before the hidden columns, which the server writes after all others.
             self.columns.insert(len(self.columns) - self.hidden_columns, column)
 
     def _find(self, name: str) -> int:

@@ -10,7 +10,9 @@ from penstock.settings.merges import merged_instances
 
 @dataclass(frozen=True)
 class InstanceChange:
-    """The names of the instances that differ. `with_other_log` are those of `changed` with another log."""
+    """The names of the instances that differ. `with_other_log` are the changed instances that get another
+    log.
+    """
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -43,7 +45,8 @@ class InstanceChange:
             name
             for name in common
             if before.instances[name] != after.instances[name]
-            # The members of a merge are captured in the daemon's own process.
+            # A member of a merge is captured in the daemon's own process, so joining or leaving a merge may
+            # move its capture.
             or (name in joined_or_left and before.has_process(name) != after.has_process(name))
         ]
         change = cls(

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from penstock.settings.listen import LOOPBACK_DEFAULT, HostPort
 from penstock.settings.values import Seconds, Section
 
-# A browser that was left open must not stay an administrator.
+# The default is short, because a browser that was left open must not stay logged in as an administrator.
 IDLE_SECONDS_DEFAULT = 1800.0
 CONSOLE_LISTEN_DEFAULT = f"{LOOPBACK_DEFAULT}:7080"
 

@@ -461,7 +461,8 @@ class Settings(Section):
                     f"log.serve: {name} has {what}, so that nothing would become durable in time"
                 )
             if log.serve == "durable" and (self.processes != "single" or self.listeners != "single"):
-                # Other processes read the log's files, which may contain data that is not confirmed yet.
+                # Listeners in other processes read the log's files, which may contain data that is not
+                # durable yet.
                 raise ValueError(f"log.serve: {name} is durable, which needs processes and listeners: single")
         check_merges(self)
         if self.fleet is None:
@@ -471,7 +472,8 @@ class Settings(Section):
         if self.coordination is None:
             raise ValueError("fleet: set coordination to the store that all members use")
         for name, instance in self.instances.items():
-            # Both kinds of log have their own positions, which mean nothing in the log of another member.
+            # The logs of TiDB and of TiCDC have positions of their own, which mean nothing in the log of
+            # another member.
             if instance.is_tidb or instance.is_ticdc:
                 raise ValueError(f"fleet: {name} is a TiDB cluster, which a daemon without fleet captures")
         return self
@@ -496,10 +498,11 @@ class Settings(Section):
         )
 
     def operator_token(self) -> Secret | None:
-        """Return the token that the command line uses for this daemon: its own, otherwise an admin's.
+        """Return the token that the command line uses for this daemon: the token of `listen`, otherwise an
+        admin's.
 
-        None if there is none. Raises OptionInvalid if tokens are configured but none of them can be read
-        here.
+        Returns None if there is no token. Raises OptionInvalid if tokens are configured but none of them can
+        be read.
         """
         problem: ValueError | None = None
         for read in (self.listen.secret, *(account.token_secret for account in self.access if account.admin)):
@@ -524,7 +527,7 @@ class Settings(Section):
     def process_groups(self) -> list[list[str]]:
         """Return the instances of each capture process, [] if the daemon captures all instances itself.
 
-        It always captures instances whose log is in memory itself.
+        The daemon always captures instances with a log in memory itself.
         """
         if self.processes == "single":
             return []

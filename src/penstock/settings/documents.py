@@ -24,7 +24,7 @@ from penstock.settings.values import Section, secrets_unread
 _HINT = "Write documents as penstock export prints them, or a pipeline file"
 
 
-# A variable name in ${NAME}, as an environment can contain it.
+# Values of variables by name. The name in ${NAME} must be one that an environment can contain.
 _Values = dict[
     Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
 ]

@@ -51,7 +51,7 @@ def without_secrets(text: str, name: str) -> ExportedText:
     for scalar in scalars_of(text):
         shown = _without_secret(scalar.value, (name, *scalar.path), hidden, references)
         if shown != scalar.value:
-            # A block scalar ends at the end of a line.
+            # A block scalar includes the end of its last line, so the replacement needs a line end too.
             line_end = "\n" if text[scalar.start] in "|>" else ""
             parts += [text[end : scalar.start], json.dumps(shown, ensure_ascii=False), line_end]
             end = scalar.end
@@ -79,7 +79,7 @@ def _without_secret(value: str, path: ValuePath, hidden: dict[str, str], referen
 def _is_secret(path: ValuePath) -> bool:
     names = [step for step in path[1:] if isinstance(step, str)]
     if "steps" in names:
-        # Settings of steps may have the names of columns, so only this setting counts.
+        # A setting of a step may be named after a column, so `mask.key` is the only secret in steps.
         return names[-2:] == ["mask", "key"]
     return bool(names and _SECRET_NAME.search(names[-1]) and not _REFERENCE_NAME.search(names[-1]))
 

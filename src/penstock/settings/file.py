@@ -96,7 +96,7 @@ def scalars_of(text: str) -> list[Scalar]:
     """Return the texts and numbers of a file that are not empty, in its order. Raises OptionInvalid."""
     with _reading_yaml():
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    # An alias is another path to the same scalar.
+    # An alias is another path to the same scalar, so identify scalars by their start.
     scalars = {} if root is None else {scalar.start: scalar for scalar in _scalars(root, ())}
     return [scalar for _, scalar in sorted(scalars.items())]
 
@@ -186,7 +186,7 @@ def _scalar(node: Any) -> Any:
     try:
         return loader.construct_object(node)
     except (yaml.YAMLError, ValueError):
-        # Custom tags have no meaning here.
+        # Settings give no meaning to custom tags, so keep the text.
         return node.value
     finally:
         loader.dispose()

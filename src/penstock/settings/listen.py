@@ -162,7 +162,7 @@ class ListenSettings(Section):
         if not {*LISTENERS, "token", "token_file", "token_env"} <= fields.keys():
             return insecure
         token = one_secret(fields["token"], fields["token_file"], fields["token_env"], "token")
-        # Accounts are in another section, so the reader of the whole file passes whether there are any.
+        # Accounts are in another section, so the context of the validation says whether there are any.
         if insecure is True or token is not None or (validation.context or {}).get("accounts"):
             return insecure
         open_to_all = [

@@ -49,9 +49,9 @@ def kafka_source(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 class CsvSettings(Section):
-    """How the changefeed writes CSV: its `csv` settings, where they differ from these.
+    """How the changefeed writes CSV: its `csv` settings, where they differ from the defaults.
 
-    It must set include-commit-ts and output-old-value.
+    The changefeed must set include-commit-ts and output-old-value.
     """
 
     delimiter: str = Field(default=",", min_length=1, max_length=1)

@@ -151,7 +151,8 @@ def conditions_by_table(conditions: dict[str, str]) -> dict[str, str]:
     """
     if not conditions:
         return conditions
-    # Few settings have conditions, and importing Arrow takes longer than reading the settings.
+    # Imported here because few settings have conditions, and importing Arrow takes longer than reading the
+    # settings.
     from penstock.predicate import Predicate
 
     for pattern, text in conditions.items():
@@ -189,7 +190,8 @@ Bytes = Annotated[
     WithJsonSchema({"type": ["string", "integer"], "description": "a number of bytes: 64KiB, 1GiB, 10GB"}),
 ]
 SecretText = Annotated[Secret, PlainValidator(_secret_of), WithJsonSchema({"type": "string"})]
-# The environment variable with a secret, after the fields NAME and NAME_file. Only one of them may be set.
+# A field NAME_env: the environment variable with a secret. The fields NAME and NAME_file come before it, and
+# only one of the three may be set.
 SecretEnv = Annotated[str | None, AfterValidator(_check_single_secret)]
 # One pattern or a list of patterns: `database.table`, with * and /regex/.
 TablePatternTexts = Annotated[tuple[str, ...], BeforeValidator(_table_patterns)]

@@ -19,7 +19,7 @@ from penstock.settings.values import one_secret
 from penstock.telemetry.alerts import Alert, Notification
 
 _SECONDS_MAX = 10.0
-# How much of a refusing response is shown.
+# How many characters of the response of a receiver that refuses are shown.
 _SHOWN_MAX = 300
 # These chat services refuse a message with status 200 and a number other than 0 in one of these fields. For
 # other receivers, any of these may mean success.
@@ -102,7 +102,7 @@ def _send_mail(mail: MailSettings, notification: Notification, address: str) -> 
     parts = urlsplit(mail.server)
     message = EmailMessage()
     message["From"], message["To"] = mail.sender, ", ".join(mail.to)
-    # A line break would end the header.
+    # Use the first line only, because a line break would end the header.
     message["Subject"] = " ".join(notification.text().split("\n", 1)[0].split())
     message.set_content(notification.text())
     password = _password(mail)

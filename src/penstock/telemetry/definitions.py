@@ -26,7 +26,7 @@ class Kind(StrEnum):
     INFO = "info"
 
 
-# The process that has a metric.
+# The kind of process that has a metric.
 Origin = Literal["daemon", "pipeline", "subscriber", "holder", "any"]
 
 

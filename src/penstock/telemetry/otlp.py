@@ -81,7 +81,8 @@ class OtlpPush:
                     sum=buckets.sum,
                     bucket_counts=buckets.counts,
                     explicit_bounds=buckets.bounds,
-                    # A histogram keeps no extremes, which are optional in the protocol.
+                    # Send no minimum and maximum: a histogram keeps no extremes, and they are optional in the
+                    # protocol.
                     min=None,
                     max=None,
                 )

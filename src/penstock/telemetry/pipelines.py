@@ -106,7 +106,9 @@ class PipelineMeter:
             meter.sources_aside = frozenset(report.get("sources_aside", {}))
 
     def is_ready(self) -> bool:
-        """Return whether not every sink has failed. A run with nothing to do reports nothing."""
+        """Return whether the run is ready: it is, unless every sink has failed. A run with nothing to do
+        sends no reports.
+        """
         with self._lock:
             states = [meter.state for meter in self._sinks.values()]
         return not states or any(state != "failed" for state in states)

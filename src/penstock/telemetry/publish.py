@@ -156,7 +156,7 @@ class _Scrape(BaseHTTPRequestHandler):
             body, media_type = exposition(self.server.read(), self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, body, media_type)
         elif path == READINGS_PATH:
-            # For the worker that runs this process as a job.
+            # This response is for the worker that runs this process as a job.
             body = json.dumps(self.server.read().to_json()).encode()
             self._answer(HTTPStatus.OK, body, "application/json")
         elif path == "/livez":

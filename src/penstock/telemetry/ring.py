@@ -44,7 +44,7 @@ class Ring:
     def read(self, seconds: int, points: int) -> dict[str, list[float | None]]:
         """Return each series over the last `seconds`, oldest first, as `points` values or a few less.
 
-        A value is the highest of its part, so that no peak is lost; None without a sample.
+        A value is the highest of its part of the time, so that no peak is lost; None without a sample.
         """
         self._advance()
         steps = min(max(seconds // STEP_SECONDS, 1), _SLOTS)

@@ -26,7 +26,7 @@ from penstock.tidb.messages import LOGICAL_BITS
 START_FILE = "ticdc-start.json"
 
 _DURABLE_SECONDS = 1.0
-# The cluster's clock may be ahead of this host's by this many seconds.
+# How far the cluster's clock may be ahead of this host's clock, in seconds.
 _CLOCK_SECONDS = 600.0
 
 
@@ -57,7 +57,8 @@ class TicdcCapture(MergedCapture):
         start = _recorded_start(log)
         position = max(end.commit_ts, start.commit_ts)
         if end.commit_ts and position == end.commit_ts:
-            # Some statements of that timestamp may be missing, so it is read again.
+            # Some statements of the last commit timestamp may be missing from the log, so that timestamp is
+            # read again.
             position -= 1
         reader = SinkReader(storage, self._settings.ticdc, position, start.last_file, start.finished)
         self._read(log, reader, start, end)
@@ -128,7 +129,7 @@ def _record(log: Log, start: _Start) -> None:
 
 
 def _recorded_start(log: Log) -> _Start:
-    """Return the record beside a log. Raises LogDamaged."""
+    """Return the record in the file beside a log. Raises LogDamaged."""
     values = read_start(log, START_FILE, "the start of the log")
     finished = {sequence: (number, size) for sequence, (number, size) in values.get("finished", {}).items()}
     return _Start(values["commit_ts"], values.get("last_file"), finished)

@@ -61,7 +61,7 @@ class CsvRows:
         ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
         """
         rows: list[RowChange] = []
-        # The end of the last complete row, and of the last complete line.
+        # The end of the last complete row, and the end of the last complete line.
         taken = position = 0
         old: RowChange | None = None
         while (line := self._line(content, position)) is not None:
@@ -95,7 +95,8 @@ class CsvRows:
                 return fields, position
         rest = content[position:]
         if rest.startswith(self._quote) or self._field.match(rest.rstrip(b"\r") + b"\n") is not None:
-            # The value continues, or the line ends, after the content.
+            # After the end of the content, the value may continue or the line may end, so the line is not
+            # complete.
             return None
         raise EventMalformed(f"a line cannot be split into columns at {rest[:40]!r}", hint=_HINT)
 

@@ -11,8 +11,8 @@ from penstock.ticdc.row_changes import RowChange
 from penstock.ticdc.storage import SinkStorage
 
 _CHUNK_BYTES = MIB
-# The number of bytes read from a file to determine where it begins. A backlog may have a large number of
-# files.
+# The number of bytes that are read from a file to determine the commit timestamp of its first row. A backlog
+# may have a large number of files.
 _PROBE_BYTES = 64 << 10
 
 
@@ -112,7 +112,7 @@ class DataReader:
                 if self._offset + wanted >= self._size:
                     self._torn = (self._size, checkpoint)
                     return
-                # A row is longer than the piece.
+                # A row is longer than the piece, so read a longer piece.
                 chunk_bytes *= 2
                 continue
             self._offset += taken

@@ -104,7 +104,7 @@ def _record(log: Log, start: KafkaStart) -> None:
 
 
 def _recorded_start(log: Log) -> KafkaStart:
-    """Return the record beside a log. Raises LogDamaged."""
+    """Return the record in the file beside a log. Raises LogDamaged."""
     values = read_start(log, START_FILE, "the offsets of the topic")
     offsets = {(topic, number): offset for topic, number, offset in values["offsets"]}
     return KafkaStart(values["commit_ts"], offsets)

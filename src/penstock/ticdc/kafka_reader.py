@@ -32,7 +32,7 @@ from penstock.tidb.messages import LOGICAL_BITS
 Partition = tuple[str, int]
 
 _ANSWER_SECONDS = 30.0
-# TiCDC sends a watermark to every partition about each second.
+# How long to wait for a watermark. TiCDC sends one to every partition about each second.
 _WATERMARK_SECONDS = 60.0
 # TiDB's timestamps, the message times, and the order in which several TiCDC servers send differ by less than
 # this.
@@ -108,11 +108,12 @@ class KafkaReader:
         return [(name, number) for name in self._topics for number in sorted(topics[name].partitions)]
 
     def find_start(self, commit_ts: int | None, *, is_latest: bool) -> KafkaStart:
-        """Return where a new log starts: after a commit timestamp, at the end, or with what the topics have.
+        """Return where a new log starts: after a commit timestamp, at the end of the topics, or with the
+        first messages that the topics have.
 
         A partition that has lost its first messages, or whose first messages are passed over, may have had
-        rows far ahead of its watermarks. All of them were committed before the next message was sent. So
-        transactions committed after that time, plus the maximum clock difference, are complete. Raises
+        rows far ahead of its watermarks. All of these rows were committed before the next message was sent.
+        So transactions committed after that time, plus the maximum clock difference, are complete. Raises
         SequenceGap if transactions after the commit timestamp are lost, and SourceMissing if a partition gets
         no watermark.
         """
@@ -198,7 +199,7 @@ class KafkaReader:
             if messages:
                 count, read_at = count + len(messages), time.monotonic()
             elif time.monotonic() - read_at > _SILENCE_SECONDS:
-                # The end of a partition may be a transaction's marker, which is not delivered.
+                # The last offset of a partition may be a transaction's marker, which is not delivered.
                 return
 
     def close(self) -> None:
@@ -254,7 +255,8 @@ class KafkaReader:
     def _times_sent(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return when the messages of each partition were sent, from an offset to the next watermark.
 
-        In milliseconds since 1970, the latest of the messages' times and of the watermark's own.
+        The time is the latest of the messages' times and the watermark's own time, in milliseconds since
+        1970.
         """
         times: dict[Partition, int] = {}
         waiting = set(offsets)

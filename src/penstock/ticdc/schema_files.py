@@ -187,7 +187,7 @@ def _type_text(name: str, kind: str, precision: str | None, scale: str | None) -
             return "mediumtext"
         return f"{'char' if kind == 'CHAR' else 'varchar'}({length})"
     if kind in ("ENUM", "SET"):
-        # The file does not list the members, so values are text.
+        # The file does not list the members of the type, so values are text.
         return f"varchar({_ENUM_CHARACTERS_MAX if kind == 'ENUM' else _SET_CHARACTERS_MAX})"
     raise EventUnsupported(
         f"the column `{name}` has the type {kind}, which has no equivalent in MySQL's binlog",

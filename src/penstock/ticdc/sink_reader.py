@@ -102,8 +102,8 @@ class SinkReader:
         self._readers: dict[str, DataReader] = {}
         self._numbers: dict[str, set[int]] = {}
         self._begun: set[str] = set()
-        # List the files once even without a later checkpoint, because one of them has the last row at or
-        # before the position.
+        # Whether the files were listed. They are listed once even without a later checkpoint, because one of
+        # them has the last row at or before the position.
         self._has_listed = False
         # Whether rows were read since the files were listed, or by an earlier reader.
         self._has_advanced = True
@@ -150,7 +150,7 @@ class SinkReader:
                     if path in self._readers or not self._is_finished(file, sizes[path]):
                         data.append(file)
                         self._numbers.setdefault(file.sequence, set()).add(file.number)
-        # Expired files are not listed again.
+        # Forget sequences whose files have expired, because they are not listed again.
         self.finished = {name: last for name, last in self.finished.items() if name in sequences}
         for file in data:
             reader = self._readers.get(file.path)
@@ -192,7 +192,8 @@ class SinkReader:
                 f"{self.last_file}, the last file that was read, is missing, so later ones may be, too",
                 hint="It was deleted or not copied: begin a new log, and read the tables again",
             )
-        # A sink without changes may expire completely while it is read.
+        # From here on the last file may be missing: a sink without changes may expire completely while it is
+        # read.
         self._has_advanced = False
 
     def _record_last(self, commit_ts: int, file: DataFile) -> None:

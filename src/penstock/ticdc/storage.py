@@ -43,7 +43,7 @@ class LocalStorage:
                 try:
                     sizes[path.relative_to(self._folder).as_posix()] = path.stat().st_size
                 except FileNotFoundError:
-                    # The unfinished file has its final name by now.
+                    # Skip the unfinished file, which has its final name by now.
                     continue
         return sizes
 

@@ -89,7 +89,8 @@ class Deciding:
             return [each.problem for each in writes]
 
         for decision, problem in zip(decisions, self._store_call(write), strict=True):
-            # The record of a stored prewrite is written once its outcome is known.
+            # A stored prewrite's decision is recorded as carried out once its outcome is known, so record
+            # only refusals here.
             if decision.by_operator and isinstance(problem, BinlogInconsistent):
                 self._close(decision, problem.message)
 

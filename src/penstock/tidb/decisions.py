@@ -50,7 +50,7 @@ class Decisions:
                 continue
             path = self._folder / name
             if self._disk.exists(self._folder / _CARRIED_OUT / name):
-                # The Pump was killed before it removed the file.
+                # Remove the file, which a Pump left when it was killed.
                 self._disk.remove(path)
                 continue
             try:

@@ -106,7 +106,7 @@ class DefinitionLog:
         line = encode_line(values)
         file = self._file = self._file or self._disk.append_open(self._path)
         if file.size != self._sound_bytes:
-            # A crash truncated the last line.
+            # Cut off the last line, which a crash left incomplete.
             file.truncate(self._sound_bytes)
         file.write([line])
         file.sync()

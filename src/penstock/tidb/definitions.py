@@ -24,7 +24,8 @@ from penstock.tidb.statement_sessions import NO_SESSION, DdlSession, session_of
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
 
 _VERSIONS_KEPT = 2
-# A transaction is committed after at most this many changes of the schema since it was prepared.
+# How many changes of the schema a dropped table is remembered for. A transaction is committed after at most
+# this many changes since it was prepared.
 _DROP_REMEMBERED = 1000
 _DROPS = (Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE)
 
@@ -63,7 +64,7 @@ class EarlyJob:
     """A job whose definitions came into force before its version."""
 
     schema_version: int
-    # Whether its statement is logged where the definitions came into force, instead of where the job
+    # Whether the job's statement is logged where the definitions came into force, instead of where the job
     # finished.
     is_logged: bool
 
@@ -173,7 +174,8 @@ class Definitions:
         """Return the database of a table after a job."""
         known = self._databases.get(int(info.get("db_id") or 0))
         if known is None and job.action == Action.RENAME_TABLES:
-            # Such a job has one schema id for tables of several databases, so use the names in its statement.
+            # A RENAME TABLES job has one schema id for tables of several databases, so use the names in its
+            # statement.
             known = _rename_targets(job).get(info["name"]["L"])
         return known or self._databases.get(job.schema_id, job.schema_name)
 
@@ -243,7 +245,7 @@ class Definitions:
         for table_id, database, version, info, *commit_ts in values["tables"]:
             table = TableVersion(table_id, database, version, info, *commit_ts)
             definitions._tables.setdefault(table_id, []).append(table)
-        # Definitions of earlier versions had neither these nor commit timestamps.
+        # Definitions that earlier versions wrote have neither early jobs nor commit timestamps.
         for job_id, early in values.get("early", {}).items():
             definitions._early[int(job_id)] = EarlyJob(*early)
         return definitions

@@ -199,7 +199,7 @@ class Drainer:
         self._cluster = cluster
         self._queue = MergeQueue(position, settings.drainer.buffer_bytes, partial(write_late, log))
         self._stored_ts = self._durable_ts = position
-        # A timestamp of the cluster, and the time when it was requested.
+        # A timestamp of the cluster, and the local time when it was requested.
         self._cluster_ts, self._cluster_ts_at = 0, time.monotonic()
         self._durable_at = self._saved_at = time.monotonic()
         # Whether the last step found nothing.

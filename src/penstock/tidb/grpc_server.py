@@ -88,7 +88,7 @@ class GrpcCall:
         """
         sent = self._sent = asyncio.get_running_loop().create_future()
         self._peer.send(self, messages, gzip)
-        # A message may be large, and the connection has its own copy.
+        # Free the messages: a message may be large, and the connection has its own copy.
         messages.clear()
         await sent
 

@@ -118,7 +118,7 @@ class Matching(Generic[Location]):
         return len(self._finished)
 
     def oldest_open(self) -> OpenPrewrite[Location] | None:
-        """Return the open prewrite that holds the others back; None if there is none."""
+        """Return the oldest open prewrite, which holds back later transactions; None if there is none."""
         while self._open_heap and self._open_heap[0] not in self._open:
             heapq.heappop(self._open_heap)
         return self._open[self._open_heap[0]] if self._open_heap else None

@@ -21,7 +21,8 @@ _log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 LISTING_SECONDS = 5.0
-# A Pump sends a fake binlog every three seconds while it is idle.
+# A Pump that sends nothing for this long counts as silent. While it is idle, it sends a fake binlog every
+# three seconds.
 _SILENT_SECONDS_MAX = 15.0
 
 
@@ -65,12 +66,13 @@ class PumpMembers:
                 return
             position = self._queue.position()
             listing = self._registry.list(NodeKind.PUMP)
-            # A Pump that was not registered at the last listing may have started right after it.
+            # A Pump that was not registered at the last listing may have started right after it, so it joins
+            # at the position of that listing.
             joined_at = position if self._listed_at is None else self._listed_at
             self._report_changes(listing)
             self._leave_discarded(listing)
-            # All new Pumps join before the first is read. A single one would advance the merge past the
-            # transactions of the others.
+            # All new Pumps join before the first of them is read. Otherwise the first Pump would advance the
+            # merge past the transactions of the others.
             members = [node for node in listing.nodes.values() if self._is_member(node, joined_at)]
             for pump in {*self._known.pumps, *listing.unreadable} - listing.nodes.keys():
                 # A Pump without an address cannot be read, so it holds back the merge.
@@ -118,7 +120,7 @@ class PumpMembers:
         if self._queue.reached(pump) is None:
             position = self._queue.position()
             after = self._known.after(pump, position) if pump in self._known.pumps else joined_at
-            # If a restart comes before the Pump has caught up, reading begins there again.
+            # After a restart before the Pump has caught up, reading begins at this timestamp again.
             self._known.put(pump, after if after < position else None)
             self._queue.join(pump, after)
 
@@ -243,7 +245,8 @@ class Registration:
 
         Raises ConnectionLost, AccessDenied, VersionConflict.
         """
-        # A Pump that starts after this announces itself, and one that started before is in the listing.
+        # A Pump that starts after this registration announces itself, and a Pump that started earlier is in
+        # the listing.
         self._put(NodeState.ONLINE)
         self._members.refresh()
         self._thread.start()

@@ -132,7 +132,7 @@ class Merge:
         """Return the next transactions of one commit timestamp, ordered by start timestamp; () if none is
         due.
 
-        Usually there is one.
+        Usually a commit timestamp has a single transaction.
         """
         if not self._queue or self._queue[0][0] > self.frontier:
             return ()

@@ -78,7 +78,7 @@ def read_pull_binlogs_request(request: bytes | Chunk) -> tuple[int, int]:
 
 def pull_binlogs_response(commit_ts: int, payload: bytes) -> bytes:
     """Return a PullBinlogResp with one binlog."""
-    # Go's encoder writes the empty `meta`.
+    # Write the empty `meta`, as Go's encoder does.
     return encode((1, encode((1, encode((2, commit_ts))), (2, payload), (4, b""))))
 
 

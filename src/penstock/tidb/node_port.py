@@ -37,13 +37,13 @@ _log = structlog.get_logger(__name__)
 # The first bytes that a client sends over HTTP/2 (RFC 9113, section 3.4).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-# TiDB often runs as another user of the same group.
+# The mode of the socket's file admits the group, because TiDB often runs as another user of the same group.
 _UNIX_MODE = 0o660
 
 # How long clients have to read the last answers, and to end TLS.
 _CLOSE_SECONDS_MAX = 1.0
 
-# Not every system has this option.
+# This option is missing on some systems.
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 # Answers an HTTP request, by its method and path, with a JSON object; None for an unknown path.
@@ -81,7 +81,7 @@ def bind_port(host: str, port: int) -> socket.socket:
     Raises OptionInvalid if the address is taken or does not belong to this host.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Without the protocol, asyncio leaves Nagle's algorithm on: an answer then waits 40 ms for an ACK.
+    # Name the protocol. Otherwise asyncio leaves Nagle's algorithm on, and an answer waits 40 ms for an ACK.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -283,11 +283,12 @@ class _Connection(asyncio.Protocol):
             self._deadline.cancel()
         if self._peer is not None:
             self._peer.lost()
-            # With TLS, references to this object form a cycle, which would keep the peer's buffers alive.
+            # Drop the reference. With TLS, references to this object form a cycle, which would keep the
+            # peer's buffers alive.
             self._peer = None
 
     def pause_writing(self) -> None:
-        # A client that does not read its answers gets no more of them.
+        # Read no further requests from a client that does not read its answers.
         self.transport.pause_reading()
         if self._peer is not None:
             self._peer.pause()

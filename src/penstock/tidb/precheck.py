@@ -13,7 +13,8 @@ from penstock.tidb.job_sources import JobSource
 from penstock.tidb.messages import physical_us
 from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
 
-# A Pump writes its entry every two seconds, a drainer every second.
+# A node whose entry is older than this counts as silent. A Pump writes its entry every two seconds, a drainer
+# every second.
 _SILENT_SECONDS = 60.0
 # From this version on, TiDB has no pump client.
 _BINLOG_REMOVED = (8, 4)

@@ -110,7 +110,8 @@ class Pump:
             unix_path=settings.socket,
         )
         self._cluster = Cluster(members, tls)
-        # Looking up transactions may wait for TiKV, and must not delay the heartbeat.
+        # This connection is separate, because looking up transactions may wait for TiKV and must not delay
+        # the heartbeat.
         self._resolving_cluster = Cluster(members, tls)
         self._registry = Registry(self._cluster)
         self._decisions = Decisions(LocalDisk(), log_settings.folder)
@@ -249,7 +250,7 @@ class Pump:
         try:
             self._commit.start()
         except LogLocked as problem:
-            # The previous daemon may still be ending.
+            # Try again, because the previous daemon may still be ending.
             raise ServerBusy(problem.message, hint=problem.hint) from problem
 
     def _join_cluster(self) -> None:
@@ -270,7 +271,7 @@ class Pump:
         not answer.
         """
         listing = self._registry.list(NodeKind.DRAINER)
-        # An unreadable entry may belong to an online Drainer.
+        # An unreadable entry may belong to an online Drainer, so it counts as a Drainer that does not answer.
         silent = [f"{node_id} ({why})" for node_id, why in listing.unreadable.items()]
         for drainer in listing.nodes.values():
             if drainer.state is not NodeState.ONLINE:
@@ -365,7 +366,8 @@ class Pump:
 
     def _leave_if_drained(self) -> None:
         """Leave the cluster once every Drainer has everything that a closing Pump accepted."""
-        # Drainers advance past a timestamp only when a later one follows, including from this Pump.
+        # Drainers advance past a timestamp only when every Pump, including this one, has sent a later
+        # timestamp.
         self._add_fake(self._cluster.timestamp())
         if self._last_ts is None:
             self._last_ts = self._store_call(_final_ts)
@@ -402,7 +404,8 @@ class Pump:
         start: Location = self._store_call(lambda store: store.replay_start)
         drainers = self._registry.list(NodeKind.DRAINER)
         if drainers.unreadable:
-            # It is unknown what such a Drainer has stored, so the hold stays where it is.
+            # It is unknown what the Drainers with unreadable entries have stored, so the hold stays where it
+            # is.
             return
         drained = [
             each.max_commit_ts for each in drainers.nodes.values() if each.state is not NodeState.OFFLINE

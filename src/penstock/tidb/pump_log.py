@@ -30,8 +30,8 @@ _SERVER_ID = 1
 # A file ends at the first payload after this size, like a server's files.
 _FILE_BYTES_MAX = 1 << 30
 
-# The type and the size in an event's header. Before the part of a payload: the payload's size, and the part's
-# offset in it.
+# The header of an event: its type and size. The head of a part of a payload: the payload's size, and the
+# part's offset in the payload.
 _HEADER = struct.Struct("<4xB4xI6x")
 _PART = struct.Struct("<QQ")
 _CHECKSUM_BYTES = 4
@@ -62,7 +62,7 @@ class PumpLog:
         Raises ServerChanged for the log of another cluster, and what `Log.open` raises.
         """
         self._clock = clock
-        # `sync` is called before payloads are acknowledged.
+        # The log does not sync by itself: `sync` is called before payloads are acknowledged.
         log_settings = settings.model_copy(update={"fsync": "never"})
         self.log = Log.open(folder, log_settings, disk, instance=folder.name, clock=clock)
         # Staged events with their block records, and their offsets in the file.

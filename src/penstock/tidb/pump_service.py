@@ -137,12 +137,12 @@ class PumpService:
             raise self._refusal(
                 "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem)
             ) from problem
-        # TiDB's client then tries another Pump, as it does with the original.
+        # With this status, TiDB's client tries another Pump, as it does with the original Pump.
         self._check_cluster(cluster_id, grpc.StatusCode.UNKNOWN)
         if self._waiting_bytes and self._waiting_bytes + len(payload) > PUMP_WAITING_BYTES_MAX:
             text = f"{self._waiting_bytes} bytes of binlogs wait for the disk"
             raise self._refusal("overloaded", grpc.StatusCode.UNAVAILABLE, text)
-        # The write occupies memory until it is stored, even if its sender gives up.
+        # Count the bytes of the write until it is stored, even if its sender gives up.
         self._waiting_bytes += len(payload)
         write = _WaitingWrite(payload)
         write.call, call.on_cancel = call, write.abandon
@@ -150,7 +150,7 @@ class PumpService:
 
     def _check_cluster(self, cluster_id: int, code: grpc.StatusCode) -> None:
         if cluster_id != self._cluster_id:
-            # The original's message, which operators search for.
+            # This is the message of the original Pump, which operators search for.
             text = f"cluster ID are mismatch, {cluster_id} vs {self._cluster_id}"
             raise self._refusal("wrong cluster id", code, text)
 

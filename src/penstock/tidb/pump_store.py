@@ -38,12 +38,13 @@ class Write:
     """
 
     payload: bytes | memoryview
-    # An outcome from TiKV is stored, whatever was released before.
+    # Whether the outcome comes from TiKV or an operator. It is stored while the prewrite is open, even if
+    # later transactions were released.
     is_decision: bool = False
-    # An operator's commit is refused if it comes too late. A late commit from TiKV means that another Pump
-    # has the transaction.
+    # Whether an operator made the decision. An operator's commit is refused if it comes too late. A late
+    # commit from TiKV means that another Pump has the transaction.
     by_operator: bool = False
-    # Whether its sender gave up before it was stored.
+    # Whether the sender gave up before the binlog was stored.
     is_abandoned: bool = False
     problem: PenstockError | None = None
 
@@ -89,7 +90,7 @@ class PumpStore:
         self.counts = counts or StoreCounts()
         # Whether prewrites are accepted; outcomes always are.
         self.refuses_prewrites: str | None = None
-        # Binlogs of a batch that met a full disk. They are stored before anything else.
+        # Binlogs of a batch for which the disk had no room. They are stored before anything else.
         self._staged: list[tuple[_Judged, Location]] = []
         # Released transactions that are not in the index yet because the disk was full.
         self._unindexed: list[ReleaseEntry] = []
@@ -104,8 +105,8 @@ class PumpStore:
     def _replay(self) -> None:
         last = self.index.last
         if last is not None and not self.log.has_all_after(last.replay_start):
-            # Drainers that are behind the transactions that can be released now must learn that some are
-            # missing.
+            # Clear the index, so that Drainers that have not pulled the lost entries learn that transactions
+            # are missing.
             _log.error(
                 "the index of released transactions lost entries that the trimmed log no longer has",
                 after=last.commit_ts,
@@ -265,7 +266,7 @@ class PumpStore:
         if not self._unindexed:
             return
         first = self._unindexed[0].commit_ts
-        # Without its index, a trimmed log does not show what had been released before.
+        # Without its index, a trimmed log does not show what was released before, so the floor is not 0.
         floor = 0 if self.log.is_whole else first - 1
         try:
             self.index.append(self._unindexed, floor)
@@ -280,8 +281,8 @@ class PumpStore:
     def pull(self, after_ts: int, count: int, bytes_max: int) -> Iterator[tuple[int, bytes]]:
         """Yield the commit timestamp and the binlog of released transactions, in commit order.
 
-        At most `count`, and no more after `bytes_max`. Raises PositionPurged if some are no longer kept, and
-        an error for a damaged log.
+        Yields at most `count` transactions, and stops once they have `bytes_max` bytes. Raises PositionPurged
+        if some are no longer kept, and an error for a damaged log.
         """
         size = 0
         for entry in self.index.after(after_ts, count):

@@ -25,8 +25,8 @@ from penstock.logstore.disk import AppendFile, Disk, ReadFile
 _FILE_BYTES_MAX = 16 * MIB
 _NAME = re.compile(r"releases-(\d{8})\.idx")
 
-# Commit and start timestamp; offset and size of the prewrite's events; offset of the replay's start; the
-# numbers of both files; the kind; the CRC32 of the preceding bytes.
+# The fields of an entry: commit and start timestamp; offset and size of the prewrite's events; offset of the
+# replay's start; the numbers of both files; the kind; the CRC32 of the preceding bytes.
 _ENTRY = struct.Struct("<QQQQQIII8x")
 _CRC = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CRC.size
@@ -287,7 +287,7 @@ class ReleaseIndex:
             while _is_sound(content[sound * ENTRY_BYTES : (sound + 1) * ENTRY_BYTES]):
                 sound += 1
             if sound < 1:
-                # Everything after a damaged entry is derived again.
+                # Remove the file: everything after a damaged entry is derived from the log again.
                 self._disk.remove(path)
                 torn = True
                 continue

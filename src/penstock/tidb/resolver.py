@@ -25,7 +25,7 @@ _ASK_AFTER_SECONDS = 1.0
 _ASK_AGAIN = Backoff(first=1.0, longest=30.0)
 # The maximum number of lookups in one pass, oldest first.
 _ASKED_MAX = 256
-# A transaction that holds others back is reported after this time, and then again at this interval.
+# A transaction that holds back later ones is reported after this time, and then again at this interval.
 _REPORT_SECONDS = 60.0
 _STALLED_SECONDS = 10.0
 
@@ -75,8 +75,8 @@ class Resolver:
         self.problem: str | None = None
 
     def stalled_by(self) -> tuple[int, float] | None:
-        """Return the oldest transaction that holds others back, and for how many seconds; None if there is
-        none.
+        """Return the oldest transaction that holds back later ones, and for how many seconds; None if there
+        is none.
         """
         if not self._unknown:
             return None
@@ -106,7 +106,7 @@ class Resolver:
                 self._note_problem(problem)
                 self._postpone(self._unknown[start_ts], now)
                 if isinstance(problem, TransientError):
-                    # Every other lookup would wait for the same timeout.
+                    # Stop here, because every other lookup would wait for the same timeout.
                     break
                 continue
             self.problem = None
@@ -155,7 +155,7 @@ class Resolver:
         self.problem = text
 
     def _report(self, now: float) -> None:
-        """Report the transaction that holds all others back."""
+        """Report the transaction that holds back all later ones."""
         stalled = self.stalled_by()
         if stalled is None:
             return

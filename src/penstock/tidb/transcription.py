@@ -94,7 +94,7 @@ class Transcription:
 
     def _write_statement(self, transaction: PulledTransaction, text: str, job_id: int, state: int) -> None:
         if text.lstrip().lower().startswith("select setval("):
-            # The next values of a sequence, which have no job.
+            # The binlog has the next values of a sequence. There is no job for them.
             return
         # Definitions are stored only after all earlier transactions, and readers do not wait for the job.
         self._merged.flush()
@@ -173,7 +173,7 @@ class Transcription:
                 transcoder = self._parts.transcoder
                 transcoder.define(table.database, info, table.schema_version, table.commit_ts)
             except EventUnsupported as problem:
-                # Only rows of this table would stop the log.
+                # Only warn: the log stops only if it receives rows of this table.
                 _log.warning("a table cannot be logged", table=str(table.name), why=problem.message)
 
     def _finished_job(self, job_id: int) -> DdlJob:

@@ -100,7 +100,7 @@ class AskedDaemon:
         begins at a position. Raises PositionInvalid for a position inside a transaction, ServerBusy for a
         position past the head, and PositionPurged.
         """
-        # Fail immediately if the daemon is down. The source would retry for a while.
+        # Fail immediately if the daemon is down, because the source would retry for a while.
         self._client.ask("status")
         with closing(
             DaemonSource(SourceOptions(daemon=self.address, instance=self.address.instance))

@@ -59,7 +59,7 @@ def _problem_of(address: ServerAddress) -> PenstockError | None:
 
 def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
     """Return why a TiDB cluster cannot be used, None if its PD responds."""
-    # Only a TiDB cluster needs gRPC.
+    # Imported here because only a TiDB cluster needs gRPC.
     from penstock.tidb.cluster import Cluster
     from penstock.tidb.drainer import cluster_tls
 

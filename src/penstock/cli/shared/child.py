@@ -37,7 +37,7 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        # The parent ended before the signal was requested.
+        # The parent ended before the signal was requested, so no signal will arrive.
         sys.exit(128 + signal.SIGTERM)
     if sys.platform != "linux":
         threading.Thread(target=_watch, args=(parent,), name="watch-parent", daemon=True).start()

@@ -213,7 +213,7 @@ def user_name() -> str:
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        # A container may run under a user id that has no name.
+        # In a container, the user id may have no name. Use the number instead.
         name = str(os.getuid())
     sudo_user = os.environ.get("SUDO_USER")
     return f"{sudo_user} as {name}" if sudo_user and sudo_user != name else name

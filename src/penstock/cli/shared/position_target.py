@@ -29,7 +29,7 @@ from penstock.source.server import ServerSource
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# Above this size, lost data is not read merely to count it.
+# Lost data above this size is not read merely to count its transactions.
 _COUNTED_BYTES_MAX = 256 * MIB
 
 _HINT_ASK = "Let the server be asked: penstock position set --config penstock.yaml INSTANCE"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_FINDINGS = 1
 
-# Members finish their current batches within their grace period.
+# How long to wait for members, which finish their current batches within their grace period.
 _MEMBERS_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.05
 
@@ -180,7 +180,7 @@ def _listed(option: str, text: str | None) -> list[str] | None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        # An empty value is often an unset shell variable.
+        # Refuse an empty value: it is often an unset shell variable.
         raise OptionInvalid(
             f"{option} names nothing", hint="Leave it out, or drop all that was set: --as-members-ask"
         )

@@ -13,7 +13,7 @@ import structlog
 
 # Half of the time that Kubernetes waits before it kills a container.
 STOP_SECONDS_MAX = 15.0
-# The reader of standard error may block, so do not write to it.
+# How long a log line may take: the reader of standard error may block.
 _LOG_SECONDS_MAX = 0.5
 
 _log = structlog.get_logger(__name__)
@@ -46,7 +46,8 @@ def stopped_by_signals(stop: Callable[[], None], reload: Callable[[], None] | No
         run_soon(lambda: end_late(number))
 
     def run_soon(work: Callable[[], None]) -> None:
-        # Inside the signal handler, `stop` could wait forever for a lock that the interrupted code holds.
+        # Call `work` in a thread: inside the signal handler, `stop` could wait forever for a lock that the
+        # interrupted code holds.
         threading.Thread(target=work, name="signal", daemon=True).start()
 
     if reload is not None:

@@ -40,7 +40,7 @@ class ExportedDocument:
 def export_documents(
     store: CoordinationStore, labels: Mapping[str, str], file_sections: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[ExportedDocument]:
-    """Yield the instances, jobs and subscriptions that have all of these labels, in this order.
+    """Yield the instances, then the jobs, then the subscriptions that have all of these labels.
 
     `file_sections` are a settings file's instances as written; the store's instances replace them. Raises
     OptionInvalid, SchemaInvalid, CoordinationLost.
@@ -228,7 +228,9 @@ def _with_values(labels: Mapping[str, str], values: Mapping[str, str]) -> dict[s
 
 
 def _refuse_another_unit(what: str, before: Mapping[str, str] | None, wanted: Mapping[str, str]) -> None:
-    """Raise OptionInvalid if a copy would replace the original."""
+    """Raise OptionInvalid if a document would replace a stored unit that has other labels, as a copy of a
+    unit under the same name does.
+    """
     if before is not None and dict(before) != dict(wanted):
         shown = ", ".join(f"{name}={value}" for name, value in before.items()) or "none"
         raise OptionInvalid(

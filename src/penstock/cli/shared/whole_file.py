@@ -24,7 +24,7 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         try:
             with unfinished.open("xb") as file:
                 if target.exists():
-                    # If only its owner may read the file, it must stay that way.
+                    # Keep the permissions: a file that only its owner may read must stay that way.
                     os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
                 file.writelines(pieces)
                 file.flush()

@@ -21,7 +21,7 @@ from penstock.protobuf import Message
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import Source, place_of
 
-# A transaction of Canal is held until its end.
+# The maximum size of a transaction of Canal, which is held in memory until its end.
 _HELD_BYTES_MAX = 256 * MIB
 _POLL_SECONDS = 0.2
 ABSENT = "absent"

@@ -54,7 +54,8 @@ _CHARACTER_BYTES_MAX = {
 _VARCHAR_BYTES_MAX = 65_532
 _VARYING = re.compile(r"var(?:char|binary)\((\d+)\)")
 
-# The codec that proves that a charset has a character: its own, or that of a standard it contains.
+# The codec that shows whether a charset has a character: the codec of the charset itself, or of a standard
+# that the charset contains.
 _CODECS = {
     **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "binary"), "utf-8"),
     "latin1": "cp1252", "latin2": "iso8859-2", "cp1250": "cp1250", "cp1251": "cp1251", "cp1257": "cp1257",
@@ -100,7 +101,7 @@ class DeclaredType:
             raise TypeUnknown(self.text)
         _refuse_too_long(self.text, _CHARACTER_BYTES_MAX.get(charset, 1))
         if self.text.startswith(("enum", "set")) and not _can_hold(charset, self.text):
-            # The server stores members that differ from those in the statement.
+            # Refuse the type, because the server stores members that differ from those in the statement.
             raise TypeUnknown(self.text)
         if charset == "binary":
             text = self.text if self.characters_max is None else _smallest_type(_TEXTS, self.characters_max)
@@ -299,7 +300,8 @@ def _members(cursor: TokenCursor, spelling: ServerSpelling) -> str:
         if member.kind not in (Kind.STRING, Kind.DOUBLE) or not part.ended:
             raise TypeUnknown("ENUM or SET")
         if not spelling.escapes and "\\" in member.text:
-            # The text that servers log for CREATE TABLE ... SELECT has escapes in every mode.
+            # Refuse the members, because the text that servers log for CREATE TABLE ... SELECT has escapes in
+            # every mode.
             raise TypeUnknown("ENUM or SET")
         # The server drops trailing spaces of members when the table is created.
         members.append("'" + member.text.rstrip(" ").translate(_MEMBER_ESCAPES) + "'")

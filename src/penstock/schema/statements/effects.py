@@ -116,7 +116,7 @@ class SetVersioning:
 
 @dataclass(frozen=True)
 class ConvertCharset:
-    """Convert every text column and the table to this charset, None for the database's."""
+    """Convert every text column and the table to this charset, None for the database's charset."""
 
     charset: str | None
 
@@ -242,7 +242,7 @@ class Statement:
     def take_table(self) -> TableName:
         """Parse `table` or `database.table`."""
         if self.cursor.accept("."):
-            # ODBC's spelling for a table of the current database.
+            # A leading dot is ODBC's spelling for a table of the current database.
             first, second = self.database, self.take_name()
         else:
             first = self.take_name()
@@ -256,7 +256,9 @@ class Statement:
 
 
 def charset_name(name: str, utf8: str = UTF8MB3) -> str:
-    """Return the charset's name as information_schema prints it; `utf8` is the charset of that name."""
+    """Return the charset's name as information_schema prints it; `utf8` is the charset that the name utf8
+    stands for.
+    """
     lower = name.lower()
     return utf8 if lower == "utf8" else lower
 

@@ -39,9 +39,9 @@ _NO_TOKEN = Token(Kind.MARK, "")
 class RowChange:
     """A change of rows that was logged as a statement.
 
-    `tables` are the tables that the text names as changed. `unknown` says why others may have changed too, ""
-    if nothing in the text suggests it. `databases` are those that the text can name, in lower case.
-    `may_cascade` is true if the statement can change or delete rows that a foreign key refers to.
+    `tables` are the tables that the text names as changed. `unknown` says why other tables may have changed
+    too, "" if nothing in the text suggests it. `databases` are the databases that the text can name, in lower
+    case. `may_cascade` is true if the statement can change or delete rows that a foreign key refers to.
     """
 
     tables: frozenset[TableName]
@@ -189,7 +189,7 @@ _TABLE_READERS: dict[str, Callable[[Statement], set[TableName] | None]] = {
 
 @dataclass
 class _Remainder:
-    """Properties of a change's tokens beyond its tables."""
+    """What the rest of a change's tokens shows besides the changed tables."""
 
     unknown: str = ""
     qualifiers: set[str] = field(default_factory=set)
@@ -229,8 +229,9 @@ def _may_be_routine(before: Token, name: Token) -> bool:
 class StatementTables:
     """The tables that a definition names.
 
-    `named` are all tables that it defines, renames, drops, alters or empties, and `databases` those that it
-    drops. `emptied` tables lose all rows; `unlogged` tables gain or lose some rows. The log shows neither.
+    `named` are all tables that it defines, renames, drops, alters or empties, and `databases` the databases
+    that it drops. `emptied` tables lose all rows; `unlogged` tables gain or lose some rows. The log shows
+    neither.
     """
 
     named: frozenset[TableName]

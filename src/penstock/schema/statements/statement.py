@@ -189,7 +189,7 @@ def _statement(statement: Statement) -> list[Effect]:
     if kind in _OBJECTS_WITHOUT_ROWS:
         return []
     if temporary:
-        # The log has no rows of temporary tables.
+        # Ignore a temporary table, because the log has no rows of it.
         return []
     return readers[verb](statement, kind)
 

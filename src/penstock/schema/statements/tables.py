@@ -117,7 +117,7 @@ def create_table(statement: Statement, keep: bool) -> Effect:
     if not columns:
         raise NotUnderstood
     if key:
-        # The server appends the end of the period to the primary key.
+        # The server appends the end column of the period to the primary key.
         key += tuple(column.name for column in columns if column.ends_period)
     return CreateTable(name, tuple(columns), key, charset, keep, tuple(hiding_steps))
 
@@ -206,7 +206,7 @@ def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[S
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.next.upper == "PARTITION" or _is_period(part):
         if _application_period(part) is not None:
-            # Later keys may name the period, which a definition does not include.
+            # Later keys may name the period, but a table definition does not include periods.
             raise NotUnderstood
         return []
     if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
@@ -437,7 +437,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif any(part.accept(*words) for words in _NOT_NULL):
             nullable = False
         elif part.accept("NULL"):
-            # After KEY, NULL matters only if the key is not added.
+            # The NULL of a column with KEY counts only if the key is not added.
             nullable = True
         elif part.accept("ROW", "END"):
             nullable, ends_period = False, True
@@ -453,7 +453,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif part.accept("INVISIBLE"):
             visible = False
         elif part.accept("VISIBLE"):
-            # If there are several, the server uses the last.
+            # If a column has both INVISIBLE and VISIBLE, the server uses the last.
             visible = True
         elif part.accept("ASCII"):
             charset = "latin1"

@@ -45,7 +45,7 @@ class ServerSpelling:
     """The server family, version and SQL mode, which determine a statement's meaning.
 
     `version` is (major, minor, patch), or () if unknown; then every version comment is included. `utf8` is
-    the charset of that name. The log does not have it: on MariaDB, `old_mode` determines it.
+    the charset that the name utf8 stands for. The log does not show it: on MariaDB, `old_mode` determines it.
     """
 
     mariadb: bool = False
