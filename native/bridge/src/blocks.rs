@@ -1,4 +1,4 @@
-//! Cuts the bytes of a log into blocks for a durable log, and writes and reads the heads of segments.
+//! Cuts the bytes of a source into blocks for a durable log, and writes and reads the heads of segments.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Weak};
@@ -108,7 +108,8 @@ impl CutCounts {
         self.counts.large_transactions()
     }
 
-    /// Return the number of events by type, as SHOW BINLOG EVENTS prints it. A name may occur more than once.
+    /// Return the number of events by type. Types have the names that SHOW BINLOG EVENTS prints, so a name may occur
+    /// more than once.
     fn events(&self) -> Vec<(&'static str, u64)> {
         self.counts.events()
     }
@@ -154,9 +155,9 @@ fn gtid_text(gtid: &Gtid) -> String {
 
 #[pymethods]
 impl BlockCutter {
-    /// `file` and `offset` locate the first byte in the source, at the start of an event and between transactions. A
-    /// server's dump (`live`) includes the format description. For a file or segment, `head` supplies it: the magic
-    /// and format description, unless `offset` is 0 or 4.
+    /// `file` and `offset` locate the first byte in the source, which must be the start of an event between
+    /// transactions. A server's dump (`live`) includes the format description. For a file or segment, `head` supplies
+    /// it: the magic and format description, unless `offset` is 0 or 4.
     #[new]
     #[pyo3(signature = (
         *, epoch, file, offset, flavor, live, gtid_set="", block_bytes=65_536, time_max_us=0, head=None,
@@ -198,7 +199,7 @@ impl BlockCutter {
         Ok(BlockCutter { inner, spare: Arc::default() })
     }
 
-    /// Consume complete events from the start of a buffer; return how many bytes that were.
+    /// Consume complete events from the start of a buffer; return the number of consumed bytes.
     ///
     /// Exceptions from `penstock.errors` carry the position.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
@@ -207,7 +208,8 @@ impl BlockCutter {
         py.detach(|| inner.feed(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// Consume packets of a dump from the start of a buffer, long packets in pieces; return how many bytes that were.
+    /// Consume packets of a dump from the start of a buffer, long packets in pieces; return the number of consumed
+    /// bytes.
     ///
     /// Exceptions from `penstock.errors` carry the position; a missing packet raises `ConnectionLost`.
     fn feed_packets(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
@@ -347,8 +349,8 @@ impl BlockCutter {
             .collect()
     }
 
-    /// All complete transactions up to `boundary`, as the text of a GTID set. It includes the transactions before the
-    /// start.
+    /// All complete transactions up to `boundary`, as the text of a GTID set. The set includes the transactions before
+    /// the start.
     #[getter]
     fn gtid_set(&self) -> String {
         self.inner.gtid_set().text()

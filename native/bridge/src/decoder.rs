@@ -154,7 +154,7 @@ impl Decoder {
         stream::Decoder::new(options, head).map(|inner| Decoder { inner }).map_err(|error| raise(py, &error))
     }
 
-    /// Consume complete events from the start of a buffer; return how many bytes that were.
+    /// Consume complete events from the start of a buffer; return the number of consumed bytes.
     ///
     /// Raises an exception from `penstock.errors` only after all complete transactions before the error were returned.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
@@ -324,7 +324,7 @@ impl Decoder {
         self.inner.note_prepared(id, file, start, end).map_err(|error| raise(py, &error))
     }
 
-    /// Consume events of a prepared transaction from the start of a buffer; return how many bytes that were.
+    /// Consume events of a prepared transaction from the start of a buffer; return the number of consumed bytes.
     ///
     /// After the last event, the decoder continues with the range and leaves the state "prepared".
     fn feed_prepared(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
@@ -362,7 +362,8 @@ impl Decoder {
         self.inner.handed_out().map_or((0, None), |resume| (resume.rows, resume.start))
     }
 
-    /// The GTID set of all transactions read, as text. It includes earlier files if the log lists their transactions.
+    /// The GTID set of all transactions read, as text. The set includes the transactions of earlier files if the log
+    /// lists them.
     #[getter]
     fn gtid_set(&self) -> String {
         self.inner.gtid_set().text()

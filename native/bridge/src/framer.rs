@@ -25,7 +25,7 @@ impl Framer {
         Framer { inner: packet::Framer::new(semi_sync) }
     }
 
-    /// Consume complete packets from the start of a buffer; return how many bytes that were.
+    /// Consume complete packets from the start of a buffer; return the number of consumed bytes.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
@@ -45,7 +45,7 @@ impl Framer {
         self.inner.events().len()
     }
 
-    /// Clear the buffered event bytes; return their number.
+    /// Clear the buffered event bytes and return how many bytes were cleared.
     fn discard(&mut self) -> usize {
         let bytes = self.inner.events().len();
         self.inner.clear();

@@ -1,4 +1,4 @@
-//! `penstock._native`: the Python interface of the kernel. It only converts.
+//! `penstock._native`: the Python interface of the kernel. It only converts data between Python and the kernel.
 
 mod array;
 mod batch;

@@ -72,8 +72,8 @@ impl ResultSet {
         Ok(ResultSet { inner: inner.map_err(|error| raise(py, &error))? })
     }
 
-    /// Consume complete packets from the start of a buffer, up to the end of a batch; return how many bytes that
-    /// were.
+    /// Consume complete packets from the start of a buffer, up to the end of a batch; return the number of consumed
+    /// bytes.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;

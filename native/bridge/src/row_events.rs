@@ -71,7 +71,7 @@ impl RowEventWriter {
         self.inner.define(database, table, &columns, &primary_key).map_err(|error| raise(py, &error))
     }
 
-    /// Begin the transaction of a commit timestamp at `offset` of a file. An open transaction is dropped.
+    /// Begin the transaction with this commit timestamp, at `offset` of a file. An open transaction is dropped.
     fn begin(&mut self, py: Python<'_>, commit_ts: u64, offset: u64) -> PyResult<()> {
         self.inner.begin(commit_ts, offset).map_err(|error| raise(py, &error))
     }

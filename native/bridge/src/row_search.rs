@@ -49,7 +49,7 @@ impl RowSearch {
         Ok(())
     }
 
-    /// Return the candidates as ascending pairs of offsets. The last one may end after the range.
+    /// Return the candidates as ascending pairs of offsets. The last candidate may end after the range.
     fn finish(&mut self) -> Vec<(u64, u64)> {
         self.inner.finish()
     }

@@ -204,8 +204,8 @@ impl TidbTranscoder {
     /// pieces of whole events.
     ///
     /// A transaction of up to 4 MiB is one piece; a larger one has pieces of about 1 MiB or one row, so memory is
-    /// bounded. All of it is checked before the first piece. Raises `EventMalformed` for payloads that are not
-    /// committed rows with the same commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table
+    /// bounded. The whole transaction is checked before the first piece. Raises `EventMalformed` for payloads that are
+    /// not committed rows with the same commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table
     /// without a definition for their schema version; `EventUnsupported` for a column type that MySQL lacks;
     /// `SchemaMismatch` and `ValueMalformed` for rows that do not fit the definition.
     fn transaction(&self, py: Python<'_>, payloads: Vec<PyBuffer<u8>>, offset: u64) -> PyResult<TidbPieces> {

@@ -38,15 +38,15 @@ pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 /// at commit.
 pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum size of an event in pieces that a search assembles. Longer events, which have a single row or statement,
+/// Maximum size of an event that a search assembles from pieces. Longer events, which have a single row or statement,
 /// become candidates without being searched.
 pub const SEARCHED_EVENT_BYTES_MAX: usize = 16 << 20;
 
 /// Length of the prefix of each gRPC message: a compression flag and the message's length.
 pub const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Number of bytes that a gRPC client may send for a call before the server reads them; four times as many for all of
-/// its calls together. The limit bounds the throughput of a distant client.
+/// Number of bytes that a gRPC client may send for a call before the server reads them. All calls of a client together
+/// may send four times as many. The limit bounds the throughput of a distant client.
 pub const GRPC_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Maximum size of a gRPC call's headers, as in gRPC's own servers.

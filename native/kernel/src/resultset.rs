@@ -139,8 +139,8 @@ impl ResultSet {
         })
     }
 
-    /// Consumes complete packets from the start of `bytes`, up to the end of a batch, and returns how many bytes that
-    /// were. The caller must offer the rest again, followed by more bytes if no batch is ready.
+    /// Consumes complete packets from the start of `bytes`, up to the end of a batch, and returns the number of
+    /// consumed bytes. The caller must offer the rest again, followed by more bytes if no batch is ready.
     ///
     /// Raises `EventMalformed` if the bytes are not a result set of these columns, `ConnectionLost` if packets are
     /// missing, `ValueMalformed` for values that contradict their type.

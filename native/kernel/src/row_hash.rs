@@ -1,4 +1,4 @@
-//! Hashes Arrow rows by value, so that rows in two places can be compared without copying either.
+//! Hashes Arrow rows by value, so that rows in two places can be compared without copying them.
 //!
 //! The hash of a row depends on its values and the order of its columns, not on their representation: an integer has
 //! the same hash in every width and as a decimal without fraction, a text in every Arrow layout, a timestamp in every

@@ -1,10 +1,10 @@
 //! The slot of a row: a hash of its shard columns that divides a subscription among shards. Shard = slot % shard
 //! count.
 //!
-//! A key is a number or a text. A single integer column is a number, and so is a single NULL: 0. YEAR and BIT count
-//! as integers, as does a DECIMAL(20,0) within 64 bits, which Arrow cannot distinguish from BIGINT UNSIGNED. All
-//! other keys are texts in UTF-16: the value as the client shows it, bytes as ISO-8859-1, and several columns
-//! concatenated, with NULL as `null`. The hash is Java's `31 * h + x` in 32 bits.
+//! A key is a number or a text. The key of a single integer column is a number, and the key of a single NULL is the
+//! number 0. YEAR and BIT count as integers, as does a DECIMAL(20,0) within 64 bits, which Arrow cannot distinguish
+//! from BIGINT UNSIGNED. All other keys are texts in UTF-16: the value as the client shows it, bytes as ISO-8859-1, and
+//! several columns concatenated, with NULL as `null`. The hash is Java's `31 * h + x` in 32 bits.
 
 /// Slots are below this number.
 pub const SLOTS: i32 = 32_767;

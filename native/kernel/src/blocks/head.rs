@@ -132,7 +132,7 @@ fn read_artificial<'a>(bytes: &'a [u8], at: usize, format: &Format, expected: Ev
     Ok((checked_body(Some(format), false, true, kind, event)?, at + size))
 }
 
-/// Returns the format description at the start of a file, as bytes and parsed.
+/// Returns the format description at the start of a file, both as bytes and parsed.
 pub(super) fn split_head(head: &[u8]) -> Result<(&[u8], Format)> {
     let Some(magic) = head.first_chunk::<MAGIC_BYTES>() else {
         return Err(Error::new(ErrorKind::FileTruncated, "the file's first bytes are missing"));

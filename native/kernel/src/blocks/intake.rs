@@ -24,8 +24,8 @@ enum Disposition {
 }
 
 impl BlockCutter {
-    /// Consumes complete events from the start of `input` and returns how many bytes that were. Stops early when the
-    /// state is no longer `Input`. The caller must offer the rest again, followed by more bytes.
+    /// Consumes complete events from the start of `input` and returns the number of consumed bytes. Stops early when
+    /// the state is no longer `Input`. The caller must offer the rest again, followed by more bytes.
     ///
     /// Events buffered before an error can still be taken. After an error, every later call raises the same error.
     pub fn feed(&mut self, input: &[u8]) -> Result<usize> {

@@ -39,7 +39,7 @@ struct Table {
 #[derive(Default)]
 pub(super) struct Tables {
     open: HashMap<u64, Arc<Table>>,
-    /// The tables announced last, each as in `open`. The next table is nearly always among them.
+    /// The tables announced last, all of which are also in `open`. The next table is nearly always among them.
     recent: Vec<(u64, Arc<Table>)>,
     /// Index in `recent` of the table announced last, which nearly always is the table of the next rows event.
     last: usize,

@@ -15,7 +15,7 @@ pub(super) struct MultibytePages {
 #[derive(Clone, Copy)]
 pub(super) enum Longer {
     None,
-    /// These codes start with 0x8F. This page maps the second byte to the page of the third byte.
+    /// Three-byte codes, which start with 0x8F. The page maps the second byte to the page of the third byte.
     Three(usize),
     /// Four-byte codes that alternate letter and digit bytes, like those of gb18030.
     Four,

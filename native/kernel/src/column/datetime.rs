@@ -20,7 +20,7 @@ pub struct DateTime {
     pub micros: u32,
 }
 
-/// Bytes of MariaDB's counted format by fractional digits.
+/// Size in bytes of MariaDB's counted format, by the number of fractional digits.
 const COUNTED_BYTES: [u8; 7] = [5, 6, 6, 7, 7, 7, 8];
 
 #[inline]

@@ -13,7 +13,7 @@ use super::store::{Appended, Store};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// Maximum digits of Arrow's (and Spark's) widest decimal.
+/// Maximum number of digits of Arrow's (and Spark's) widest decimal.
 const ARROW_DIGITS_MAX: u8 = 38;
 
 /// Number of digits of a DECIMAL that is declared without a precision.
@@ -22,7 +22,7 @@ const DIGITS_DEFAULT: u8 = 10;
 /// Maximum number of digits of a server's DECIMAL.
 const DIGITS_MAX: usize = 65;
 
-/// Bytes needed for any number of 65 digits with its sign.
+/// Number of bytes needed for any number of 65 digits with its sign.
 const WIDE_BYTES: usize = 32;
 
 /// Number of digits of a full group.

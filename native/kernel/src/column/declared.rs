@@ -36,7 +36,7 @@ impl DeclaredColumn {
     }
 }
 
-/// Returns the kind of a type. Fails for an unknown name, and for arguments that the type does not take.
+/// Returns the kind of a type. Fails for an unknown name, and for arguments that the type does not accept.
 fn kind_of(parsed: &Parsed<'_>, charset: Option<Charset>, mariadb: bool) -> Result<Kind> {
     let layout = Layout::Packed;
     let integer = |bytes| Kind::Integer { bytes, unsigned: integer::declared_unsigned(parsed) };

@@ -9,7 +9,7 @@ use crate::error::Result;
 /// (`DBL_DIG`).
 const PLAIN_DIGITS_MAX: i32 = 15;
 
-/// Digits of a FLOAT that the server shows (`FLT_DIG`).
+/// Number of digits of a FLOAT that the server shows (`FLT_DIG`).
 const SINGLE_DIGITS: usize = 6;
 
 /// Whether a declared FLOAT is a DOUBLE: FLOAT(p) is a DOUBLE if p is above 24, and FLOAT(m,d) never is.
@@ -152,7 +152,7 @@ pub(crate) fn write_single(value: f32, out: &mut Vec<u8>) {
     if !value.is_finite() {
         return write_unbounded(value, out);
     }
-    // The server prints the shortest digits of the value as a DOUBLE, cut to six.
+    // The server prints the shortest digits of the value as a DOUBLE, cut to six digits.
     let rounded = format!("{value:.*e}", SINGLE_DIGITS - 1);
     Digits::parse(&rounded).write(out);
 }
@@ -205,7 +205,7 @@ fn decimal(value: f64) -> Option<i64> {
     is_decimal.then_some(scaled as i64)
 }
 
-/// Writes a number of units that is not a whole number.
+/// Writes a number given in units of the fourth fractional digit. The number must have a fraction.
 fn write_decimal(units: i64, out: &mut Vec<u8>) {
     if units < 0 {
         out.push(b'-');

@@ -50,7 +50,7 @@ pub(super) fn read(fsp: u8, cursor: &mut Cursor<'_>) -> Result<u32> {
     check(micros)
 }
 
-/// A second has a million microseconds.
+/// Fails for a million microseconds or more, which are a full second.
 #[inline(always)]
 pub(super) fn check(micros: u32) -> Result<u32> {
     if micros < MICROS {

@@ -170,7 +170,7 @@ pub(crate) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) ->
     Ok(())
 }
 
-/// Returns the coordinates of a point in well-known binary. Raises `ValueMalformed` if it is another geometry.
+/// Returns the coordinates of a point in well-known binary. Raises `ValueMalformed` if the value is another geometry.
 pub(crate) fn coordinates(wkb: &[u8]) -> Result<[f64; 2]> {
     let mut shapes = Shapes { cursor: Cursor::new(wkb), little: true };
     if shapes.code()? != POINT {

@@ -92,7 +92,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the Arrow type of the column, one that Spark supports without a conversion.
+    /// Returns the Arrow type of the column, which Spark supports without a conversion.
     pub fn arrow_type(&self) -> DataType {
         match self {
             Kind::Null => DataType::Null,

@@ -269,7 +269,7 @@ fn stamp(moment: DateTime) -> Result<Timestamp> {
     }
 }
 
-/// Parses a span: an optional sign, and hours of at least two digits.
+/// Parses a time span: an optional sign, and hours of at least two digits.
 fn span(sent: &[u8], kind: &Kind) -> Result<Time> {
     let (negative, text) = match sent.split_first() {
         Some((b'-', rest)) => (true, rest),

@@ -18,7 +18,7 @@ type Shelf<T> = Mutex<Vec<Vec<T>>>;
 pub(crate) struct Spares<T> {
     shelf: Arc<Shelf<T>>,
     kept_max: usize,
-    /// Length of the last vector lent, the estimate for the next one.
+    /// Length of the last vector that was lent, which is the estimate for the next vector.
     length: usize,
 }
 

@@ -27,7 +27,7 @@ impl Chance {
     }
 
     fn byte(&mut self) -> u8 {
-        // Small and extreme bytes reach deeper into the readers than uniform bytes.
+        // Small and extreme bytes reach deeper into the readers than uniformly distributed bytes.
         match self.below(4) {
             0 => u8::try_from(self.below(4)).unwrap(),
             1 => *[0x7f, 0x80, 0x8a, 0xff].get(self.below(4)).unwrap(),

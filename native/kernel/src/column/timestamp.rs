@@ -2,7 +2,7 @@
 //!
 //! Sources: `my_timestamp_from_binary` (packed, big-endian), `Field_timestamp` (classic, little-endian), MariaDB's
 //! `Field_timestamp_hires` (counted: big-endian seconds, then units of the last digit). 0 is the zero date. MariaDB
-//! since 11.5 counts seconds up to the year 2106, MySQL to 2038: both are unsigned here.
+//! since 11.5 counts seconds up to the year 2106, MySQL to 2038: this module reads both as unsigned numbers.
 
 use super::store::Appended;
 use super::{datetime, fraction, Date, DateTime, Layout};

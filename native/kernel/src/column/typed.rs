@@ -40,7 +40,8 @@ pub(crate) enum Typed<'v> {
 }
 
 impl Value<'_> {
-    /// Combines the value with its column's kind. Raises `ValueMalformed` if the kind does not have such values.
+    /// Combines the value with its column's kind. Raises `ValueMalformed` if a column of this kind cannot have the
+    /// value.
     #[inline(always)]
     pub(crate) fn typed<'v>(&'v self, kind: &'v Kind) -> Result<Typed<'v>> {
         Ok(match (kind, self) {

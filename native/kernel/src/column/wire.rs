@@ -386,7 +386,7 @@ fn fits_vector(declared: u8, dimensions: Option<u16>, logged: Shape) -> bool {
     }
 }
 
-/// Returns the logged length, if the log has a string of this class and prefix.
+/// Returns the logged length, if the log describes a string of this length class and prefix.
 fn fit_string(declared: u8, length: Form, logged: Shape, compressed: bool) -> Option<Form> {
     let (form, prefix, packed) = match logged {
         Shape::String { form, prefix } => (form, prefix, false),

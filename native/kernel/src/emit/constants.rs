@@ -1,7 +1,8 @@
 //! Columns with the same value in every row, which are built once and reused.
 //!
-//! Most system columns are constant for all batches of a table: the database, the table, the file, and that no column
-//! is absent. Such a column is cached, and each batch gets a slice with as many rows as it needs.
+//! Most system columns are constant for all batches of a table: the database, the table, the file, and the list of
+//! absent columns, which is usually null. Such a column is cached, and each batch gets a slice with as many rows as it
+//! needs.
 
 use arrow_array::{new_null_array, Array, ArrayRef, StringArray};
 use arrow_schema::DataType;

@@ -95,7 +95,7 @@ impl EnvelopeBatch {
         self.committed = self.system.rows();
     }
 
-    /// Adds the images of an event and returns how many changes it has.
+    /// Adds the images of an event and returns the number of changes in it.
     pub fn add(
         &mut self,
         transaction: &TransactionView,

@@ -168,7 +168,7 @@ impl Messages {
         Some(*counts)
     }
 
-    /// Sets the table of the messages that follow, `database.table`; "" for none.
+    /// Sets the table of the messages that follow, `database.table`; "" if they have no table.
     pub fn set_table(&mut self, name: &Arc<str>) {
         let same = usize::try_from(self.current.0).ok().and_then(|at| self.tables.get(at));
         if same.is_some_and(|same| Arc::ptr_eq(same, name)) {

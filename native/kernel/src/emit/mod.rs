@@ -29,7 +29,7 @@ pub struct TransactionView {
     pub file: Arc<str>,
     /// The offset of the transaction's first event.
     pub start: u64,
-    /// A number of epoch, file number and start offset that increases in commit order.
+    /// The commit version: a number made of epoch, file number and start offset, which increases in commit order.
     pub commit_version: i64,
     /// Commit time, in microseconds since 1970.
     pub commit_us: i64,

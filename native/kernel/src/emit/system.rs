@@ -130,7 +130,8 @@ pub struct EventView {
     pub timestamp: u32,
     /// The server that first made the change.
     pub server_id: u32,
-    /// Whether other rows events of the transaction share its offset, which is that of the statement that commits them.
+    /// Whether other rows events of the transaction share the event's offset. This offset is that of the statement that
+    /// commits the events.
     pub shared: bool,
 }
 
@@ -506,7 +507,7 @@ fn strings(offsets: Buffer, bytes: Buffer, nulls: Option<NullBuffer>) -> StringA
     let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
     // SAFETY: all callers are in this file and take both arguments from `each_text`, which starts with empty vectors,
     // appends only whole `str`s to `bytes`, and pushes an offset after each, so every value is valid UTF-8. Validating
-    // it again would cost a twentieth of the time of narrow rows.
+    // it again would take a twentieth of the time that narrow rows take.
     unsafe { StringArray::new_unchecked(offsets, bytes, nulls) }
 }
 

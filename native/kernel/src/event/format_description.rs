@@ -20,9 +20,9 @@ pub struct Format {
     pub checksum: bool,
     /// When the server started, in seconds, if this is the first file after a start; 0 otherwise.
     pub created: u32,
-    /// Bytes of a table id in table maps (4 before MySQL 5.1.4, else 6).
+    /// Size in bytes of a table id in table maps (4 before MySQL 5.1.4, otherwise 6).
     pub table_id_bytes_table_map: usize,
-    /// Bytes of a table id in rows events of version 1.
+    /// Size in bytes of a table id in rows events of version 1.
     pub table_id_bytes_rows: usize,
 }
 

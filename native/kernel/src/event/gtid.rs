@@ -10,13 +10,13 @@ use crate::gtid::Gtid;
 pub struct TransactionHead {
     /// The GTID; anonymous if GTIDs are off.
     pub gtid: Gtid,
-    /// When this server committed, in microseconds since 1970 (MySQL 8.0.1 and later).
+    /// When this server committed the transaction, in microseconds since 1970 (MySQL 8.0.1 and later).
     pub commit_us: Option<u64>,
-    /// Bytes of the whole transaction including the GTID event (MySQL 8.0.2 and later).
+    /// Size in bytes of the whole transaction including the GTID event (MySQL 8.0.2 and later).
     pub length: Option<u64>,
     /// MariaDB: a single statement follows, without a commit event.
     pub standalone: bool,
-    /// The connection that committed (MariaDB 11.5 and later).
+    /// The connection that committed the transaction (MariaDB 11.5 and later).
     pub thread_id: Option<u64>,
     /// The logical clock of parallel replication: the sequence number of the last transaction that must commit before
     /// this transaction, and its own sequence number (MySQL 5.7 and later).

@@ -28,7 +28,7 @@ pub struct ImageLengths {
 struct Run {
     /// The NULL bits of the fixed columns.
     fixed: u64,
-    /// The bytes of the fixed columns if none is NULL.
+    /// Total width in bytes of the fixed columns if none is NULL.
     bytes: usize,
     /// The NULL bit of the column with a prefix; 0 if the run ends the image.
     prefixed: u64,

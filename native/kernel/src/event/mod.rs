@@ -50,7 +50,7 @@ pub struct Header {
     pub code: u8,
     /// The server on which the change was first made.
     pub server_id: u32,
-    /// Bytes of the whole event: header, body and checksum.
+    /// Size in bytes of the whole event: header, body and checksum.
     pub size: u32,
     /// Where the next event starts, modulo 2^32; 0 if the server does not set it.
     pub end_position: u32,

@@ -4,7 +4,8 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// MySQL lists the databases that a statement changes only if there are at most 16. This count means more than that.
+/// MySQL lists the databases that a statement changes only if there are at most 16. This count stands for a longer
+/// list, which is not logged.
 const DATABASES_UNLISTED: u8 = 254;
 
 /// The SQL modes that change how DDL is parsed, with their bit in `Q_SQL_MODE_CODE`. The last two exist

@@ -27,7 +27,8 @@ pub(crate) fn check_magic(magic: [u8; 4]) -> Result<()> {
     }
 }
 
-/// Reads the header at the start of the bytes. None if it is incomplete; an error if its size is implausible.
+/// Reads the header at the start of the bytes. Returns None if the header is incomplete, and fails if the event's size
+/// is implausible.
 #[inline(always)]
 pub(crate) fn front_header(rest: &[u8]) -> Result<Option<Header>> {
     let Some(mut head) = rest.get(..EVENT_HEADER_BYTES).map(Cursor::new) else { return Ok(None) };

@@ -76,8 +76,8 @@ impl Packets {
 
     /// Parses a packet, or a piece of a long packet, from the start of `bytes`.
     ///
-    /// Returns how many bytes were consumed, and the piece of an event that they hold. None if more bytes are needed,
-    /// or if the stream has ended.
+    /// Returns how many bytes were consumed, and the piece of an event that they hold. Returns None if more bytes are
+    /// needed, or if the stream has ended.
     #[inline]
     pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(usize, Piece<'a>)>> {
         if self.remaining_bytes > 0 {
@@ -202,7 +202,7 @@ impl Framer {
         Framer { packets: Packets::new(semi_sync, usize::MAX), events: Vec::new() }
     }
 
-    /// Consumes whole packets from the start of `bytes` and returns how many bytes that were. The caller must offer
+    /// Consumes whole packets from the start of `bytes` and returns the number of consumed bytes. The caller must offer
     /// the rest again, followed by more bytes.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut consumed = 0;

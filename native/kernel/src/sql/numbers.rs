@@ -1,4 +1,4 @@
-//! Writes numbers in a form that both databases parse.
+//! Writes numbers in a form that both MySQL and PostgreSQL parse.
 
 /// Writes a number with a decimal point before its last `scale` digits.
 pub(super) fn decimal(value: i128, scale: usize, out: &mut Vec<u8>) {

@@ -196,7 +196,7 @@ impl Decoder {
         }
     }
 
-    /// Consumes complete events from the start of `input` and returns how many bytes that were. Stops early when
+    /// Consumes complete events from the start of `input` and returns the number of consumed bytes. Stops early when
     /// [`Decoder::state`] is no longer `Input`. The caller must offer the rest again, followed by more bytes.
     ///
     /// An error is raised only after all complete transactions before it were returned.

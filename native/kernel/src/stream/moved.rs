@@ -79,7 +79,7 @@ impl EventMover {
     }
 
     /// Appends the complete events at the start of `input` to `out`, moved to `offset` of the joined log's file.
-    /// Returns how many bytes that were.
+    /// Returns the number of consumed bytes.
     pub fn move_events(&mut self, input: &[u8], offset: u64, out: &mut Vec<u8>) -> Result<usize> {
         let mut consumed = 0;
         while let Some(size) = event_size(input.get(consumed..).unwrap_or_default())? {
@@ -99,8 +99,8 @@ impl EventMover {
 
     /// Fails for events that a joined log cannot hold.
     ///
-    /// Two servers may prepare XA transactions with the same id, and readers look up the rows of a commit by its id.
-    /// Two servers may have different tables with the same name, so a table map must name its columns.
+    /// Two servers may prepare XA transactions with the same id, and readers look up the rows of an XA COMMIT by this
+    /// id. Two servers may have different tables with the same name, so a table map must name its columns.
     fn refuse(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8]) -> Result<()> {
         use EventKind::*;
         let Some(kind) = kind else {

@@ -12,7 +12,7 @@ pub(super) struct Open {
     pub begun: bool,
     /// Whether the transaction is outside the range, so that its rows are skipped.
     pub skipped: bool,
-    /// Number of changes to drop because they were emitted before a reconnect; of events, if events are emitted.
+    /// Number of changes, or of events if events are emitted, to drop because they were emitted before a reconnect.
     pub resume_rows: u32,
     /// Number of events read so far, if events are emitted.
     pub events: u32,

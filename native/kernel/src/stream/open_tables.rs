@@ -1,4 +1,4 @@
-//! The tables of the table maps so far, and the requests about them.
+//! The tables of all table maps processed so far, and the requests about these tables.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::event::image_lengths::ImageLengths;
 use crate::event::table_map::TableMap;
 use crate::limits::TABLES_OPEN_MAX;
 
-/// Above this number of table ids, all are dropped. The server announces a table again before its next rows.
+/// Above this number of table ids, all table ids are dropped. The server announces a table again before its next rows.
 const TABLES_KEPT_MAX: usize = 4096;
 const _: () = assert!(TABLES_KEPT_MAX < TABLES_OPEN_MAX);
 

@@ -107,7 +107,7 @@ impl Payload {
     }
 }
 
-/// Skips the bytes between an event's payload and its checksum. None if more bytes are needed.
+/// Skips the bytes between an event's payload and its checksum. Returns None if more bytes are needed.
 pub(super) fn skip_trailing(
     input: &[u8],
     trailing: &mut u64,

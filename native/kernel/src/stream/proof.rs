@@ -118,8 +118,8 @@ pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariad
     let kind = declared.kind(mariadb)?;
     let fitting = kind.fit(logged.wire)?;
     prove_length(declared, &kind, &fitting)?;
-    // Only this direction is a contradiction. A column that is declared nullable may be logged as NOT NULL: a schema
-    // given by the caller may omit NOT NULL, and TIMESTAMP implies it.
+    // A column that the log describes as nullable contradicts a declaration as NOT NULL. The reverse is not a
+    // contradiction: a schema given by the caller may omit NOT NULL, and TIMESTAMP implies it.
     if logged.nullable && !declared.nullable {
         return Err(mismatch(format!(
             "declared as {} NOT NULL, but the log tells that it may be null",

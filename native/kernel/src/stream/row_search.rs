@@ -58,7 +58,8 @@ pub struct RowSearch {
     /// Number of bytes left to skip of an event that is too long.
     left_bytes: usize,
     transaction_start: u64,
-    /// The start of the ignorable events that directly precede this offset. They describe the next transaction.
+    /// The start of the ignorable events that directly precede the current offset. These events describe the next
+    /// transaction.
     ignorable_start: Option<u64>,
     is_candidate: bool,
     candidates: Vec<(u64, u64)>,

@@ -22,7 +22,7 @@ use crate::frame::events::Span;
 use crate::limits::TABLES_OPEN_MAX;
 
 impl Decoder {
-    // Two of three events reach this function or `rows`. Without inlining, decoding small rows costs a tenth more.
+    // Two of three events reach this function or `rows`. Without inlining, decoding small rows takes a tenth longer.
     #[inline(always)]
     pub(super) fn table_map(&mut self, header: &Header, body: &[u8], span: Span) -> Result<Flow> {
         let Some(format) = &self.format else { return Err(malformed("a table map before the format description")) };

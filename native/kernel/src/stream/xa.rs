@@ -160,8 +160,8 @@ impl Decoder {
         if !self.decodes_rows() {
             return;
         }
-        // A damaged payload that is skipped must not stop the reader. A commit of the transaction it prepared is
-        // rejected later.
+        // A damaged payload that is skipped must not stop the reader. A commit of the transaction that the payload
+        // prepared is rejected later.
         let Ok(Some(id)) = read_xa_id(body) else { return };
         self.hold_events(id);
         if let Some((id, transaction)) = self.take_held_events(span) {

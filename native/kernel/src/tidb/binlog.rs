@@ -1,7 +1,7 @@
 //! The message `Binlog`, which TiDB's pump client sends at each step of a transaction.
 //!
-//! A transaction is a Prewrite, which has the rows or the statement, and a Commit or a Rollback, which refers to it by
-//! the start timestamp. A Pump sends the Commit with the Prewrite's content to Drainers.
+//! A transaction consists of a Prewrite, which has the rows or the statement, and a Commit or a Rollback, which refers
+//! to the Prewrite by the start timestamp. A Pump sends the Commit with the Prewrite's content to Drainers.
 
 use std::ops::Range;
 

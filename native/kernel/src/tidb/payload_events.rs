@@ -39,7 +39,7 @@ fn events_of_parts(
     Ok(events.into_bytes())
 }
 
-/// Returns the payloads in `events`, which start with a header. Events of other types are skipped.
+/// Returns the payloads in `events`, a buffer of whole events. Events of other types are skipped.
 ///
 /// Raises `ChecksumMismatch`, and `EventMalformed` for bytes that end inside an event or a payload, or parts that do
 /// not belong together.

@@ -65,7 +65,7 @@ pub fn varint(cursor: &mut Cursor<'_>) -> Result<u64> {
     Err(malformed("a number of a TiDB payload does not fit 64 bits"))
 }
 
-/// Reads the next field: its number and its value. None at the end.
+/// Reads the next field: its number and its value. Returns None at the end.
 #[inline]
 pub fn next<'a>(cursor: &mut Cursor<'a>) -> Result<Option<(u64, Field<'a>)>> {
     if cursor.is_empty() {

@@ -93,7 +93,7 @@ impl TidbTable {
 
     /// Whether a row may have a value with this number, which belongs to no written column.
     ///
-    /// The row id has the number -1. A number above the last one belongs to a column that was added later, and was not
+    /// The row id has the number -1. A number above `last_number` belongs to a column that was added later, and was not
     /// public when the row was written: the definitions of all earlier schema versions have been read.
     pub fn skips(&self, id: i64) -> bool {
         id == ROW_ID || id > self.last_number || self.unwritten.contains(&id)

@@ -62,7 +62,7 @@ impl Transcoder {
 
     /// Sets the definition of a table from a schema version on. Rows that commit at or after a timestamp are written
     /// with this definition whatever their version: a server that has not loaded the new version may still write rows,
-    /// but they come after the statement. Returns the table's number.
+    /// but these rows come after the statement. Returns the table's number.
     ///
     /// Rows of the table's partitions count as rows of the table. A table with a column type that MySQL lacks is
     /// refused when its rows arrive. Raises `SchemaInvalid` like [`TidbTable::read`].
@@ -137,7 +137,7 @@ impl Transcoder {
     /// The whole transaction is checked before the first piece. Raises `EventMalformed` for payloads that are not
     /// committed changes with the same commit timestamp, or that are inconsistent; `SchemaUnknown` for rows of a table
     /// without a definition for their schema version; `SchemaMismatch` and `ValueMalformed` for rows that do not fit
-    /// it.
+    /// the definition.
     pub fn transaction(&self, payloads: &[&[u8]], offset: u64) -> Result<Pieces> {
         let mut heads = Vec::with_capacity(payloads.len());
         for payload in payloads {

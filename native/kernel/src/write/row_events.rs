@@ -70,7 +70,7 @@ impl RowEventWriter {
         Ok(index)
     }
 
-    /// Begins the transaction of a commit timestamp at `offset` of a file. An open transaction is dropped.
+    /// Begins the transaction with this commit timestamp, at `offset` of a file. An open transaction is dropped.
     pub fn begin(&mut self, commit_ts: u64, offset: u64) -> Result<()> {
         let (mut writer, commit) = self.opened(commit_ts, commit_ts, offset, true)?;
         writer.statement("", "BEGIN", &WrittenSession::default())?;

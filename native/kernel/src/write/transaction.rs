@@ -30,7 +30,7 @@ pub struct Opening {
     pub commit_us: u64,
     /// Whether rows follow, instead of a statement.
     pub rows: bool,
-    /// Bytes of the whole transaction; 0 if `TransactionWriter::set_length` sets it.
+    /// Size in bytes of the whole transaction; 0 if `TransactionWriter::set_length` sets it.
     pub length: u64,
 }
 

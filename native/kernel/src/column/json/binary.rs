@@ -44,9 +44,9 @@ pub(super) enum Node<'a> {
 pub(super) struct Container<'a> {
     bytes: &'a [u8],
     count: usize,
-    /// Bytes of an offset or a size: four in large containers, two in small containers.
+    /// Number of bytes of an offset or a size: four in large containers, two in small containers.
     word: usize,
-    /// Bytes of a key's entry (offset and length); 0 in arrays.
+    /// Number of bytes of a key's entry (offset and length); 0 in arrays.
     key_entry: usize,
 }
 

@@ -259,7 +259,7 @@ pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash
 struct Reader<'a> {
     tokens: Peekable<Tokens<'a>>,
     database: &'a str,
-    /// The statement's effect on each table of its list, once the first table was parsed.
+    /// The statement's effect on each table of its list, after the first table was parsed.
     listed: Option<DefinitionKind>,
     /// Whether EXISTS occurred before the first name.
     says_exists: bool,

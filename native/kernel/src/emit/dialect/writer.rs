@@ -29,7 +29,7 @@ pub trait Dialect {
     /// Begins a transaction with messages. `at.event` is its BEGIN, or its GTID event if there is no BEGIN.
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()>;
 
-    /// Writes a DDL statement, or, after the end, the statement that commits a prepared XA transaction.
+    /// Writes a DDL statement, or, after `end`, the statement that commits a prepared XA transaction.
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()>;
 
     /// Notes the text of the statement that changed the rows that follow, if the server logs it.

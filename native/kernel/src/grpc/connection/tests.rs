@@ -124,7 +124,7 @@ fn a_call_without_its_authority_is_the_same() {
     pair.server.answer(&[call.stream], b"ok");
     pair.exchange();
     assert_eq!(pair.answer_to(response).1, "0");
-    // PRIORITY, and a frame of an unknown type.
+    // A PRIORITY frame, and a frame of an unknown type.
     pair.server.receive(&[0, 0, 5, 2, 0, 0, 0, 0, 9, 0, 0, 0, 0, 7]);
     pair.server.receive(&[0, 0, 1, 99, 0, 0, 0, 0, 0, 7]);
     assert!(!pair.server.is_closed());

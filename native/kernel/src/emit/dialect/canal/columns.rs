@@ -52,7 +52,7 @@ pub(super) fn sql_types(kind: &Kind) -> (i64, i64) {
     (number, number)
 }
 
-/// Returns the type number for unsigned values that exceed the kind's own type.
+/// Returns the type number for unsigned values that exceed the range of the kind's own type.
 pub(super) fn wide_type(kind: &Kind) -> Option<i64> {
     let Kind::Integer { bytes, unsigned: true } = kind else { return None };
     Some(match bytes {

@@ -32,7 +32,7 @@ const TRANSACTION_END: u64 = 3;
 /// `Type.MYSQL`.
 const SOURCE_MYSQL: u64 = 2;
 
-/// `EventType` of rows and XA; the types of statements are in `ddl`.
+/// `EventType` numbers of row changes and XA transactions; the numbers of statements are in `ddl`.
 const INSERT: u64 = 1;
 const UPDATE: u64 = 2;
 const DELETE: u64 = 3;

@@ -124,7 +124,7 @@ impl FlatField {
 /// The additional fields of flat rows, after the columns.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Flat {
-    /// The names in the message, `__op` and `__source_ts_ms`, and the fields.
+    /// Pairs of a name in the message, such as `__op` or `__source_ts_ms`, and the field.
     pub fields: Vec<(String, FlatField)>,
     /// Whether rows have a field `__deleted`, which tells whether the row was deleted.
     pub deleted: bool,
@@ -155,7 +155,7 @@ pub struct RegisteredSchemas {
 pub struct DebeziumOptions {
     /// The forms of values.
     pub handling: Handling,
-    /// Rows without an envelope; None for messages with one.
+    /// Rows without an envelope; None for messages with an envelope.
     pub flat: Option<Flat>,
     /// The schemas of messages in a binary format; None for messages in JSON.
     pub registered: Option<RegisteredSchemas>,

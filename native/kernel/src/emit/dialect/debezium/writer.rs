@@ -8,7 +8,7 @@ use crate::column::Kind;
 use crate::emit::dialect::{json_object, At, Image, TableView};
 use crate::emit::messages::TransactionCounts;
 
-/// The version of the writer in messages.
+/// The connector version in messages: the version of this kernel.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The connector name in messages, for MariaDB as well.
@@ -57,7 +57,7 @@ pub(super) struct ChangeView<'r, 'a> {
     pub(super) operation: &'r [u8],
     pub(super) before: Option<Image<'r, 'a>>,
     pub(super) after: Option<Image<'r, 'a>>,
-    /// The counts of its transaction up to this message; None if messages have no transaction.
+    /// The counts of the change's transaction up to this message; None if messages have no transaction.
     pub(super) counts: Option<TransactionCounts>,
 }
 

@@ -62,7 +62,7 @@ struct Field {
 
 /// Writes the rows of a table.
 pub struct Writer {
-    /// The part of the message before its change.
+    /// The part of the message before the change.
     head: Vec<u8>,
     fields: Vec<Field>,
     table: Arc<TableView>,

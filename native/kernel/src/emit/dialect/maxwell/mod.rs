@@ -138,7 +138,7 @@ struct Field {
 
 /// Writes the rows of a table.
 pub struct Writer {
-    /// The part of the message before its type.
+    /// The part of the message before the type.
     head: Vec<u8>,
     fields: Vec<Field>,
 }
