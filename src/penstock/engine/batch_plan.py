@@ -91,7 +91,7 @@ def parts_for(ranges: Sequence[RangeWork], chunks: Sequence[ChunkWork], cores: i
 
 
 def divided_of(targets: Iterable[Target]) -> tuple[str, ...]:
-    """Return the names of the targets whose rows are divided by their primary key."""
+    """Return the names of the targets whose rows are divided among parts by primary key."""
     return tuple(str(target.name) for target in targets if target.primary_key and not target.unique_keys)
 
 

@@ -314,7 +314,7 @@ class _Tasks:
         raise no_progress(self.record, outcome.surprises[0])
 
     def _wrote_nothing(self, outcome: Outcome) -> bool:
-        """Return whether no rows of a job that did not succeed are in the target."""
+        """Return whether a job that did not succeed has left the target without any of its rows."""
         is_read_error = bool(outcome.failures) and all(failure.source for failure in outcome.failures)
         is_prepared_for = bool(outcome.surprises) and not outcome.failures
         return (is_read_error or is_prepared_for) and not self._has_ranges_by_part()

@@ -114,9 +114,9 @@ def refuse_outdated_state(
 ) -> None:
     """Raise StateOutdated if the target has a batch that the state does not know.
 
-    Every batch is recorded before it is written. An unrecorded batch in the target, even the one right after
-    the last recorded batch, is therefore not one that this state may repeat. Once that number is planned
-    again, the sink could not tell the two batches apart.
+    Every batch is recorded before it is written. Therefore this state must not repeat an unrecorded batch in
+    the target, even the one right after the last recorded batch. Once that number is planned again, the sink
+    could not tell the two batches apart.
     """
     begun = state.begun(checkpoint)
     number = checkpoint.number if begun is None else begun.number
@@ -159,7 +159,7 @@ def first_offsets(
         if checkpoint.earlier is None:
             relayed = relay_offsets(settings, state.store)
         if not relayed and settings.shard is None:
-            # The other shards may have written rows. All shards were checked together.
+            # Other shards may have written rows already. The parent process has checked all shards together.
             refuse_lost_state(settings, sink, checkpoint)
     offsets = {}
     for name, log in logs.items():
@@ -205,7 +205,7 @@ def purged(settings: PipelineSettings, sink: Sink, problem: PositionPurged) -> P
 
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
     """Report that a pipeline is paused. Raises OptionInvalid if the caller waits for it to catch up, because
-    the end of the run would look as if it had.
+    the end of the run would look as if it had caught up.
     """
     hint = f"penstock pipelines resume {settings.path or settings.name}"
     if until_caught_up:

@@ -395,7 +395,7 @@ class _Work:
                     refuse_absent(stepped.rows, stepped.target.primary_key, str(stepped.source))
                 passed.append(stepped)
             if self._steps:
-                # A step in Python may add rows.
+                # A step in Python may add rows, so the difference may be negative.
                 self._counts.filtered += max(0, count_changes(changes).total() - left)
         if passed:
             yield from self._output(passed)

@@ -81,7 +81,7 @@ class HeadFollower:
         if arrived is None:
             return None
         if not arrived.content:
-            # The log may continue in another file.
+            # The response has no bytes, but the log may continue in another file.
             if arrived.head != begin.position:
                 return None
             self._planned = planned

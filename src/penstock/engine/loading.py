@@ -39,7 +39,8 @@ _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
 # A small table counts as this fraction of a chunk.
 _SMALL_SHARE = 1 / 16
-# Below this number, tables are cut one by one, which costs about as much.
+# With fewer tables than this, cut each table by itself, which costs about as much as finding the small tables
+# among them.
 _SMALL_TABLES_MIN = 8
 # The reason for a full load that began again. Unlike the first attempt, it may find its own rows in the
 # target.
@@ -102,7 +103,7 @@ class Loading:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
-        # A table that is read again has also been prepared again.
+        # Check only now: the target of a table that is read again has been prepared again.
         tables.check_columns()
         self._let_go(tables, loads)
         unfinished = {key: load for key, load in loads.items() if not load.finished}
@@ -212,7 +213,7 @@ class Loading:
             return
         self._state.note_request(wish, "failed", failed)
         if stopped is not None:
-            # Without the reread, there would be a gap.
+            # Stop the table again: without the reread, changes would be missing from its target.
             tables.stopped[key] = stopped
 
     def _let_go(self, tables: PipelineTables, loads: dict[str, TableLoad]) -> None:
@@ -271,8 +272,9 @@ class Loading:
             remove = False
         reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
         # When a table is read again, its target already has rows, so changes up to the watermark, including
-        # deletes and statements, are still applied. A skipped table has missed some of these changes, and a
-        # later one may be the change that made the pipeline skip the table.
+        # deletes and statements, are still applied. A skipped table has missed some of these changes. One of
+        # the missed changes may be the reason why the table was skipped, so a skipped table does not apply
+        # them.
         keyless = wish is not None and not wish.remove and not target.primary_key
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0

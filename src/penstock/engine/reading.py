@@ -34,7 +34,7 @@ _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
 # The retries take about three seconds. Then the driver retries the batch and reports the error.
 _RECONNECT_TRIES_MAX = 6
-# If the source has several servers, the driver decides how long to wait for a hung one.
+# If the source has several servers, the driver decides how long to wait for a hung server.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 
 

@@ -34,7 +34,8 @@ class Recording:
         if self._can_rewind and not record.chunks:
             self._confirm()
             return
-        # A batch that was begun has the number after the checkpoint's number.
+        # A begun batch must have the number after the recorded checkpoint's number, so record the latest
+        # checkpoint first.
         self.settle(checkpoint)
         self._state.begin(record)
 

@@ -49,7 +49,7 @@ class SourceLog:
         self._shared_ends = shared_ends
         count = len(settings.sources)
         self._settings = ReadSettings(
-            # The driver retries, and reports the error that it waits for to end.
+            # The driver retries, and reports the error that it retries after.
             source=replace(source.options, reconnect_tries=_RECONNECT_TRIES_MAX),
             tables=PipelinePatterns(source.tables),
             mode=ENVELOPE,
@@ -114,7 +114,7 @@ class SourceLog:
             return True
         if self._outgrown == head:
             return False
-        # Only a pipeline that follows a daemon needs its client.
+        # Imported here, because only a pipeline that follows a daemon needs the client of a daemon.
         from penstock.source.daemon import DaemonSource
 
         if self._arrivals is None or self._arrivals.options.epochs != _epochs_of(head):
@@ -200,7 +200,7 @@ class SourceLog:
         if not self._may_follow or not end.server_key:
             return
         if self._follower is None or self._followed != _epochs_of(end):
-            # Only a pipeline that follows a daemon needs its client.
+            # Imported here, because only a pipeline that follows a daemon needs the client of a daemon.
             from penstock.engine.head_follower import HeadFollower
 
             assert self._settings.bytes_max is not None, "a pipeline bounds its batches"

@@ -126,7 +126,8 @@ class PipelineTables:
             for key, table in self._tables.items():
                 known.setdefault(split_key(key)[0], []).append(table.current)
             if self._settings.shard is not None:
-                # A pattern may match only tables of other shards.
+                # Check the patterns against the tables of all shards, because a pattern may match only tables
+                # of other shards.
                 for source in self._settings.sources:
                     if source.server is not None:
                         on_server = targets_of(source.server, whole_patterns(source.tables))
@@ -152,7 +153,8 @@ class PipelineTables:
     def is_keyless(self, key: str) -> bool:
         """Whether a table has no key that identifies its rows, at the source or in its target.
 
-        An added column may be null in older rows of a target, so a key that contains it is not a key there.
+        An added column may be null in older rows of a target, so a key that contains such a column does not
+        identify rows of the target.
         """
         table = self._tables.get(key)
         if table is None:
@@ -287,7 +289,7 @@ class PipelineTables:
             # The columns are the same, but the server declares their types more precisely than the log.
             logged = replace(tracked.current)
         elif source.server is None:
-            # The source names no server that could have a later definition.
+            # Use the log's definition: the source names no server that could have a later one.
             tracked.current = logged
         tracked.definitions[value["version"]] = logged
         tracked.logged = tuple(value["columns"])
@@ -337,7 +339,8 @@ class PipelineTables:
         version = statement.version
 
         def ours(names: Iterable[TableName]) -> list[TableName]:
-            # A load that started after the statement already includes its effect.
+            # Leave out tables whose load started after the statement, because such a load already includes
+            # its effect.
             return [
                 name
                 for name in sorted(names)
@@ -550,7 +553,7 @@ class PipelineTables:
         self._save()
 
     def check_columns(self) -> None:
-        """Check that targets have the columns that they were prepared with, if it is due.
+        """Check, if a check is due, that targets have the columns that they were prepared with.
 
         Raises SchemaChanged. Call it between batches, and after a batch that an earlier run began: that run
         may have altered a target further.

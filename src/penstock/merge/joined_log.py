@@ -113,7 +113,7 @@ class JoinedLog(GeneratedLog):
                 f"the merge is of {self._flavor}, and the member has a server of the other kind now",
                 hint="Merge servers of one kind: MySQL or MariaDB",
             )
-        # A new file may begin at this point.
+        # The transaction may begin a new file of the log.
         self._head = mover.head
         self.begin_transaction_at(_header_time(time_us))
         pending, before = self._pending, len(self._pending)

@@ -108,7 +108,7 @@ class Member:
             return []
         first, last = rows[0][0], rows[-1][1]
         kept = None
-        # A long transaction at the end is read again when it is due.
+        # Do not keep the bytes of a long transaction. They are read again when the transaction is due.
         if last - first <= 2 * CAPTURE_CHUNK_BYTES:
             kept = memoryview(b"".join(log.read(byte_range.epoch, byte_range.file, first, last)))
         return [
@@ -247,7 +247,7 @@ def start_of_member(capture: Capture, start: StartAt) -> Position:
     log = capture.log()
     visible = log.visible
     if visible is None:
-        # The epoch and the head of the first file may already exist.
+        # The epoch and the head of the first file may already exist, but no complete transaction.
         raise _nothing_yet(capture)
     if start.earliest:
         return log.earliest() or visible

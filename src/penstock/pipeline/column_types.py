@@ -167,7 +167,9 @@ def _common_number(first: str, second: str, words: list[str]) -> str | None:
 
 
 def _digits_of(text: str, word: str) -> tuple[int, int] | None:
-    """Return the digits of a number before and after its point, None if the number is not exact."""
+    """Return the number of digits of a numeric type before and after the decimal point, None if the type is
+    not exact.
+    """
     if word in _DIGITS:
         return _DIGITS[word], 0
     match = _DECIMAL.match(text)

@@ -117,7 +117,7 @@ class Expressions:
         self._engine: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A connection cannot be pickled. The other process opens its own.
+        # A connection cannot be pickled. The process that unpickles this object opens its own connection.
         return self.__dict__ | {"_engine": None, "_bound": {}}
 
     def columns(self, schema: pyarrow.Schema, mariadb: bool) -> dict[str, Column]:

@@ -32,7 +32,8 @@ def marked_versions(
 ) -> frozenset[int]:
     """Return the commit versions of a range's transactions that write a mark.
 
-    Reads the range a second time and decodes only the tables of marks. Returns nothing if none is set.
+    Reads the range a second time and decodes only the tables of marks. Returns an empty set if no table of
+    marks is configured.
     """
     if not loops.has_marks:
         return frozenset()

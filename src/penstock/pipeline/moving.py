@@ -66,7 +66,7 @@ def plan_skips(
 ) -> list[PlannedSkip]:
     """Return the transaction at a position that a sink, or all, will skip. `states` closes their states.
 
-    Raises PositionInvalid if there is no such transaction ahead, OptionInvalid.
+    Raises PositionInvalid if no transaction ahead begins at the position, and OptionInvalid.
     """
     name = _name_of_source(pipeline, source)
     plans = []

@@ -185,7 +185,8 @@ class PipelineSettings:
     def of_sink(self, name: str | None) -> Self:
         """Return the settings of one sink: with its tables and a separate dead letter.
 
-        None chooses the only sink. Raises OptionInvalid if there is no such sink, or no name for several.
+        None chooses the only sink. Raises OptionInvalid if there is no such sink, or if there are several
+        sinks and no name is passed.
         """
         sinks = {sink.name: sink for sink in self.sinks}
         if name is not None and name not in sinks:

@@ -43,7 +43,7 @@ class Shard:
 
     def owns(self, target: TableName) -> bool:
         """Return whether a target belongs to this shard. The hash never changes."""
-        # Some targets do not distinguish names by case.
+        # Ignore the case, because some targets do not distinguish names by case.
         name = f"{target.database}.{target.table}".casefold()
         return zlib.crc32(name.encode(errors="surrogatepass")) % self.count == self.number
 

@@ -181,8 +181,8 @@ class Checkpoint:
 
 
 class PipelineState(ResnapshotRequests):
-    """The state of a pipeline, or of one of its sinks or shards. Its runner holds the lease; others read,
-    request and pause.
+    """The state of a pipeline, or of one of its sinks or shards. Its runner holds the lease; other processes
+    may read the state, request resnapshots and pause the pipeline.
 
     Raises CoordinationLost if the store does not answer. Writes raise LeaseLost if another process took over.
     """
@@ -317,7 +317,7 @@ class PipelineState(ResnapshotRequests):
             )
         if self.sink:
             return
-        # A sink that was reset has no checkpoint.
+        # Look for checkpoints, because a sink that was reset has no checkpoint.
         paths = {sink: path_of(_TOP, self.name, _SINKS, sink, "standing") for sink in self.sinks()}
         if sinks := [sink for sink, path in paths.items() if self.store.get(path) is not None]:
             raise OptionInvalid(

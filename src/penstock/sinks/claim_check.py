@@ -71,7 +71,7 @@ def _write_synced(path: Path, value: bytes) -> None:
     if path.exists() and path.stat().st_size == len(value):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Writers of different parts may store the same message at the same time.
+    # Use a unique name, because writers of different parts may store the same message at the same time.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{id(value)}")
     with unfinished.open("wb") as file:
         file.write(value)

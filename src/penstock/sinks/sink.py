@@ -213,7 +213,7 @@ class Sink(ABC):
     takes_statements: bool = False
     # Whether writers run in the process that drives the pipeline, because they write to its output.
     in_driver: bool = False
-    # Whether `remembers` refers to exactly these tables, not to everything on a server.
+    # Whether `remembers` looks only at the given tables, not at everything on a server.
     remembers_alone: bool = False
     # Whether `read` with bounds only costs as much as the range, not the whole table.
     reads_ranges: bool = True
@@ -257,8 +257,8 @@ class Sink(ABC):
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Return a context for calls of `prepare`. Their effects are durable at its end at the latest, and
-        without a context once each call returns.
+        """Return a context for calls of `prepare`. When the context ends, the effects of all calls are
+        durable. Without a context, the effects of each call are durable when it returns.
         """
         yield
 

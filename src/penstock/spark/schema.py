@@ -83,7 +83,9 @@ def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
 
 
 def newest_kept(source: Source, bounds: Bounds, name: TableName) -> TableShape | None:
-    """Return a table's definition at the end of the read from a log's own schemas; None if it has none."""
+    """Return a table's definition at the end of the read from a log's own schemas; None if there is no such
+    definition.
+    """
     if not source.options.is_kept:
         return None
     try:

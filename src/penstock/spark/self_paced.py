@@ -22,7 +22,8 @@ _log = structlog.get_logger(__name__)
 class SelfPacedStreamReader(StreamReader):
     """Applies the limits of the options by itself. Trigger availableNow runs a single batch."""
 
-    # The end of the last planned batch, and the batch whose end Spark asked for last.
+    # The offset where the last planned batch ended, and the start and end of the batch that Spark last asked
+    # for.
     _planned: dict[str, Any] | None = None
     _asked: tuple[dict[str, Any], dict[str, Any]] | None = None
     _has_warned = False

@@ -20,7 +20,7 @@ def session_for(name: str, master: str | None, settings: Mapping[str, str]) -> S
 
     `master` is `local[*]`, `spark://host:7077` or similar, or `sc://host:15002` for a Connect server. Without
     it, spark-submit, SPARK_REMOTE or the settings decide, and by default the cores of this host. A Connect
-    server accepts only session settings, and Spark logs a warning for each of the others.
+    server accepts only session settings, and Spark logs a warning for every other setting.
     """
     builder = SparkSession.builder.appName(f"penstock {name}")
     remote = os.environ.get("SPARK_REMOTE", "") if master is None else master

@@ -248,7 +248,7 @@ def _chunk_key(session: LoadSession, target: Target) -> tuple[str, list[dict[str
 
 def _is_whole(part: dict[str, Any]) -> bool:
     """Return whether an index part is a whole column that is never null and usable by the optimizer."""
-    # MySQL has invisible indexes, MariaDB ignored ones. Older servers have neither.
+    # MySQL has invisible indexes, MariaDB has ignored indexes. Older servers have neither.
     usable = part.get("IS_VISIBLE", "YES") == "YES" and part.get("IGNORED", "NO") == "NO"
     return usable and part["COLUMN_NAME"] is not None and not part["SUB_PART"] and part["NULLABLE"] != "YES"
 
@@ -294,7 +294,7 @@ class _Planner:
             return [whole]
         ranges = self._estimated_ranges(low, last) or list(self._scan_ranges(low, last))
         chunks = [replace(whole, low=part.low, high=part.high, rows=part.rows) for part in ranges]
-        # Rows may be inserted before the first chunk.
+        # Leave the first chunk without a lower bound, because rows may be inserted before it.
         chunks[0] = replace(chunks[0], low=None)
         return chunks
 

@@ -106,7 +106,7 @@ def _open_under_lock(
     """Open a snapshot while another session blocks writers.
 
     Once the lock is granted, every transaction that wrote to a table has ended, and no new one can write. All
-    earlier changes are therefore before the log's end, and all later ones after it.
+    earlier changes are therefore before the log's end, and all later changes are after it.
     """
     with open_session(address) as keeper:
         _lock(keeper, tables)

@@ -32,7 +32,7 @@ _PLAIN_BYTES = _BYTES - {"binary"}
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
-# The characters of nearly every key, in the order of all collations.
+# The characters that nearly every key consists of, in an order that all collations share.
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 

@@ -99,14 +99,14 @@ class SessionPool(Closing):
             session.close()
 
     def _give_back(self, session: LoadSession) -> None:
-        # A TiDB session keeps reading as of its time, so do not reuse it.
+        # A session of TiDB keeps reading as of one timestamp, so do not reuse it.
         is_kept = not session.tidb
         if is_kept:
             try:
-                # The transaction locks the definition of the chunk's table.
+                # End the transaction, because it locks the definition of the chunk's table.
                 session.roll_back()
             except PenstockError:
-                # The chunk was read completely, so this error does not matter.
+                # The chunk was read completely, so the error only means that the session cannot be reused.
                 is_kept = False
         with self._lock:
             is_kept = is_kept and not self._is_closed

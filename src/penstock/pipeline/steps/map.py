@@ -29,7 +29,7 @@ from penstock.pipeline.step_section import OnError, StepSection, resolve_column
 from penstock.settings.values import validate_option
 
 VERB = "map"
-# The type of a computed text in a key. MySQL requires a length limit there.
+# The type of a computed text in a key. MySQL requires a length limit in a key.
 _KEY_TEXT = "varchar(255)"
 
 

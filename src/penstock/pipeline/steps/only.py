@@ -69,7 +69,8 @@ class OnlyStep(Step):
         return [changes.with_rows(changes.rows.filter(passes))]
 
     def removes(self, target: Target) -> bool:
-        # If no full load passes, only the target knows its rows, so none can be judged missing.
+        # If the step drops the rows of full loads, the target has rows that no load confirms, so no row can
+        # be judged missing.
         return self.empties(target) and (not self.settings.applies_to(target) or self.settings.load)
 
     def empties(self, target: Target) -> bool:

@@ -5,8 +5,8 @@
 
 Templates may contain `{database}`, `{table}`, `{instance}`, columns of the row, and `{1}`, `{2}`... for what
 the stars or groups of the pattern matched. `:lower` and `:upper` after a name change its case. If the
-target's name depends on the row, an update that moves a row to another table becomes a delete there and an
-insert here.
+target's name depends on the row, an update that moves a row to another table becomes a delete in the old
+table and an insert in the new table.
 """
 
 import re
@@ -166,7 +166,7 @@ class RouteStep(Step):
         if not self._unknown_pieces(known):
             yield replace(changes, target=routed, rows=rows)
             return
-        # Added columns come after those that the templates refer to.
+        # The templates refer to columns of the incoming rows, not to the columns that this step adds.
         names = compute.binary_join_element_wise(
             self._texts(self._database, changes, known), self._texts(self._table, changes, known), "\0"
         )

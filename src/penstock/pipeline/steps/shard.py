@@ -71,7 +71,7 @@ class ShardStep(Step):
         return [filter_pairs(changes, self._wanted[slots % self.settings.of])]
 
     def empties(self, target: Target) -> bool:
-        # The other shards belong to other pipelines.
+        # The target also has the rows of other shards, which belong to other pipelines.
         return not self.settings.applies_to(target)
 
     def slots_of(self, target: Target) -> Slots | None:

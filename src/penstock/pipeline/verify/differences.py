@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The row of either side, for its key."""
+        """The row of the source, or else of the target, from which the key is read."""
         row = self.source if self.source is not None else self.target
         assert row is not None, "a difference has a row on one side at least"
         return row

@@ -126,7 +126,7 @@ class LogReader:
         if types != self._types[name]:
             self.redefined.setdefault(name, f"{batch.position}: rows with other columns")
         else:
-            # The log is in commit order.
+            # The log is in commit order, so the first change of a table has the lowest version.
             self.first_versions.setdefault(name, rows.column("_commit_version")[0].as_py())
             yield Changes(self._tables[name], rows, name)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which rows of a target a pipeline owns, and how a missing source row is deleted there.
+"""Determines which rows of a target a pipeline owns, and how a missing source row is deleted in the target.
 
 Used for comparing and for deleting: a row that another pipeline wrote, or that has to stay, is not extra.
 """
@@ -46,7 +46,7 @@ class Scope:
                 marked = _filled(marked, at, rows.column("_commit_timestamp"))
         both = pyarrow.Table.from_batches([rows, marked]).combine_chunks().to_batches()[0]
         count = rows.num_rows
-        # An update consists of its two images in sequence.
+        # Put the two images of each update next to each other.
         paired = both.take(pyarrow.array(numpy.arange(2 * count).reshape(2, count).T.ravel()))
         pairs = deletes.with_rows(paired)
         version = rows.column("_commit_version")[0].as_py()

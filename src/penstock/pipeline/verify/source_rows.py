@@ -26,7 +26,7 @@ Bound = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table of one source, as declared there. Can be pickled."""
+    """A table of one source, as the source declares it. Can be pickled."""
 
     source: PipelineSource
     table: Target

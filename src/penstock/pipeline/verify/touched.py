@@ -18,7 +18,7 @@ from penstock.errors import LimitExceeded, ServerUnsupported
 from penstock.model import Column
 from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among
 
-# The memory limit for earlier rows. A pipeline further behind should catch up first.
+# The memory limit for earlier rows. A pipeline that needs more is too far behind, and should catch up first.
 HELD_BYTES_MAX = 1 << 30
 
 _HINT_IMAGES = "SET GLOBAL binlog_row_image = FULL on the server; the log before that cannot be undone"
@@ -28,8 +28,8 @@ _HINT_CATCH_UP = "Let the pipeline catch up first: penstock run PIPELINE --until
 class Touched:
     """The keys of one source table that the log touched, and their earlier rows.
 
-    `key` are the columns of the primary key. For a table without one only `events` is counted. `columns` are
-    the current columns. The reader of the log excludes changes under another definition.
+    `key` are the columns of the primary key. For a table without a primary key, only `events` is counted.
+    `columns` are the current columns. The reader of the log excludes changes under another definition.
     """
 
     def __init__(self, key: Sequence[str]) -> None:

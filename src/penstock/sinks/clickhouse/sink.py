@@ -120,7 +120,7 @@ class ClickHouseSink(ClientSink[ClickHouseSession]):
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
         missing: dict[TableName, list[str]] = {}
         for target in targets:
-            # Computed columns exist too, but rows are not written to them.
+            # Look at all columns: computed columns exist too, although rows are not written to them.
             existing = self.client.column_names(self.location(target))
             if existing and (absent := [name for name in target.column_names if name not in existing]):
                 missing[target.name] = absent

@@ -104,7 +104,7 @@ def statements(
         if not holds(layout.columns.get(column.name, column.declared), column.declared)
     ]
     if evolution is Evolution.ADD_ONLY:
-        # Changes of nullability alone are covered by `kept`.
+        # Changes of nullability alone are not counted here: `kept` covers them.
         changed = [column for column in changed if not holds(layout.columns[column.name], column.sql)]
     own = MIRROR if mirror else FEED
     obsolete = (
@@ -141,7 +141,8 @@ def _alter_statements(location: TableLocation, clauses: Sequence[str]) -> list[s
 def _nullable_clauses(stored: Sequence[Stored], layout: Layout, own: Mapping[str, str]) -> list[str]:
     """Return clauses that make retained columns nullable in a table that a pipeline created.
 
-    The source may have dropped such a column, so new rows have null there. ClickHouse would store zero.
+    The source may have dropped such a column, so new rows have null in this column. ClickHouse would store
+    zero.
     """
     if not layout.created_by_pipeline:
         return []

@@ -230,7 +230,7 @@ def _statistics(file: DataFile) -> str:
 
 
 def _bound_value(value: Any, *, up: bool) -> Any:
-    """Return a bound for the log, None if the log has no bound for the value."""
+    """Return a value as a bound in Delta's log, None if the bound cannot be written there."""
     if isinstance(value, datetime):
         # Delta bounds have millisecond precision: round the minimum down and the maximum up.
         step = math.ceil(value.microsecond / 1000) if up else value.microsecond // 1000

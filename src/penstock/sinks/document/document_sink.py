@@ -93,7 +93,7 @@ class DocumentWriter(Writer, Generic[ClientT]):
         if len(first) < 2 or self._connections == 1:
             yield from map(send, chain(first, requests))
             return
-        # The end of the block waits for running requests.
+        # The end of the `with` block waits for running requests.
         with ThreadPoolExecutor(self._connections, "penstock-documents") as pool:
             running: deque[Future[_Answer]] = deque()
             for request in chain(first, requests):

@@ -147,7 +147,9 @@ class DrainerSink(Sink):
         return list(self.settings.path.glob(f"binlog-{record.index:016d}-*"))
 
     def _records(self) -> list[_BatchRecord]:
-        """Return the last batch of each generation that wrote here, and of each replay of a dead letter."""
+        """Return the last batch of each generation that wrote to the folder, and of each replay of a dead
+        letter.
+        """
         # A host that died while it wrote a record left a file with another suffix.
         paths = self.settings.path.glob(f"{_BATCH}*.json")
         return [_BatchRecord(**json.loads(path.read_bytes())) for path in paths]
@@ -164,7 +166,7 @@ class DrainerSink(Sink):
             if record.application == mark.application and is_repeated(mark, record.number):
                 return record
         names = (_NAME.match(path.name) for path in self.settings.path.iterdir())
-        # A recorded index may have no file yet.
+        # Use recorded indexes too, because a recorded index may have no file yet.
         indexes = [int(name[1]) for name in names if name] + [record.index for record in records]
         record = _BatchRecord(mark.application, mark.number, max(indexes, default=-1) + 1)
         path = self.settings.path / f"{_BATCH}{_digest(mark)}.json"

@@ -184,7 +184,7 @@ class FilesSink(Sink):
                 _sync_names(map(self._folder, tables))
                 text = json.dumps({"batch": mark.number, "files": published}).encode()
                 _write_atomically(manifests, _manifest_of(mark), lambda stream: stream.write(text))
-            # Remaining files were staged by failed or repeated tasks.
+            # Files that are still staged come from failed or repeated tasks.
             _run_all(pool, lambda table: self._remove(f"{table}/{_STAGED}", prefix_of(mark), set()), tables)
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:

@@ -44,7 +44,7 @@ except ImportError as _absent:
 
 # The prefix of table properties that hold batch numbers.
 _NUMBER = "penstock.number."
-# pyiceberg would retry a commit on top of another one, which may be a commit of the same batch.
+# pyiceberg would retry a commit on top of another commit, which may be a commit of the same batch.
 _RETRIES = "commit.retry.num-retries"
 _ONCE = "0"
 

@@ -42,14 +42,14 @@ def avro_schema(connect: Mapping[str, Any]) -> Any:
 
 
 class _Conversion:
-    """One schema, in which a record is defined once and then referred to by its name."""
+    """Converts one schema, in which a record is defined once and then referred to by its name."""
 
     def __init__(self) -> None:
         self._defined: set[str] = set()
 
     def type_of(self, connect: Mapping[str, Any], namespace: str) -> Any:
-        """Return the type, a union with null if it is optional. `namespace` is that of the enclosing
-        record.
+        """Return the Avro type of a schema, as a union with null if the schema is optional. `namespace` is
+        that of the enclosing record.
         """
         match connect["type"]:
             case "struct":
@@ -61,7 +61,7 @@ class _Conversion:
                 own = _primitive(name, connect)
         if not connect["optional"]:
             return own
-        # The default of a field belongs to the first branch of the union.
+        # In Avro, the default of a field belongs to the first branch of its union.
         return [own, "null"] if "default" in connect else ["null", own]
 
     def _record(self, connect: Mapping[str, Any], enclosing: str) -> Any:

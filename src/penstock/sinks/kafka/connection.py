@@ -21,7 +21,7 @@ ANSWER_SECONDS_MAX = 30.0
 OPEN_SECONDS_MAX = 30.0
 # Records read from the end of a position topic before the whole topic is read.
 _RECENT_RECORDS = 200
-# A partition that was just created has no leader yet.
+# Pauses before a retry, because a partition that was just created has no leader yet.
 _BACKOFF = Backoff(first=0.02, longest=0.5)
 
 
@@ -135,7 +135,8 @@ def stored_records(
         "group.id": "penstock-positions",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
-        # A broker answers the requests of a connection in turn, and a fetch waits for records.
+        # A broker answers the requests of a connection one after another, so a fetch that waits for records
+        # delays later requests.
         "fetch.wait.max.ms": 10,
     }
     records = {}

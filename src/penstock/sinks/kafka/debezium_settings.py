@@ -47,7 +47,9 @@ class DebeziumSettings(DebeziumForms):
 
     @property
     def needs_one_writer(self) -> bool:
-        """Whether messages depend on all changes of a transaction, or on their order with statements."""
+        """Whether messages depend on all changes of a transaction, or on the order of changes and
+        statements.
+        """
         return self.writes_statements or self.transaction_topic is not None
 
     @property

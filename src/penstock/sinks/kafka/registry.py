@@ -94,7 +94,7 @@ class RegistryClient:
         )
 
     def check(self, kind: SchemaKind) -> None:
-        """Raise Penstock errors if the registry does not answer, or has no schemas of a kind."""
+        """Raise Penstock errors if the registry does not answer, or does not support a kind of schema."""
         types = self._request("GET", "/schemas/types")
         if kind not in types:
             raise OptionInvalid(

@@ -105,7 +105,7 @@ class Settings(Cluster):
     @field_validator("key", "partition_by", mode="before")
     @classmethod
     def _list_of_columns(cls, value: Any) -> Any:
-        """Accept a single column without a list."""
+        """Accept a single column name in place of a list."""
         return (value,) if isinstance(value, str) and value not in ("primary_key", "none") else value
 
     @model_validator(mode="after")

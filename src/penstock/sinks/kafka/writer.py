@@ -42,7 +42,8 @@ from penstock.sinks.template import Template, column_texts
 if TYPE_CHECKING:
     from penstock.sinks.kafka.sink import KafkaSink, Settings
 
-# Messages passed to the library at once, and the bytes to buffer there before flushing.
+# The number of messages passed to the library at once, and the bytes that the library may buffer before a
+# flush.
 _MESSAGES_AT_ONCE = 20_000
 _BYTES_WAITING_MAX = 64 << 20
 # How long brokers may be unavailable before a batch fails and is retried.
@@ -116,7 +117,7 @@ class TransactionalProducer:
             try:
                 self.producer.produce(topic, **arguments)
             except BufferError:
-                # The library's buffer is full of undelivered messages.
+                # The library's buffer is full of undelivered messages, so flush it first.
                 self.flush()
                 self.producer.produce(topic, **arguments)
 
@@ -253,7 +254,7 @@ class KafkaWriter(Writer):
             return
         self._begin()
         topic = _valid_topic(self._settings.topic)
-        # Creates the topic if it is missing.
+        # Create the topic if it is missing.
         self._partition_count(topic)
         size = sum(map(len, transactions))
         self._bytes += size
@@ -433,7 +434,7 @@ class KafkaWriter(Writer):
                 size = values.nbytes + keys.nbytes
                 self._bytes += size
                 records = self._with_tombstones(records, deleted)
-                # Messages that are not sent are not stored either.
+                # Store large messages only now, because messages that are not sent must not be stored either.
                 self._store_large(topic, records)
                 self._producer.send(topic, partition, records, size)
 

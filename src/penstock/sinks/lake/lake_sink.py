@@ -170,7 +170,7 @@ class LakeWriter(Writer):
         sink = self._sink
         with self.working_on(changes.target.name), translate_file_errors(sink.location(changes.target)):
             if sink.mode is Mode.HISTORY:
-                # A partial image does not determine the row's version.
+                # Refuse partial images: the row versions of a history need the values of all columns.
                 refuse_partial(changes)
             # A part with only load rows may be one of several parts of its table.
             if sink.mode is Mode.FEED or (sink.mode is Mode.MIRROR and self._is_partial_load(changes)):
@@ -227,7 +227,7 @@ class LakeWriter(Writer):
         name = changes.target.name
         if name not in self._staged:
             table = self._open_table(changes.target)
-            # The commit reads the bounds from the files' footers.
+            # Collect no bounds here, because the commit reads the bounds from the files' footers.
             self._staged[name] = changes.target, table, self._sink.output(table, with_bounds=False)
         _, table, files = self._staged[name]
         rows = pyarrow.Table.from_batches([changes.rows])

@@ -93,7 +93,7 @@ class MirrorTable:
         # Rows that replace no row of a file.
         fresh = is_put.copy()
         if files:
-            # Taking rows from many chunks would join the chunks on each call.
+            # Join the chunks once, because taking rows from many chunks would join them on each call.
             rows = rows.combine_chunks()
 
         def replace_rows(group: pyarrow.Table, key_numbers: numpy.ndarray, _: int) -> pyarrow.Table:

@@ -235,7 +235,7 @@ def _combine_statistics(parts: Sequence[Any], footer: parquet.FileMetaData) -> B
     try:
         low, high = min(statistics.min for statistics in filled), max(statistics.max for statistics in filled)
     except (ValueError, OverflowError):
-        # A date outside Python's calendar, such as one in the year 0.
+        # The bound is a date outside Python's calendar, such as one in the year 0.
         return Bounds(None, None, nulls)
     if not _is_usable_bound(low) or not _is_usable_bound(high):
         return Bounds(None, None, nulls)

@@ -31,7 +31,7 @@ def feed_fields(rows: pyarrow.Schema, integer_bits_min: int = 8) -> list[pyarrow
 
 
 def stored_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return rows with a table's own columns. Missing columns are null, others are dropped.
+    """Return rows with a table's own columns. Missing columns are null, and other columns are dropped.
 
     Raises ValueMalformed if a value does not fit its column.
     """

@@ -195,7 +195,7 @@ make = MongoSink
 
 
 class _Writer(DocumentWriter["pymongo.MongoClient[Any]"]):
-    """Writes by commands of the server."""
+    """Writes documents by the server's update and delete commands."""
 
     def __init__(self, sink: MongoSink, gather_bytes: int, connections: int) -> None:
         super().__init__(sink, gather_bytes, connections)

@@ -186,8 +186,8 @@ def takes_charset(text: str) -> bool:
 
 
 def charset_of(charset: str, dialect: Dialect) -> str:
-    """Return the character set, or, if the target does not have it, another one that contains all of its
-    characters.
+    """Return the character set, or, if the target does not have it, another character set that contains all
+    of its characters.
     """
     return "utf8mb4" if dialect.mariadb and charset == "gb18030" else charset
 

@@ -209,7 +209,7 @@ def stored_number(session: Session, positions: TableName, mark: BatchMark, part:
         raise
     if rows:
         return int(rows[0][0])
-    # An existing row can be locked, a missing row cannot.
+    # Insert the row now, because an existing row can be locked and a missing row cannot.
     session.run(
         f"INSERT IGNORE INTO {positions.sql} (application, part, number) VALUES (%s, %s, -1)",
         (mark.application, part),

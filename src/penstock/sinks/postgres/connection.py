@@ -76,7 +76,8 @@ class Session(Closing):
                 url,
                 connect_timeout=CONNECT_SECONDS_MAX,
                 application_name="penstock",
-                # Prepared statements would refer to temporary tables that no longer exist.
+                # Prepare no statements, because prepared statements would refer to temporary tables that no
+                # longer exist.
                 prepare_threshold=None,
                 options="-c timezone=UTC -c standard_conforming_strings=on -c intervalstyle=postgres"
                 " -c search_path=pg_catalog",

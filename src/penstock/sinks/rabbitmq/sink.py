@@ -86,7 +86,7 @@ class Settings(Endpoint):
     @field_validator("partition_by", mode="before")
     @classmethod
     def _list_of_columns(cls, value: Any) -> Any:
-        """Accept a single column without a list."""
+        """Accept a single column name in place of a list."""
         return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -266,7 +266,7 @@ def _name(template: str, target: Target) -> str:
 
 def _exists(connection: Any, kind: Literal["queue", "exchange"], name: str) -> bool:
     """Return whether the broker has a queue or an exchange."""
-    # If there is none, the broker closes the channel.
+    # If the queue or exchange does not exist, the broker closes the channel.
     channel = connection.channel()
     declare = channel.queue_declare if kind == "queue" else channel.exchange_declare
     try:

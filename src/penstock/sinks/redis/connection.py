@@ -198,7 +198,8 @@ class Pipeline:
     @property
     def is_open(self) -> bool:
         """Whether the connection is still open. Requires that no command is pending."""
-        # A closing server makes the socket readable. An open idle connection never does.
+        # The socket becomes readable when the server closes the connection. While the connection is open and
+        # idle, the socket is never readable.
         waiting = select.poll()
         waiting.register(self._stream, select.POLLIN)
         return not waiting.poll(0)

@@ -195,7 +195,7 @@ class Producer:
             except AnswerTimedOut:
                 raise
             except PenstockError:
-                # A broker that ended the connection has lost what it had not received.
+                # The broker ended the connection, so it will not store the requests that it had not received.
                 continue
             pending.request = None
 

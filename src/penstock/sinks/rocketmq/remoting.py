@@ -45,7 +45,7 @@ _IS_ANSWER = 1
 _HEADER_BYTES_MASK = 0xFFFFFF
 # The names and values of a message's properties, and the properties themselves, end with these characters.
 _NAME_END, _PROPERTY_END = "\x01", "\x02"
-# Older servers write the numbers of a map's keys without quotes.
+# Older servers write maps with numeric keys without quotes around the keys.
 _NUMBER_KEY = re.compile(r"([{,])(-?\d+):")
 
 

@@ -75,7 +75,7 @@ class Settings(Endpoint):
     @field_validator("partition_by", mode="before")
     @classmethod
     def _list_of_columns(cls, value: Any) -> Any:
-        """Accept a single column without a list."""
+        """Accept a single column name in place of a list."""
         return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")

@@ -189,13 +189,13 @@ def _ids(changes: Changes) -> pyarrow.Array:
 
 
 def _bodies(lines: pyarrow.Array) -> Iterator[bytes]:
-    """Yield lines concatenated, up to the size limit of a request."""
+    """Yield request bodies: lines joined up to the size limit of a request."""
     ends = numpy.frombuffer(lines.buffers()[1], numpy.int32)[lines.offset : lines.offset + len(lines) + 1]
     first = 0
     while first < len(lines):
         fits = int(numpy.searchsorted(ends, ends[first] + _REQUEST_BYTES_MAX, "right")) - 1
         last = max(fits, first + 1)
-        # The client adds the last line's newline.
+        # Leave out the last line's newline, because the client adds it.
         yield bytes(lines.buffers()[2][int(ends[first]) : int(ends[last]) - 1])
         first = last
 

@@ -98,7 +98,7 @@ class SearchSink(DocumentSink[SearchClient]):
         index, existing = self.index(target), self._properties(target)
         if existing is None:
             self.client.request("PUT", index, "", self._index_body(target), accepted=[400])
-            # Another pipeline may have created the index since the check.
+            # Another pipeline may have created the index since the check, so read its properties.
             existing = self._properties(target) or {}
         missing = self._missing(target, existing, evolution)
         if missing:

@@ -111,7 +111,7 @@ class SparkSink(Sink):
         if self._stores_number:
             self.delivery = Delivery.EXACTLY_ONCE
         self._own_session: Any = None
-        # The tables whose last number was checked for the first batch of this process, by application.
+        # The tables whose last number was compared before the first batch of this process, by application.
         self._compared: set[tuple[str, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class DatabaseFile(ABC):
     def columns_of(self, table: TableName, spellings: Sequence[str] = ()) -> pyarrow.Schema | None:
         """Return the columns of a table, None if it does not exist.
 
-        A column that differs from one of `spellings` only in case has that name.
+        A column whose name differs from one of `spellings` only in case is returned with that spelling.
         """
 
     @abstractmethod

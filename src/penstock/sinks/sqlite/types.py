@@ -31,7 +31,7 @@ _DECLARED: dict[pyarrow.DataType, str] = {
 _TYPES = {declared: kind for kind, declared in _DECLARED.items()}
 _DECIMAL = re.compile(r"DECIMAL_TEXT\((\d+), ?(\d+)\)")
 _FLOAT_BYTES = 4
-# An integer with as many digits as any decimal has.
+# An integer type with as many digits as any decimal type.
 _WHOLE = pyarrow.decimal128(38, 0)
 
 
