@@ -277,7 +277,7 @@ impl Decoder {
         })
     }
 
-    /// Say where the bytes for `feed_prepared` are; they start with the transaction's first event.
+    /// Set the location of the bytes for `feed_prepared`, which start with the transaction's first event.
     ///
     /// `head` is the magic and format description of the file; a live server sends them itself. A second call starts
     /// again at the first event.

@@ -52,16 +52,16 @@ pub struct Settings {
 pub enum State {
     /// More bytes.
     Input,
-    /// A call of `take_file`: a new source file begins.
+    /// Call `take_file`: a new source file begins.
     File,
-    /// A call of `take_hole`: bytes of the source file are missing from the stream.
+    /// Call `take_hole`: bytes of the source file are missing from the stream.
     Hole,
 }
 
 /// A DDL statement in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
-    /// The text, as UTF-8.
+    /// The statement's text, as UTF-8.
     pub text: String,
     /// The default database of the session; may be empty.
     pub database: String,

@@ -234,7 +234,7 @@ impl<'a> System<'a> {
         })
     }
 
-    /// Returns the changes. The two rows of an update have the same number.
+    /// Returns the changes of the batch. The two rows of an update have the same number in `_metadata.row`.
     pub(super) fn pairs(&self) -> Result<Vec<Pair>> {
         let mut pairs: Vec<Pair> = Vec::with_capacity(self.row.len());
         let mut open: Option<usize> = None;

@@ -28,7 +28,7 @@ pub enum MessageKind {
     Insert = 0,
     Update = 1,
     Delete = 2,
-    /// A DDL statement, or another statement.
+    /// A statement, such as DDL.
     Statement = 3,
     /// A transaction begins.
     Begin = 4,

@@ -118,17 +118,17 @@ impl MessagesBatch {
         self.out.changes = 0;
     }
 
-    /// Notes the BEGIN of the transaction.
+    /// Records the BEGIN of the transaction.
     pub fn note_begin(&mut self, event: EventView) {
         self.begin = event;
     }
 
-    /// Notes the id of an XA transaction.
+    /// Records the id of an XA transaction.
     pub fn note_xa(&mut self, id: &[u8]) {
         self.texts.xa_id = Some(String::from_utf8_lossy(id).into_owned());
     }
 
-    /// Notes the statement that commits a prepared transaction; None if the transaction commits in one phase.
+    /// Records the statement that commits a prepared transaction; None if the transaction commits in one phase.
     pub fn note_xa_commit(&mut self, statement: Option<Box<str>>) {
         self.texts.xa_commit = statement;
     }
@@ -138,7 +138,7 @@ impl MessagesBatch {
         self.out.changes = 0;
     }
 
-    /// Notes the text of the statement that changed the rows that follow.
+    /// Records the text of the statement that changed the rows that follow.
     pub fn note_rows_query(&mut self, event: EventView, text: &[u8]) {
         self.rows_query = Some((event, String::from_utf8_lossy(text).into_owned()));
     }

@@ -217,7 +217,7 @@ impl SystemColumns {
         self.rows += 1;
     }
 
-    /// Notes the exact text of a value in the open run's next row that its column cannot represent.
+    /// Records the exact text of a value in the open run's next row that its column cannot represent.
     pub fn note_unrepresentable(&mut self, column: &Arc<str>, text: String) {
         self.unrepresentable.push((self.rows, column.clone(), text));
     }

@@ -6,7 +6,7 @@ use zstd::stream::raw::{Decoder as Zstd, InBuffer, Operation, OutBuffer};
 
 use crate::error::{malformed, Error, Result};
 
-/// Number of bytes that are decompressed at a time.
+/// Number of bytes that are decompressed in one step.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 /// Decompresses a piece. Returns how many bytes were consumed, and how many (at most `bytes_max`) were added to

@@ -37,7 +37,7 @@ impl AuthorityFilter {
         AuthorityFilter { preface: 0, received, reader, passed_on, writer }
     }
 
-    /// Returns the bytes of the complete frames; None after a violation of the protocol.
+    /// Returns the bytes of the frames that have arrived completely; None after a violation of the protocol.
     pub fn pass_on(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         let (preface, frames) = bytes.split_at(bytes.len().min(PREFACE_BYTES - self.preface));
         self.preface += preface.len();

@@ -26,13 +26,13 @@ use crate::gtid::GtidSet;
 pub enum State {
     /// More bytes.
     Input,
-    /// A call of `take_batch`.
+    /// Call `take_batch`.
     Batch,
-    /// A call of `answer_table`: how to read a table.
+    /// Call `answer_table`, which says how to read a table.
     Table,
-    /// A call of `take_statement`.
+    /// Call `take_statement`.
     Statement,
-    /// The bytes of an XA transaction that was prepared earlier.
+    /// Supply the bytes of an XA transaction that was prepared earlier.
     Prepared,
     /// Nothing: the range ends here.
     Done,

@@ -300,7 +300,7 @@ impl Decoder {
         batch.add_statement(&open.view, self.event, &statement)
     }
 
-    /// Notes the text of the statement that changed the rows that follow, for messages. MySQL prefixes the text with
+    /// Records the text of the statement that changed the rows that follow, for messages. MySQL prefixes the text with
     /// a length byte, MariaDB does not.
     pub(super) fn rows_query(&mut self, kind: EventKind, body: &[u8]) {
         if let Emitter::Messages(batch) = &mut self.emitter {
@@ -384,7 +384,7 @@ impl Decoder {
         }
     }
 
-    /// Notes an event for the emitters that list or count events.
+    /// Records an event for the emitters that list or count events.
     pub(super) fn note_event(
         &mut self,
         header: &Header,

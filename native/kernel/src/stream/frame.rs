@@ -193,7 +193,7 @@ impl Decoder {
         self.options.stop.is_some_and(|stop| (self.file_number, start) >= stop)
     }
 
-    /// Notes the next file of the log.
+    /// Records the next file of the log.
     pub(super) fn note_next_file(&mut self, rotate: &Rotate) -> Result<()> {
         self.next_file = Some(rotate.file.clone());
         Ok(())

@@ -117,7 +117,7 @@ impl Tables {
         }
     }
 
-    /// Notes that the table was just announced.
+    /// Records that the table was just announced.
     #[inline]
     pub fn announce(&mut self, id: u64) {
         match self.recent.iter().position(|(recent_id, _)| *recent_id == id) {

@@ -83,7 +83,7 @@ impl Prepared {
         true
     }
 
-    /// Notes the outcome of a transaction that is skipped.
+    /// Records the outcome of a transaction that is skipped.
     pub fn note_outcome(&mut self, id: XaId) {
         if !self.remove(&id) && self.ended.len() < PREPARED_TRANSACTIONS_MAX {
             self.ended.insert(id);

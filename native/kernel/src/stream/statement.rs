@@ -11,7 +11,7 @@ pub struct Statement {
     pub database: String,
     /// The session state in the statement's event.
     pub session: Session,
-    /// The text, as UTF-8.
+    /// The statement's text, as UTF-8.
     pub text: String,
     /// Whether the statement changes rows whose images are not in the log.
     pub is_change: bool,

@@ -281,9 +281,9 @@ impl Decoder {
         Some(PreparedRequest { id: replay.id.to_string(), commit, location })
     }
 
-    /// Sets where the bytes of the prepared transaction for `feed_prepared` are. `head` is the magic and format
-    /// description of the file, which a live server sends itself. A second call starts again at the first byte, and
-    /// rows that were already decoded are dropped.
+    /// Sets the location of the prepared transaction's bytes, which `feed_prepared` then receives. `head` is the magic
+    /// and format description of the file, which a live server sends itself. A second call starts again at the first
+    /// byte, and rows that were already decoded are dropped.
     pub fn answer_prepared(&mut self, file: &str, start: u64, end: u64, head: Option<&[u8]>) -> Result<()> {
         if !self.replay.as_ref().is_some_and(|replay| replay.needs_bytes()) {
             return Err(Error::new(ErrorKind::OptionInvalid, "no prepared transaction is asked for"));
