@@ -58,7 +58,7 @@ class ExecutedSet:
     def shared(self, gtid_set: str) -> str:
         """Return the transactions of a set that the server has executed.
 
-        For MariaDB these are the last ones of each domain and server, the newest of a domain last.
+        For MariaDB these are the last transactions of each domain and server, the newest of a domain last.
         """
         if self.ends is None:
             missing = GtidSet.parse(self.missing(gtid_set))

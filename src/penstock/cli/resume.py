@@ -11,7 +11,8 @@ from penstock.cli.shared.options import Ca, DaemonConfig, Instance, Url
 def run(instance: Instance, url: Url = None, config: DaemonConfig = None, ca: Ca = None) -> None:
     """Restart the capture process of an instance that was set aside because the process kept failing.
 
-    It continues where the log ends. The token comes from --config or PENSTOCK_TOKEN, and needs `admin`.
+    The capture continues where the log ends. The token comes from --config or PENSTOCK_TOKEN, and needs
+    `admin`.
     """
     from penstock.cli.shared.asked_daemon import AskedDaemon
 

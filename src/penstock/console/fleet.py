@@ -80,8 +80,8 @@ class Fleet:
         return Answers({url: value for url, value in answers.items() if url not in problems}, problems)
 
     def ask_instance(self, url: str, instance: str, call: str, **query: str | int | None) -> dict[str, Any]:
-        """Send a call about an instance to a daemon, such as `status`, `extents` or `holds`. `status`,
-        `extents`, `holds`. Raises the daemon's errors.
+        """Send a call about an instance to a daemon, such as `status`, `extents` or `holds`. Raises the
+        daemon's errors.
         """
         return self._with_client(url, instance, lambda client: client.ask(call, **query))
 
@@ -119,9 +119,7 @@ class Fleet:
         )
 
     def ask_daemon(self, url: str, call: str) -> dict[str, Any]:
-        """Send a call to one daemon, such as `fleet` or `jobs/orders`. `fleet`, `jobs/orders`. Raises the
-        daemon's errors.
-        """
+        """Send a call to one daemon, such as `fleet` or `jobs/orders`. Raises the daemon's errors."""
         return self._with_client(url, "all", lambda client: client.ask_daemon(call))
 
     def as_of(self, url: str, instance: str, table: str, moment: str, limit: int) -> dict[str, Any]:

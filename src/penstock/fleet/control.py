@@ -112,7 +112,7 @@ def _is_of_jobs(path: str) -> bool:
 
 
 def _listed(records: CoordinationStore, name: str) -> dict[str, Any]:
-    """Return a job for a list, even if its record cannot be read."""
+    """Return a job as an entry of the list, even if its record cannot be read."""
     try:
         status = job_status(records, name)
     except SchemaInvalid as problem:

@@ -89,7 +89,7 @@ class LogCopy:
     `open_log` opens the copy, `put_aside` moves the folder of the closed copy away, and `find_source` returns
     a member that knows which member captures, None if none captures. Failures are retried until `stop`; the
     record names the last one. `member` is the name of the copying member, and `note_readable` is called with
-    the end up to which readers of the log have been able to see.
+    the end of the bytes that readers of the log can see.
     """
 
     def __init__(

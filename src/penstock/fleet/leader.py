@@ -156,8 +156,8 @@ class FleetLeadership:
             record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
-                # These members left at the same time as the last leader. Their zones are unknown, because
-                # their records are gone.
+                # A placed member that is not running left at the same time as the last leader. Its zone is
+                # unknown, because its record is gone.
                 self._away.setdefault(name, (time.monotonic(), Host(name)))
         return placements
 

@@ -151,7 +151,7 @@ class FleetMember:
                 thread.join()
 
     def change(self, works: Mapping[str, Work], restarted: Collection[str]) -> None:
-        """From now on, do this work. Work in `restarted` ends and begins again."""
+        """Do this work from now on. Work in `restarted` ends and begins again."""
         with self._change_lock:
             self._self = replace(self._self, works=works)
             self._has_other_works = True

@@ -66,7 +66,7 @@ class Host:
         return not self.drained and not self.away
 
     def knows(self, work: Work) -> bool:
-        """Return whether the host could do the work, wherever it is."""
+        """Return whether the host can do the work, regardless of the work's `member` and `zone`."""
         return self.active and self.may_keep(work) and work.name not in self.damaged
 
     def may_keep(self, work: Work) -> bool:

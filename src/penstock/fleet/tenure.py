@@ -218,12 +218,12 @@ class CaptureTenure(CaptureLease):
         self._write(replace(self._fenced.record, handover=beginning))
 
     def log_opened(self, log: Log) -> None:
-        """Set the holds of the last host in a log; see `CaptureLease`."""
+        """Write the holds of the last host into a log; see `CaptureLease`."""
         if not isinstance(log, MemoryLog):
             self.adopt_holds(log.disk, log.layout, has_epoch=log.epoch is not None)
 
     def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
-        """Set the holds of the last host in a log on disk, once; `has_epoch` is false for a new log.
+        """Write the holds of the last host into a log on disk, once; `has_epoch` is false for a new log.
 
         Otherwise, a reader that is not connected at the time would lose its hold together with the last host.
         Earlier holds in this folder are outdated, because their readers have continued elsewhere.
@@ -354,11 +354,12 @@ def _holds_of(log: ServedLog) -> tuple[Hold, ...]:
 
 
 def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
-    """Return whether a log continues the recorded position, so that a host without this log could begin at
-    the log's position.
+    """Return whether a log continues the recorded position. If so, a host without this log could begin at the
+    log's position.
 
-    The log of a member that captured earlier ends before that position. Its epoch may be older than the
-    agreed one, until the server has accepted its end and the log begins the agreed epoch or a later one.
+    The log of a member that captured only earlier ends before the recorded position. The epoch of a log may
+    be older than the agreed epoch, until the server has accepted the log's end and the log begins the agreed
+    epoch or a later one.
     """
     if agreed is None or epoch.epoch > agreed.position.epoch:
         return True

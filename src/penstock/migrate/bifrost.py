@@ -253,8 +253,9 @@ def _start(
 ) -> str:
     """Return where a target continues.
 
-    A synchronisation whose target has everything does not hold the others back. If any synchronisation has
-    changes in its queue, the oldest of their positions counts, otherwise the position of the data source.
+    A synchronisation whose target has everything does not hold back the other synchronisations. If any
+    synchronisation has changes in its queue, the oldest of their positions counts, otherwise the position of
+    the data source.
     """
     names = ("BinlogDumpFileName", "BinlogDumpPosition", "IsGtid", "Gtid")
     properties.carried(*names, remark="source.start")

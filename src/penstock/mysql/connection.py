@@ -102,7 +102,9 @@ class Connection(Closing):
             session.close()
 
     def interrupt(self) -> None:
-        """Wake a thread that waits for a response, from another thread. It gets ConnectionLost."""
+        """Wake a thread that waits for a response; call this from another thread. The waiting thread gets
+        ConnectionLost.
+        """
         session = self._session
         stream = session._sock if session is not None else None
         if stream is not None:

@@ -23,9 +23,9 @@ _TRIES_PER_TIMEOUT = 5
 class Stretch:
     """A continuous part of the log.
 
-    `start` is where its bytes start. The consumer skips what it already has, as with every position that the
-    protocol cannot express. Iterating yields event bytes until the end of a bounded dump (then `complete` is
-    true) or until the connection is lost (then `failure` is set).
+    `start` is where its bytes start. If the protocol cannot express a position, the bytes start before it,
+    and the consumer skips what it already has. Iterating yields event bytes until the end of a bounded dump
+    (then `complete` is true) or until the connection is lost (then `failure` is set).
     """
 
     start: DumpStart
@@ -59,7 +59,7 @@ def follow(
             for events in stretch: ...
 
     `resume_at` returns where to resume, None before the first complete transaction. With `bounded` the last
-    stretch ends at the end of the log; otherwise there is always another. `server_key` is the
+    stretch ends at the end of the log; otherwise another stretch always follows. `server_key` is the
     `ServerIdentity.key` that the position belongs to, by default that of the first server that answers.
 
     Lost connections, a busy server and a replaced dump are retried with exponential backoff. After

@@ -187,7 +187,9 @@ class ReplicaStream(Closing):
             )
 
     def interrupt(self) -> None:
-        """Wake a thread that is receiving, from another thread. It gets ConnectionLost."""
+        """Wake a thread that is receiving; call this from another thread. The receiving thread gets
+        ConnectionLost.
+        """
         stream = self._socket
         if stream is not None:
             with contextlib.suppress(OSError):

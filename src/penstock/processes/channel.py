@@ -32,7 +32,8 @@ DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 class Start:
     """The first message to a capture process: what to capture.
 
-    `permitted_until` permits it to capture its only instance, under a lease; None if it needs no permission.
+    `permitted_until` is the time until which the process may capture its only instance, whose lease the
+    daemon holds; None if it needs no permission.
     """
 
     settings: Settings
@@ -85,7 +86,8 @@ class Channel:
     def send(self, message: object) -> None:
         """Send a message; wait while the receiver is busy.
 
-        Raises OSError if it has ended, TimeoutError if it took too long, which ends the channel both ways.
+        Raises OSError if the receiver has ended, TimeoutError if sending took too long, which ends the
+        channel in both directions.
         """
         content = pickle.dumps(message)
         with self._sending:
@@ -106,7 +108,7 @@ class Channel:
         return _decode(self._read(length))
 
     def end(self) -> None:
-        """Let the other side see the end of the messages."""
+        """Tell the other side that no more messages follow."""
         self._shut_down(socket.SHUT_WR)
 
     def _shut_down(self, how: int) -> None:

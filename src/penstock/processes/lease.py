@@ -32,7 +32,7 @@ class HeldLease(Protocol):
         """Agree on the number of a new epoch."""
 
     def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
-        """Set the holds of the last host in a log that was opened."""
+        """Write the holds of the last host into a log that was opened."""
 
 
 class PermittedLease:
@@ -69,5 +69,5 @@ class PermittedLease:
         self._call("begin_epoch", beginning)
 
     def log_opened(self, log: Log) -> None:
-        """Have the daemon set the holds of the last host in the log, before readers see it."""
+        """Have the daemon write the holds of the last host into the log, before readers see it."""
         self._call("adopt_holds", log.epoch is not None)

@@ -137,7 +137,9 @@ class SupervisedProcess:
         self._wake.set()
 
     def alerts(self) -> list[Alert]:
-        """Return the conditions that the process reports; the last ones while it does not answer."""
+        """Return the conditions that the process reports; while it does not answer, the conditions that it
+        reported last.
+        """
         with suppress(PenstockError):
             self._alerts = self.call("alerts")
         return self._alerts
@@ -327,7 +329,7 @@ class Supervisor:
     """The capture processes of a daemon.
 
     `groups` are the instances of each process. `arrived` is called with the name of an instance after
-    something became visible. `options` are those of `SupervisedProcess`.
+    something became visible. `options` are the further arguments of `SupervisedProcess`.
     """
 
     def __init__(

@@ -81,7 +81,8 @@ class SchemaHistory:
 
     `reread` asks the live server for a definition that is missing or in doubt. ServerTables returns the
     definition at a position. A function returns the current definition, which is correct only if no statement
-    follows the position. Without `reread`, such a table raises SchemaUnknown.
+    follows the position. Without `reread`, a table whose definition is missing or in doubt raises
+    SchemaUnknown.
     """
 
     def __init__(self, defaults: ServerDefaults | None = None, reread: RereadTable | None = None) -> None:
@@ -116,8 +117,8 @@ class SchemaHistory:
     ) -> Self:
         """Read a schema file: JSON (a list of table schemas, or a saved history), or .sql with CREATE TABLE.
 
-        `spelling` is that of the log's server; a saved history and `reread` have their own. Raises
-        SchemaInvalid.
+        `spelling` is the SQL spelling of the log's server; a saved history and `reread` have their own
+        spelling. Raises SchemaInvalid.
         """
         defaults = None if spelling is None or reread else ServerDefaults(spelling, None, {}, False)
         path = Path(path)

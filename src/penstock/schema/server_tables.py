@@ -178,7 +178,9 @@ def _definitions_at(
 
 
 def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[LoggedStatement | None, Position]]:
-    """Yield each statement with the end of the last complete transaction, and finally None with that end."""
+    """Yield each statement with the end of the last complete transaction, and finally None with the end of
+    the last one.
+    """
     opened = stream.start.position
     assert opened is not None, "the stream begins at a position"
     decoder = Decoder(

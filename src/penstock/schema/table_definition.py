@@ -2,7 +2,7 @@
 """A table's definition, and the changes of an ALTER TABLE to it.
 
 A definition is more than the schema that decodes rows: new columns get the table's charset, and MariaDB adds
-hidden columns after the last.
+hidden columns after the last column.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ from penstock.schema.statements.tables import adds_hash, is_long, may_need_hash
 
 
 class Contradiction(Exception):
-    """A statement does not fit the known definition, so that definition is not the server's."""
+    """A statement does not fit the known definition, so the known definition is not the server's."""
 
 
 @dataclass(frozen=True)
 class TableDefinition:
     """A schema, the charset of new columns, and the number of hidden columns at the end of the row image.
 
-    `unique_columns` has every column of MariaDB's unique keys in lower case, and possibly others; None if
-    they are not known.
+    `unique_columns` has every column of MariaDB's unique keys in lower case, and possibly other columns; None
+    if these columns are not known.
     """
 
     schema: TableSchema

@@ -127,7 +127,7 @@ def validate_option(parse: Callable[[], _Parsed]) -> _Parsed:
 
 
 def store_url(url: str) -> str:
-    """Return the URL of a coordination store unchanged. Raises ValueError if there is no such store."""
+    """Return the URL of a coordination store unchanged. Raises ValueError for a URL of no supported kind."""
     if url.partition(":")[0] not in backend_names() or not _STORE_URL.fullmatch(url):
         raise ValueError(
             "write sqlite:///path/file.db or zookeeper://host:2181,host:2181/path;"

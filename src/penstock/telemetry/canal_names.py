@@ -17,10 +17,10 @@ _CANAL = "canal"
 
 @dataclass(frozen=True)
 class Alias:
-    """A metric of Canal and the metric here that has its value, multiplied by `scale`.
+    """A metric of Canal, and the metric of Penstock that has its value, multiplied by `scale`.
 
-    Samples of one instance are added up; with the scale 0 they are counted. `protocol` selects the samples
-    of one protocol.
+    Samples of one instance are added up; with the scale 0 they are counted. `protocol` selects the samples of
+    one protocol.
     """
 
     name: str

@@ -47,7 +47,7 @@ class OtlpPush:
         self._started_ns = time.time_ns()
 
     def push(self, readings: Readings) -> str | None:
-        """Send the readings; return why the collector did not take them, None if it did."""
+        """Send the readings; return why the collector did not accept them, None if it did."""
         export = self._export
         metrics = [self._metric(definition, readings) for definition in readings.present()]
         scope = export.ScopeMetrics(self._scope, metrics, "")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TiCDC's canal-json messages with the TiDB extension, which has the commit timestamp.
 
-The files of the storage sink have one message in a line. Values are text, bytes as if each were a character
-of ISO 8859-1, and ENUM and SET as numbers. `old` has all columns of the old row, or with
-`only-output-updated-columns` those that changed. Source: "TiCDC Canal-JSON Protocol" in TiDB's documentation.
+The files of the storage sink have one message in a line. Values are text: a byte of a binary value is written
+as the character of ISO 8859-1, and ENUM and SET are numbers. `old` has all columns of the old row, or with
+`only-output-updated-columns` only the changed columns. Source: "TiCDC Canal-JSON Protocol" in TiDB's
+documentation.
 """
 
 import json
@@ -46,8 +47,8 @@ class CanalJsonRows:
     def read_message(self, line: bytes) -> RowChange:
         """Read a message.
 
-        Raises EventMalformed for a message of another form, EventUnsupported for one without its commit
-        timestamp or all columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
+        Raises EventMalformed for a message of another form, EventUnsupported for a message that lacks its
+        commit timestamp or columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
         """
         return self.read_row(parse_message(line))
 
@@ -99,7 +100,7 @@ class CanalJsonRows:
 
 
 def parse_message(content: bytes) -> Message:
-    """Parse a message. Raises EventMalformed for one of another form."""
+    """Parse a message. Raises EventMalformed for a message of another form."""
     try:
         message = json.loads(content)
     except (ValueError, RecursionError) as problem:

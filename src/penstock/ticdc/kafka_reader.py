@@ -64,7 +64,7 @@ class KafkaReader:
     def __init__(
         self, options: Mapping[str, Any], topics: Sequence[str], messages: KafkaMessages, *, held_max: int = 0
     ) -> None:
-        """`options` are those of the client. Raises DependencyMissing, OptionInvalid."""
+        """`options` are the options of the Kafka client. Raises DependencyMissing, OptionInvalid."""
         self._topics = topics
         self._messages = messages
         self._held_max = held_max or _HELD_BYTES_MAX
@@ -299,7 +299,7 @@ class KafkaReader:
         return messages
 
     def _bounds(self, partition: Partition) -> tuple[int, int]:
-        """Return the first offset of a partition, and the one after its last message."""
+        """Return the first offset of a partition, and the offset after its last message."""
         with translate_errors(_text(partition)):
             (assigned,) = _assigned([partition])
             low, high = self._consumer.get_watermark_offsets(assigned, timeout=_ANSWER_SECONDS)

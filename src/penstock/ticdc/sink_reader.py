@@ -87,7 +87,9 @@ class SinkReader:
         last_file: str | None = None,
         finished: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """`last_file` and `finished` are those of an earlier reader. The last file must still exist."""
+        """`last_file` and `finished` are the attributes of an earlier reader. The last file must still
+        exist.
+        """
         self.position = position
         # The last file of each sequence that was read to its end, with its size. Earlier files are not read.
         self.finished = dict(finished or {})

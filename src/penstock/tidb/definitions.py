@@ -35,7 +35,7 @@ class TableVersion:
     """A table's definition from a schema version on: TiDB's TableInfo.
 
     `info` is None if the table was dropped. Rows that commit from `commit_ts` on are written with this
-    definition, whatever their version.
+    definition, whatever the schema version of their transaction.
     """
 
     table_id: int

@@ -178,6 +178,6 @@ def _zone_of_location(location: dict[str, Any] | None) -> str | None:
 
 
 def zone_of_offset(offset_s: int) -> str:
-    """Return a time zone of a fixed offset as MySQL names it, such as +08:00."""
+    """Return the name that MySQL gives to a time zone with a fixed offset, such as +08:00."""
     minutes = abs(offset_s) // 60
     return f"{'-' if offset_s < 0 else '+'}{minutes // 60:02d}:{minutes % 60:02d}"

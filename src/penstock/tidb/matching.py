@@ -80,10 +80,10 @@ class _Outcome:
 class Matching(Generic[Location]):
     """The open prewrites of one Pump, and the committed transactions that are not released yet.
 
-    `check` judges a binlog and changes nothing; `add` adds one that was stored. Both are called in the order
-    of the log, and the result depends on that order alone, so replaying the log gives the same releases.
-    Transactions up to `released_ts` were released before; `was_released` tells whether the transaction with a
-    commit and a start timestamp was among them.
+    `check` judges a binlog and changes nothing; `add` adds a binlog that was stored. Both are called in the
+    order of the log, and the result depends on that order alone, so replaying the log gives the same
+    releases. Transactions up to `released_ts` were released before; `was_released` tells whether the
+    transaction with a commit and a start timestamp was among them.
     """
 
     def __init__(

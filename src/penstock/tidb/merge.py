@@ -162,7 +162,7 @@ class Merge:
     def has_room(self, pump: str, bytes_max: int) -> bool:
         """Return whether to read more from a member while `bytes_max` may be buffered.
 
-        A member that holds the others back may always be read, unless a transaction is already due.
+        A member that holds back the other members may always be read, unless a transaction is already due.
         """
         if self.buffered_bytes < bytes_max:
             return True

@@ -68,7 +68,7 @@ class MergedLog(GeneratedLog):
         super().__init__(log, receiver, STEM, FLAVOR)
 
     def begin_transaction(self, commit_ts: int) -> int:
-        """Prepare for the events of a transaction, in a new file if the last is full; return its offset.
+        """Prepare for the events of a transaction, in a new file if the last file is full; return its offset.
 
         Raises what the log raises.
         """

@@ -154,7 +154,7 @@ def _check_server(address: ServerAddress) -> Iterator[Finding]:
 def tidb_version(text: str) -> tuple[int, ...] | None:
     """Return the release in a version such as 5.7.25-TiDB-v7.1.2; None if it is not TiDB's.
 
-    A build without a release has ().
+    Return () for a build without a release.
     """
     _, mark, release = text.partition("-TiDB-")
     if not mark:

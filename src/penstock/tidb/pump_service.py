@@ -52,7 +52,7 @@ class _WaitingWrite(Write):
 
 
 class PumpService:
-    """Answers both methods. Created in the event loop that serves them."""
+    """Answers WriteBinlog and PullBinlogs. Created in the event loop that serves them."""
 
     def __init__(
         self,

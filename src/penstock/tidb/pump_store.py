@@ -180,8 +180,8 @@ class PumpStore:
         return Write(encode_binlog(kind, start_ts, commit_ts), is_decision=True, by_operator=by_operator)
 
     def _judge(self, writes: Sequence[Write]) -> list[_Judged]:
-        """Return what has to be stored. Repeated binlogs and probes are finished; the remaining ones have a
-        problem.
+        """Return the binlogs that have to be stored. Repeated binlogs and probes are finished without that;
+        refused binlogs have a `problem`.
         """
         judged: list[_Judged] = []
         # Prewrites and outcomes of this batch, which matching does not know yet.

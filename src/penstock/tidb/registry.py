@@ -33,7 +33,7 @@ _ROOT = "/tidb-binlog/v1"
 
 
 class NodeKind(StrEnum):
-    """The role of a node, as its folder in the registry is called."""
+    """The role of a node. The value is the name of its folder in the registry."""
 
     PUMP = "pumps"
     DRAINER = "drainers"

@@ -184,7 +184,7 @@ class ReleaseIndex:
             return files[at].entries(first, count) if first < files[at].count else []
 
     def contains(self, commit_ts: int, start_ts: int) -> bool:
-        """Return whether a transaction was released. False for one whose entry was removed."""
+        """Return whether a transaction was released. False for a transaction whose entry was removed."""
         if commit_ts <= self.floor:
             return False
         for entry in self.after(commit_ts - 1, 2):

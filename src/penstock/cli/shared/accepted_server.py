@@ -122,11 +122,11 @@ def _check_origin(reader: LogReader, address: ServerAddress, identity: ServerIde
 def _lost_after(
     chosen: LogFolder, reader: LogReader, shared: str, executed: ExecutedSet
 ) -> tuple[LoggedSet, tuple[str, ...], tuple[str, ...]]:
-    """Return the transactions of a log outside a set, the tables that they changed and their logged
-    statements.
+    """Return the transactions of a log that are outside a GTID set, the tables that they changed and their
+    logged statements.
 
-    Raises ServerChanged if the server has executed one of them, because its GTIDs then do not show which
-    transactions are missing.
+    Raises ServerChanged if the server has executed one of these transactions, because the server's GTIDs then
+    do not show which transactions are missing.
     """
     source = chosen.source()
     lost = GtidSet.parse("")

@@ -228,8 +228,8 @@ def _with_values(labels: Mapping[str, str], values: Mapping[str, str]) -> dict[s
 
 
 def _refuse_another_unit(what: str, before: Mapping[str, str] | None, wanted: Mapping[str, str]) -> None:
-    """Raise OptionInvalid if a document would replace a stored unit that has other labels, as a copy of a
-    unit under the same name does.
+    """Raise OptionInvalid if a stored unit has this name but other labels: a copy must not replace the
+    original.
     """
     if before is not None and dict(before) != dict(wanted):
         shown = ", ".join(f"{name}={value}" for name, value in before.items()) or "none"

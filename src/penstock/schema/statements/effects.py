@@ -219,7 +219,7 @@ class NotUnderstood(Exception):
 
 @dataclass
 class Statement:
-    """A statement while it is parsed: its tokens, and the current database for names without one.
+    """A statement while it is parsed: its tokens, and the current database for names without a database.
 
     `confined` is true if the statement touches no tables other than those named so far, whatever follows.
     `replaces` is true if it has OR REPLACE.

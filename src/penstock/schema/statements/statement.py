@@ -120,7 +120,7 @@ def _has_stray_backslash(tokens: Sequence[Token]) -> bool:
 
 
 def _tables_of(effect: Effect) -> frozenset[TableName] | None:
-    """Return the tables that an effect changes, None if it may change others than those it names."""
+    """Return the tables that an effect changes, None if it may change tables that it does not name."""
     match effect:
         case RenameTable(name=name, to=to):
             return frozenset((name, to))
