@@ -165,7 +165,7 @@ def _ends_with_rotation(log: LogReader) -> bool:
 def scan_events(
     log: LogReader, extent: Extent, start: int, stop: int, bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the type of each event in a range, with its first bytes, at most `bytes_max`."""
+    """Yield the type of each event in a range, with at most `bytes_max` bytes of the event."""
     pending, skip = bytearray(), 0
     for view in log.read(extent.epoch, extent.file, start, stop):
         position = 0

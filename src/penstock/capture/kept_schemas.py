@@ -103,8 +103,8 @@ def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersi
     for history, statements in kept_schemas(log).generations():
         for since, schema in history.versions(name):
             newest = versions[-1].since if versions else None
-            # A generation begins with the definitions then in force, which an earlier generation may also
-            # contain.
+            # A generation begins with the definitions that are in force at its start. An earlier generation
+            # may also contain them.
             if versions and (since is None or (newest is not None and since <= newest)):
                 continue
             statement = None if since is None else statements.get(since)

@@ -169,8 +169,8 @@ class Receiver:
             buffer[: filled - consumed] = buffer[consumed:filled]
             filled -= consumed
             drained = not stream.more_waiting()
-            # The semi-synchronous server waits for the acknowledgement, so this thread need not wait for the
-            # server.
+            # The semi-synchronous server waits for the acknowledgement, so do not wait for the server to send
+            # more.
             if drained and not stream.semi_sync and cutter.gathered >= waited_at + _GATHER_BYTES_MIN:
                 waited_at = cutter.gathered
                 self._stopping.wait(_GATHER_SECONDS)

@@ -258,7 +258,7 @@ def fit(survey: Survey, place: Place) -> Fit:
     except ServerChanged:
         if not place.gtid_set:
             raise
-        # Choose a base above all commit versions of this place's epoch.
+        # Choose a base above all commit versions of the place's epoch.
         lowest = min(epoch for epoch, _ in survey.epochs) if survey.epochs else 0
         following = next_epoch(place.position.epoch, place.position.file_number)
         return Fit(epoch_base(following) - epoch_base(lowest), by_gtid_set=True)
@@ -356,5 +356,5 @@ class DaemonBackoff:
         return [daemon for daemon in daemons if self._until.get(daemon, now) <= now]
 
     def pause(self, daemons: Sequence[int], now: float) -> float:
-        """Return the seconds until a daemon may be asked, 0 if one may be asked now."""
+        """Return the seconds until a daemon may be asked, 0 if a daemon may be asked now."""
         return max(min(self._until.get(daemon, now) for daemon in daemons) - now, 0.0)

@@ -299,7 +299,7 @@ class Intake:
         return rows_of
 
     def _floored(self, link: _Link, frame: PositionFrame) -> Mapping[int, Cut]:
-        """Return the cuts, including the floors of shards that have not passed them yet."""
+        """Return the cuts, including the floors of those shards that have not passed their floors yet."""
         cuts = link.cuts
         for number, shard in link.shards.items():
             if not shard.floors:

@@ -27,7 +27,8 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 class SubscriberOptions:
     """The options of one member of a subscription; see `penstock.client.sync.Subscriber`.
 
-    `start` None continues from the checkpoint. `shards` None takes the subscription's count, 1 for a new one.
+    `start` None continues from the checkpoint. `shards` None means the subscription's count, or 1 for a new
+    subscription.
     """
 
     address: DaemonAddress | ServerAddress

@@ -73,7 +73,9 @@ class ShardState:
 
     @property
     def closed(self) -> bool:
-        """Whether the subscription has moved to other shards, so that nobody may write this one."""
+        """Whether the subscription has moved to other shards, so that nobody may write the checkpoint of this
+        shard.
+        """
         return self.fence == TOKEN_MAX
 
     def encode(self) -> bytes:
@@ -206,7 +208,7 @@ class Checkpoints:
         try:
             self._store.put(self._path(shard), state.encode(), ABSENT)
         except VersionConflict:
-            # Another process wrote the same state first, which it computed from the same final checkpoints.
+            # Another process has already written the same state, computed from the same final checkpoints.
             return
 
     def _path(self, shard: int) -> str:

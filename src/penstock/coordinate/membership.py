@@ -103,7 +103,7 @@ class Member:
         self.stop()
 
     def start(self) -> Self:
-        """Start taking part."""
+        """Start taking part in the subscription."""
         self._thread.start()
         return self
 

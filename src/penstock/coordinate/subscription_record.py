@@ -60,7 +60,7 @@ class Resizing:
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> Self | None:
-        """Return the change with these fields, None if there are none."""
+        """Return the resizing with the given fields, or None without fields."""
         if values is None:
             return None
         return cls(values["shard_count"], values["generation"], _columns_of(values.get("shard_columns")))
@@ -89,7 +89,7 @@ class Selection:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the selection with these fields."""
+        """Return the selection with the given fields."""
         lists = {name: tuple(values[name]) for name in values if name != "where"}
         return cls(where=values.get("where"), **lists)
 
@@ -368,7 +368,9 @@ class Subscriptions:
         return self.change(instance, name, changed)
 
     def label(self, instance: str, name: str, labels: Mapping[str, str]) -> Subscription:
-        """Add labels to a subscription, or change them. Raises OptionInvalid if there is none."""
+        """Add labels to a subscription, or change them. Raises OptionInvalid if the subscription does not
+        exist.
+        """
         return self.change(
             instance, name, lambda current: replace(current, labels={**current.labels, **labels})
         )

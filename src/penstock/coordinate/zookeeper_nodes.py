@@ -26,7 +26,7 @@ _END = _HEADER.pack(-1, True, -1)
 
 
 class NodeStat(NamedTuple):
-    """ZooKeeper's `Stat`, with its names."""
+    """ZooKeeper's `Stat` of a node, with ZooKeeper's field names."""
 
     czxid: int
     mzxid: int
@@ -107,7 +107,7 @@ class ReadMany:
                     names.append(bytes(answer[begin:offset]).decode())
                 answers.append(names)
             else:
-                # `number` is an error code.
+                # `number` is an error code: the node could not be read.
                 answers.append(None)
 
 

@@ -117,7 +117,7 @@ class EpochFile:
         return type(self)((*self.epochs, record))
 
     def complete(self, epoch: int, gtid_set: LoggedSet) -> Self:
-        """Return the epochs, with transactions added to the set before one of them."""
+        """Return the epochs, with transactions added to the GTID set before one epoch."""
         return type(self)(
             tuple(
                 dataclasses.replace(record, gtid_set=union(record.gtid_set, gtid_set), is_logged_set=True)

@@ -85,7 +85,7 @@ class FollowedLog(LogReader):
 
     @property
     def in_place(self) -> bool:
-        """Whether the log's folder is still the opened one."""
+        """Whether the log's folder is still the folder that was opened."""
         return self._lock_there in (None, self._stat_lock())
 
     def _stat_lock(self) -> tuple[int, int] | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GTIDs before an offset of a segment: those in its head plus those in its blocks."""
+"""The GTIDs before an offset of a segment: the GTIDs in the segment's head plus the GTIDs in its blocks."""
 
 from collections.abc import Iterator
 from uuid import UUID
@@ -24,8 +24,8 @@ def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> L
     head, covered_end = reader.head, reader.head.base
     gtids = GtidSet.parse(head.gtid_set)
     if covered_end == len(head.file_head) and covered_end < offset:
-        # The file's first event lists the GTIDs before it, which are missing from the head if the log started
-        # there.
+        # The file's first event lists the GTIDs before the file. They are missing from the head if the log
+        # started there.
         length = int.from_bytes(
             reader.read_bytes(covered_end, covered_end + _EVENT_HEADER_BYTES)[_LENGTH_AT], "little"
         )

@@ -36,9 +36,9 @@ from penstock.logstore.layout import Layout
 from penstock.model import Position
 
 HOLDS_FOLDER = "holds"
-# The daemon itself sets the holds with this prefix.
+# The prefix of the holds that the daemon sets for itself.
 OWN_PREFIX = "penstock."
-# Holds of named consumers. Operators may remove these.
+# The prefix of the holds of named consumers. Operators may remove these holds.
 CONSUMER_PREFIX = f"{OWN_PREFIX}consumer."
 
 _SUFFIX = ".json"

@@ -383,7 +383,7 @@ class SegmentIndex:
         return bisect_right(self._records, time_us - 1, hi=closed, key=lambda record: record.time_max_us)
 
     def put(self, record: SegmentRecord) -> Self:
-        """Return an index with a record added, or replaced if its version exists."""
+        """Return an index with a record added. The record replaces a record with the same version."""
         return type(self)(
             [*(segment for segment in self._records if segment.version != record.version), record]
         )

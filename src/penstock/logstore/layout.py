@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def prepared(self) -> Path:
-        """The prepared XA transactions without an outcome."""
+        """The file of the prepared XA transactions without an outcome."""
         return self.folder / "prepared.json"
 
     @property
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def tier_proofs(self) -> Path:
-        """The objects in a store whose bytes were proved to belong to this log."""
+        """The record of the objects in a store whose bytes were proved to belong to this log."""
         return self.folder / "tier_proofs.json"
 
     @property

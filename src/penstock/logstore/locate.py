@@ -251,7 +251,7 @@ class Locator:
         return search.result(begin, segment, record)
 
     def _before_first(self, search: "_Search", position: Position) -> Located:
-        """Accept a position before a file's first transaction if the log holds the file from its start."""
+        """Accept a position before a file's first transaction if the log has the file from its start."""
         first = self._segments[0]
         head = search.head(self._access, first)
         same_file = (position.epoch, position.file_number) == (first.epoch, first.file_number)
@@ -278,7 +278,7 @@ class Locator:
 
 
 class _Search:
-    """One lookup, with the pages and bytes it touched."""
+    """One lookup, with the pages and bytes that it has read."""
 
     def __init__(self, segments: SegmentIndex) -> None:
         self._segments = segments
@@ -369,7 +369,9 @@ class _Run:
 
 
 def _gtids(flavor: str, source: bytes, first: int, last: int) -> GtidSet:
-    """Return a range of one source as a set: a MySQL UUID, or a MariaDB domain and server."""
+    """Return a range of GTIDs from one source as a set. The source is a MySQL UUID, or a MariaDB domain and
+    server.
+    """
     if flavor == "mysql":
         return GtidSet.parse(f"{UUID(bytes=source)}:{first}-{last}")
     domain, server = int.from_bytes(source[:4], "little"), int.from_bytes(source[4:8], "little")

@@ -135,7 +135,7 @@ class Log(LogReader, Closing):
 
     @property
     def in_place(self) -> bool:
-        """Whether the log's folder is still the opened one; unknown for a closed log."""
+        """Whether the log's folder is still the folder that was opened; unknown for a closed log."""
         # Another thread may release the lock at the same time. The lock is then not in place, but the log is
         # closed as well.
         return self._lock.in_place or self._closed.is_set()
@@ -469,7 +469,7 @@ class Log(LogReader, Closing):
     def _recover(self, accept_loss: bool) -> None:
         self._epochs = EpochFile.load(self.disk, self.layout)
         recovered = recover(self.disk, self.layout, self.settings.block_bytes, accept_loss=accept_loss)
-        # Release the writer first, so that a later failure cannot prevent it.
+        # Release the writer first, so that a later failure cannot prevent its release.
         self._end.resume(recovered.writer, recovered.gtid_set, recovered.time_max_us)
         self._index = recovered.index
         self._visible = self._durable = recovered.position
@@ -487,7 +487,8 @@ class Log(LogReader, Closing):
         try:
             self.disk.write_atomic(reader.segment.index_path, index_header(reader.head).encode() + records)
         except (LogFull, SourceMissing) as problem:
-            # There is no space, or the segment was removed. This reader uses the index in memory.
+            # There is no space to write the index, or the segment was removed. This reader uses the index in
+            # memory.
             _log.warning(
                 "an index could not be kept", path=str(reader.segment.index_path), reason=str(problem)
             )
@@ -567,8 +568,8 @@ class Log(LogReader, Closing):
             self._changed.notify_all()
 
     def _check(self) -> None:
-        """Raise the error of an earlier failed write or sync, because the state on disk is unknown since
-        then.
+        """Raise the error of an earlier failed write or sync, because the state on disk has been unknown
+        since that error.
         """
         assert not self._closed.is_set(), "the log was closed"
         if self._failure is not None:

@@ -24,7 +24,7 @@ class MergePosition:
 
     @classmethod
     def load(cls, disk: Disk, folder: Path) -> "MergePosition | None":
-        """Read the position of a log; None if there is none, or if it is damaged."""
+        """Read the position of a log; None if the file is missing or damaged."""
         path = folder / POSITION_FILE
         values = unseal_json(disk.read(path)) if disk.exists(path) else {}
         if not values:

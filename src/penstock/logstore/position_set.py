@@ -40,7 +40,7 @@ class Stretch:
         return self.bytes != 0
 
     def plus(self, other: "Stretch") -> "Stretch":
-        """Return the sum of both ranges."""
+        """Return the sum of this range and another."""
         firsts = [time_us for time_us in (self.time_first_us, other.time_first_us) if time_us]
         lasts = [time_us for time_us in (self.time_last_us, other.time_last_us) if time_us]
         return Stretch(
@@ -228,7 +228,7 @@ def _prove_boundary(reader: LogReader, position: Position) -> None:
 
 
 def _count_extent(reader: LogReader, extent: Extent, start: int, end: int) -> Stretch:
-    """Return the totals of [start, end) of an extent; both ends are transaction boundaries."""
+    """Return the totals of [start, end) of an extent; `start` and `stop` are transaction boundaries."""
     totals = Stretch(bytes=end - start)
     for segment in reader.segments:
         if (segment.epoch, segment.file_number) != (extent.epoch, extent.first.file_number):
@@ -241,8 +241,9 @@ def _count_extent(reader: LogReader, extent: Extent, start: int, end: int) -> St
 
 
 def _count_range(data: SegmentReader, records: Records, first: int, last: int) -> Stretch:
-    """Return the totals of [first, last): whole blocks by their records, partial blocks by scanning
-    events."""
+    """Return the totals of [first, last). Whole blocks are counted by their records, partial blocks by
+    scanning events.
+    """
     starts = records["source_start"]
     inside = (records["flags"] & BEGINS_AT_BOUNDARY != 0) & (starts >= first) & (starts <= last)
     indexes = inside.nonzero()[0]

@@ -54,7 +54,7 @@ class PreparedTransaction:
 
     @property
     def position(self) -> Position:
-        """The position of its first event."""
+        """The position of the transaction's first event."""
         return Position(self.epoch, self.file, self.start)
 
 
@@ -132,8 +132,8 @@ class PreparedSurvey:
         self, log: LogReader, before: PreparedFile | None
     ) -> list[tuple[SegmentRecord, int, int]]:
         """Return the range of each segment that was not surveyed yet, in offsets of its source file."""
-        # A broken hold no longer protects the log for its reader, so it does not delay the survey that the
-        # other readers need.
+        # A broken hold no longer protects the log for its reader. Ignore it, so that it does not delay the
+        # survey that other readers need.
         ignored = {HOLD_NAME, *(hold.hold.name for hold in log.broken_holds)}
         readers = [hold.position for hold in self._holds.readable(self._clock()) if hold.name not in ignored]
         ends = [_order_key(position) for position in (*readers, log.visible) if position is not None]

@@ -301,7 +301,8 @@ class LogReader:
             raise self._purged(position)
         with self.open_blocks(record) as (reader, blocks):
             if record.file_number != position.file_number or position.offset > blocks.end:
-                # There is nothing between the end of the stored bytes and this position.
+                # The log has nothing between the end of the stored bytes and this position, so both have the
+                # same GTIDs before them.
                 gtids = gtid_set_before(reader, blocks, blocks.end)
             else:
                 gtids = gtid_set_before(reader, blocks, max(position.offset, record.base))

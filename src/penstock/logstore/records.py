@@ -23,11 +23,11 @@ SEGMENTS_MAGIC = b"PSTKL1\x00\x01"
 BEGINS_AT_BOUNDARY = 1
 ENDS_AT_BOUNDARY = 2
 GTIDS_IN_SEQUENCE = 8
-# Without this flag, the record was written by version 0.1, whose tables omit XA transactions that commit in
-# the block.
+# Version 0.1 wrote records without this flag. In such a record, the tables omit XA transactions that commit
+# in the block.
 COVERS_XA_COMMITS = 32
 
-# States of a segment, and their names.
+# The states of a segment, and the names of the states.
 OPEN, CLOSED, COLD, TIERED = range(4)
 STATES = ("open", "closed", "cold", "tiered")
 
@@ -241,7 +241,7 @@ class SegmentRecord:
         return cls.of(segment_records(record)[0]) if is_sound(record) else None
 
     def encode(self) -> bytes:
-        """Return its 128 bytes."""
+        """Return the 128 bytes of the record."""
         record = np.zeros(1, SEGMENT_DTYPE)
         for field in dataclasses.fields(self):
             record[field.name] = getattr(self, field.name)

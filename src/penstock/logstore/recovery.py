@@ -250,7 +250,7 @@ def _read_tail(disk: Disk, reader: SegmentReader, known: _KnownState, closed: bo
 def sound_blocks(disk: Disk, reader: SegmentReader, end: int) -> bytes:
     """Return the leading records of a segment's L2 that are sound and contiguous, up to `end`.
 
-    The last one ends at a transaction boundary.
+    The last record ends at a transaction boundary.
     """
     try:
         content = disk.read(reader.segment.index_path)

@@ -299,7 +299,7 @@ class Retention:
         return floor
 
     def _report(self, broken: tuple[BrokenHold, ...]) -> None:
-        """Log each hold once when a limit breaks it, and once when it holds again."""
+        """Log a hold once when a limit breaks it, and once when the hold is in force again."""
         before = {broken_hold.hold.name for broken_hold in self.broken}
         for broken_hold in broken:
             if broken_hold.hold.name not in before:

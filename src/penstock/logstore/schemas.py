@@ -387,7 +387,7 @@ class SchemaLog(Generic[_Kept]):
     def _append(self, generation: _Generation, content: bytes) -> None:
         file = self._file = self._file or self._disk.append_open(generation.path)
         if file.size != generation.sound_bytes:
-            # A crash tore the last line. Cut it off, so that the new line is not joined to it.
+            # A crash tore the last line. Cut the line off, so that the new line is not joined to it.
             file.truncate(generation.sound_bytes)
         file.write([content])
         file.sync()
@@ -499,7 +499,7 @@ def _parse(path: Path, content: bytes) -> _Generation:
 
 
 def sound_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each line before the first torn or damaged one, with the offset of its end."""
+    """Yield each line before the first torn or damaged line, with the offset of its end."""
     start = 0
     while (end := content.find(b"\n", start)) >= 0:
         line = content[start:end]

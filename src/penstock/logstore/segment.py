@@ -135,7 +135,7 @@ class SegmentReader(Closing):
         stored: StoredFile = disk.open_read(segment.path)
         try:
             if segment.cold:
-                # Imported here, so that only readers of compressed segments need the zstd package.
+                # Imported on demand, so that only readers of compressed segments need the zstd package.
                 from penstock.logstore.cold import SeekableFile
 
                 stored = SeekableFile(stored, str(segment.path))
@@ -251,7 +251,7 @@ class SegmentWriter:
     def resume(cls, disk: Disk, segment: StoredSegment, head: SegmentHead, time_max_us: int) -> Self:
         """Continue an existing segment.
 
-        The caller truncates it and supplies its index. Its name may not be durable.
+        The caller truncates the segment and supplies its index. The file's name may not be durable.
         """
         return cls(disk, segment, head, time_max_us, created=True)
 

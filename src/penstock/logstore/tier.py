@@ -161,7 +161,7 @@ class Tier:
                 break
             if self._is_stored(note):
                 break
-            # A crash left a partial upload there. Leave that object, and use another name.
+            # A crash left a partial upload under this name. Leave that object, and use another name.
             _log.warning("an object in the tier is incomplete and of no use", object=name)
         self._disk.write_atomic(self.note_path(segment), note.encode())
         _log.info("a segment was copied to the tier", segment=stored.path.name, bytes=size)

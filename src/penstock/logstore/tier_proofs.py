@@ -28,7 +28,7 @@ class TierProofs:
         self._states: dict[str, str] | None = None
 
     def has(self, name: str, state: str) -> bool:
-        """Return whether an object was proved in this state."""
+        """Return whether an object was proved in its current state."""
         with self._lock:
             if self._states is None:
                 self._states = self._load()

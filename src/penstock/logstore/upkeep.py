@@ -46,7 +46,7 @@ class Upkeep:
         self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
         # Counts of segments moved to the tier, and of failures, by outcome.
         self.uploads = Counter("moved", "failed")
-        # When work on a segment last failed, by its state and version; monotonic seconds.
+        # When work on a segment last failed, by the segment's state and version, in monotonic seconds.
         self._failed: dict[tuple[int, int], float] = {}
         self._prepared = PreparedSurvey(disk, layout)
         kept = settings.retention

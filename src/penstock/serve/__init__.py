@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serving a log to readers elsewhere: the listener, and one folder for each protocol."""
+"""Serving a log to remote readers: the listener, and one folder for each protocol."""

@@ -19,7 +19,7 @@ from penstock.limits import (
 # The number of connections accepted before the event loop serves the existing ones.
 _ACCEPTED_AT_ONCE = 64
 
-# A peer: its address and its port.
+# A peer is an address and a port.
 Address = tuple[str, int]
 
 
@@ -95,7 +95,9 @@ class AcceptedSocket(socket.socket):
         super().close()
 
     def leave(self, number: int) -> None:
-        """Close the connection here but keep counting it as `number`, because another process has it too."""
+        """Close the connection in this process but keep counting it as `number`, because another process has
+        it too.
+        """
         admission, self.admission = self.admission, None
         if admission is not None:
             admission.renumber(self.fileno(), number)
@@ -105,7 +107,7 @@ class AcceptedSocket(socket.socket):
 class ListeningSocket(socket.socket):
     """A listening socket that counts connections.
 
-    `refused` is called for each rejected one with the reason.
+    `refused` is called for each rejected connection, with the reason.
     """
 
     def __init__(self, bound: socket.socket, admission: Admission, *, with_handshake: bool) -> None:

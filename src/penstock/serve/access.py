@@ -281,7 +281,7 @@ class _Credentials:
 class Access:
     """The accounts of a daemon.
 
-    Each check compares all accounts, so it takes the same time for any of them.
+    Each check compares the credentials of all accounts, so it takes the same time for any account.
     """
 
     def __init__(
@@ -328,7 +328,8 @@ class Access:
         ]
         token = listen.secret()
         if token is not None:
-            # Canal clients have no tokens: for them the token is a password that works with any user.
+            # Canal clients have no tokens. For Canal clients, the token is a password that works with any
+            # user.
             known.append(_Credentials(WHOLE, token, None, token))
         return cls(
             known,
@@ -375,7 +376,8 @@ class Access:
     def of_canal(self, user: str, proof: bytes, seed: bytes) -> Account | None:
         """Return the account that answers Canal's handshake; `given` is the hex text sent for `seed`.
 
-        With listen.canal_accept_plain, the password itself is accepted too, because some clients send it.
+        With listen.canal_accept_plain, the password itself is accepted too, because some clients send the
+        password.
         """
         if not self.asks("canal"):
             return WHOLE

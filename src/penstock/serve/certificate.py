@@ -22,7 +22,7 @@ def read_certificate(readings: Readings, files: TlsFiles | None) -> None:
     try:
         certificate = x509.load_pem_x509_certificate(Path(files.cert).read_bytes())
     except (OSError, ValueError) as problem:
-        # The listeners continue with their current certificate.
+        # The file cannot be read. The listeners continue with their current certificate.
         _log.warning("the certificate cannot be read", file=str(files.cert), why=str(problem))
         return
     expires = certificate.not_valid_after_utc.timestamp()

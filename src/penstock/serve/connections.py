@@ -28,7 +28,8 @@ from penstock.telemetry.definitions import SECONDS_BOUNDS
 
 _log = structlog.get_logger(__name__)
 
-# Log messages of one kind are limited to one per interval, so that a flood does not multiply them.
+# Log messages of one kind are limited to one per interval, so that a flood of connections does not flood the
+# log.
 _LOG_INTERVAL_SECONDS = 1.0
 
 
@@ -78,8 +79,8 @@ class RateLimitedLog:
         self._unlogged: Tally[tuple[str, ...]] = Tally()
 
     def tell(self, message: str, listener: Listening, peer: str, **more: Any) -> None:
-        """Log a warning unless one of the same kind was just logged. `times` counts those suppressed since
-        then.
+        """Log a warning, unless a warning of the same kind was just logged. `times` counts the warnings
+        suppressed since then.
         """
         kind = message, listener, str(more.get("error", ""))
         self._unlogged[kind] += 1
@@ -134,7 +135,7 @@ class Connections:
         self.served_elsewhere: Tally[Listening] = Tally()
 
     def listen(self, listener: Listening, bound: socket.socket, *, over_tls: bool) -> ListeningSocket:
-        """Replace a bound socket by one that counts its connections here."""
+        """Replace a bound socket by a socket that counts its connections in this object."""
         port = ListeningSocket(bound, self.admission, with_handshake=over_tls)
         port.refused = lambda why, peer: self.tell(why, listener, peer, open=self.admission.open)
         return port
@@ -167,7 +168,7 @@ class Connections:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Unregister a lost connection, and notify those who wait for that."""
+        """Unregister a lost connection, and notify the callers that wait for its loss."""
         self._open.discard(connection)
         connection.end()
 

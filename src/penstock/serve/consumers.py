@@ -154,7 +154,7 @@ class Consumers:
         """Write a consumer's hold. Runs in a thread."""
         seconds = self._seconds(instance)
         if seconds is None:
-            # The settings have changed.
+            # The settings have changed, and absent consumers no longer hold the log.
             return
         now = time.monotonic()
         try:

@@ -148,7 +148,7 @@ class CoordinationProbe:
         try:
             if self._store is None:
                 self._store = self._open()
-            # Only the duration of this request is measured.
+            # Measure only the duration of this request.
             self._store.list(path_of("subscriptions"))
             self._seconds.observe(time.monotonic() - now)
             self._states = [

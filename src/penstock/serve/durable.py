@@ -44,7 +44,7 @@ class DurableInstance:
         return self._instance.name
 
     def log(self) -> ServedLog:
-        """Return its log up to the confirmed end.
+        """Return the instance's log up to the confirmed end.
 
         Raises ServerBusy while nothing is confirmed, and what the instance's own log raises.
         """
@@ -73,7 +73,7 @@ class DurableInstance:
         try:
             stored = self.stored_log()
         except PenstockError:
-            # The status already says why there is no log.
+            # There is no log, and the status already says why.
             return status
         view = self._view_of(stored)
         view.follow()

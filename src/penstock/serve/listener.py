@@ -136,7 +136,7 @@ class HttpListener(uvicorn.Server):
         await self.startup(self._listening)
 
     async def stop_serving(self) -> None:
-        """Stop accepting requests, finish those in progress, then end."""
+        """Stop accepting requests, finish the requests in progress, then end."""
         if self.started:
             await self.shutdown(self._listening)
 
@@ -211,7 +211,7 @@ def ptubes_listener(
 
 
 class Handover(Protocol):
-    """Other processes of the daemon that serve connections of its ports."""
+    """Hands connections of the daemon's ports over to other processes of the daemon."""
 
     @property
     def listeners(self) -> Collection[Listening]:
@@ -303,7 +303,7 @@ class Listener(HttpListener):
         self.run(sockets=[self._ports.sockets["http"]] if self._handover is None else [])
 
     def stop(self) -> None:
-        """Stop accepting requests, finish those in progress, then end."""
+        """Stop accepting requests, finish the requests in progress, then end."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -350,7 +350,7 @@ class Listener(HttpListener):
             self._telemetry.health.listening.discard(name)
 
     async def _start_canal(self) -> None:
-        """Accept Canal clients once the store of their cursors answers; until then they wait."""
+        """Accept Canal clients once the store of their cursors answers; until then the clients wait."""
         assert self._open_store is not None, "the daemon names it where it listens for Canal"
         self._store = await open_cursor_store(self._open_store)
         if self._store is None:

@@ -101,7 +101,7 @@ class Masking:
     def prove_applies(self, table: TableName, columns: Iterable[str]) -> None:
         """Raise AccessDenied if a rule about this table alone names none of its columns.
 
-        The column may have had another name at that time, which no rule would hide.
+        When the row was logged, the column may have had another name, which no rule hides.
         """
         known = {name.casefold() for name in columns}
         for tables, names in self.rules:
@@ -197,7 +197,7 @@ def in_any_case(pattern: str) -> TablePatterns:
 
 
 def matches_in_any_case(tables: TablePatterns, table: TableName) -> bool:
-    """Return whether a pattern of `in_any_case` matches a table in its own or in lower case."""
+    """Return whether a pattern of `in_any_case` matches a table's name, as it is or in lower case."""
     return tables.matches(table.database, table.table) or tables.matches(
         table.database.casefold(), table.table.casefold()
     )

@@ -94,10 +94,12 @@ class PiecesLog(Protocol):
         """Its name."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return its status without waiting."""
+        """Return the instance's status without waiting."""
 
     def log(self) -> ServedLog:
-        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
+        """Return the instance's log. Raises ServerBusy while it is being opened, or the error that prevents
+        it.
+        """
 
 
 class _Flight:

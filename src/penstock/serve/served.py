@@ -27,10 +27,12 @@ class ServedInstance(Protocol):
         """Its name."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return its status as plain JSON values, without waiting."""
+        """Return the instance's status as plain JSON values, without waiting."""
 
     def log(self) -> ServedLog:
-        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
+        """Return the instance's log. Raises ServerBusy while it is being opened, or the error that prevents
+        it.
+        """
 
 
 class Served:

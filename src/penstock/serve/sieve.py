@@ -205,7 +205,9 @@ def sieve_of(
     where: Predicate | None = None,
     conditions: RowConditions = EVERY_ROW,
 ) -> Sieve:
-    """Return a sieve for a view, with its own view that decodes what the filter needs."""
+    """Return a sieve for a requested view. The sieve has its own view, which decodes what the filter
+    needs.
+    """
     if conditions:
         # An account's conditions need both images of updates, and may need any column.
         shared = replace(view, changes=None, columns=None)

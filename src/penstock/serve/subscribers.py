@@ -147,7 +147,7 @@ class Subscribers:
         ]
         for key in expired:
             del self._known[key]
-        # Clients choose the names, so their number must be bounded too.
+        # Clients choose the names, so the number of names must be bounded too.
         idle = [key for key, subscriber in self._known.items() if not subscriber.requests]
         for key in idle[:-SUBSCRIBERS_IDLE_SHOWN_MAX]:
             del self._known[key]

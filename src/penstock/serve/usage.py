@@ -26,7 +26,9 @@ class Usage:
         self._debt_bytes = self._debt_at = 0.0
 
     def begin_request(self, requests_max: int | None) -> bool:
-        """Count a request unless the limit of concurrent requests is reached; return whether it was."""
+        """Count a request unless the limit of concurrent requests is reached; return whether the request was
+        counted.
+        """
         if requests_max is not None and self.requests >= requests_max:
             return False
         self.requests += 1
@@ -37,7 +39,7 @@ class Usage:
         self.requests -= 1
 
     def spend(self, size: int, rate: int, now: float) -> float:
-        """Add sent bytes to the debt, which falls by `rate` bytes per second, and return it."""
+        """Add sent bytes to the debt, which falls by `rate` bytes per second, and return the debt."""
         self._debt_bytes = max(self._debt_bytes - (now - self._debt_at) * rate, 0.0) + size
         self._debt_at = now
         return self._debt_bytes
@@ -68,7 +70,7 @@ class SharedUsage(Usage):
             self._usages.set_requests(self._account, self._process, max(requests - 1, 0))
 
     def spend(self, size: int, rate: int, now: float) -> float:
-        """Add sent bytes to the debt that all processes share, and return it."""
+        """Add sent bytes to the debt that all processes share, and return the debt."""
         with self._usages.locked(self._account):
             debt_bytes, debt_at = self._usages.debt(self._account)
             debt_bytes = max(debt_bytes - (now - debt_at) * rate, 0.0) + size

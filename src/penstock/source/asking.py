@@ -10,7 +10,7 @@ from penstock.retry import Retry
 
 # The caller waits for the answer, so the pauses are few and short: about 0.7 seconds in total.
 TRIES_WHILE_WAITING = 4
-# A stream can wait longer.
+# A stream can wait longer than a caller.
 STREAM_TRIES = RECONNECT_TRIES_MAX
 # The pauses while a caller waits are too short to be logged.
 _QUIET_SECONDS = 1.0

@@ -76,8 +76,9 @@ class DaemonSource(KeptSource):
             super().renumber()
 
     def wait_behind(self, position: Position, seconds: float) -> Listing:
-        """Wait until the log has a complete transaction after a position, for at most `seconds`. Return what
-        the log has then."""
+        """Wait until the log has a complete transaction after a position, for at most `seconds`. Return the
+        listing of the log at that time.
+        """
         return self._daemon_log.wait_behind(self._to_log(position), seconds)
 
     def bytes_behind(self, position: Position, seconds: float, bytes_max: int) -> ArrivedBytes | None:

@@ -56,7 +56,8 @@ _LENGTH_AT = slice(9, 13)
 _FLAGS_AT = 17
 _IN_USE, _ARTIFICIAL, _RELAY, _IGNORABLE = 0x01, 0x20, 0x40, 0x80
 _ROTATE_EVENT, _START_ENCRYPTION = b"\x04", b"\xa4"
-# A format description lists one length per event type; the server's are about 120 bytes.
+# A format description lists one length per event type. The format description of a server has about 120
+# bytes.
 _FORMAT_DESCRIPTION_BYTES_MAX = 4096
 
 

@@ -301,7 +301,7 @@ class KeptSource(OpenedSource):
         if prepared is None:
             return None
         byte_range = replace(prepared, epoch=shifted_epoch(prepared.epoch, self.shift))
-        # A transaction that was prepared later may have the same id.
+        # A transaction that was prepared later may have the same id, so check the position too.
         return byte_range if place_of(byte_range.position) < place_of(before) else None
 
     def _runs(self) -> list[Extent]:

@@ -30,7 +30,7 @@ class LocatedFile:
 
     @property
     def number(self) -> int:
-        """The number in its name, 0 for a single file without a number."""
+        """The number in the file's name, 0 for a single file without a number."""
         return file_number(self.file)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A logged statement, as readers of rows get it."""
+"""A logged statement, in the form that readers of rows receive."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,9 @@ class LoggedStatement:
 
     @property
     def version(self) -> int:
-        """The commit version that compares with those of rows before and after the statement."""
+        """The commit version of the statement, comparable with the versions of the rows before and after
+        it.
+        """
         return self.position.commit_version if self.commit_ts is None else self.commit_ts
 
     @property

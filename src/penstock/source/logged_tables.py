@@ -94,8 +94,9 @@ class LoggedTables:
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Forget definitions that a statement may have changed; the log has the new ones from its position
-        on."""
+        """Forget definitions that a statement may have changed; the log has the new definitions from the
+        statement's position on.
+        """
         spelling = ServerSpelling().under((session or StatementSession()).sql_mode)
         if not effects_of(text, database, spelling):
             return set()

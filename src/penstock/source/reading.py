@@ -354,7 +354,8 @@ class _RangeReader:
     def _definition(self, schemas: Schemas, name: TableName, request: Any) -> TableSchema:
         """Return the history's definition if the table map proves it, else the server's.
 
-        Raises SchemaUnknown; SchemaMismatch if the table map contradicts it and there is no other.
+        Raises SchemaUnknown; SchemaMismatch if the table map contradicts the history's definition and there
+        is no other definition.
         """
         position = self._position(request.position)
         schema = None
@@ -434,7 +435,9 @@ class _RangeReader:
             self._decoding.decoder.answer_statement(self._concerns_selection(statement))
 
     def _concerns_selection(self, statement: Any) -> bool:
-        """Return whether a definition belongs in messages: all tables are selected, or one that it names."""
+        """Return whether a definition belongs in messages: whether all tables are selected, or a table that
+        it names.
+        """
         selected = self._selection.tables
         if selected.selects_all:
             return True

@@ -39,7 +39,7 @@ from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source
 
-# Decoding mostly releases the GIL.
+# Decoding mostly releases the GIL, so two threads decode at the same time.
 _THREADS = 2
 # The number of ranges that are decoded ahead.
 _AHEAD = 2 * _THREADS

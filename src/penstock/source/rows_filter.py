@@ -145,12 +145,12 @@ def row_parts(arrow: pyarrow.RecordBatch, rows_max: int) -> Iterator[pyarrow.Rec
 
 
 def both(first: Mask | None, second: Mask) -> Mask:
-    """Return a mask of the rows that pass both; None passes all rows."""
+    """Return a mask of the rows that pass both masks; None passes all rows."""
     return second if first is None else first & second
 
 
 def whole_updates(mask: Mask, befores: Mask) -> Mask:
-    """Return a mask in which both images of an update pass if either does."""
+    """Return a mask in which both images of an update pass if `mask` passes either image."""
     (updates,) = befores.nonzero()
     if not updates.size:
         return mask

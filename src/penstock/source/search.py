@@ -17,7 +17,7 @@ _EVENT_HEADER_BYTES = 19
 _TYPE_AT = 4
 ROTATE_EVENT = 4
 _FORMAT_DESCRIPTION_EVENT = 15
-# MySQL's Previous_gtids and MariaDB's Gtid_list.
+# The event types of MySQL's Previous_gtids and MariaDB's Gtid_list.
 _GTID_LIST_EVENTS = (35, 163)
 # The format description's timestamp is the file's creation time in seconds.
 _SECOND_US = 1_000_000

@@ -49,7 +49,7 @@ def slots_of(rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, prei
 def fill_absent(
     rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, preimages: Mask
 ) -> pyarrow.RecordBatch:
-    """Return rows whose postimages have the preimage's values of `columns` that they lack.
+    """Return the rows, with each value of `columns` that is missing in a postimage taken from the preimage.
 
     Raises ServerUnsupported if an image is missing one of the columns in any other case.
     """
@@ -99,7 +99,7 @@ def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int
 
 
 def with_kinds(rows: pyarrow.RecordBatch, indexes: npt.NDArray[Any], kinds: list[str]) -> pyarrow.RecordBatch:
-    """Return rows in which those at `places`, in ascending order, have other change types."""
+    """Return the rows with other change types for the rows at `places`, which are in ascending order."""
     column_index = rows.schema.get_field_index(CHANGE_TYPE)
     changed = numpy.zeros(rows.num_rows, numpy.bool_)
     changed[indexes] = True

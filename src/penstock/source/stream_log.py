@@ -89,7 +89,7 @@ class StreamLog:
         return self._ask(ask)
 
     def after_loss(self, begin: Offset) -> Offset:
-        """Return the current end of the log, in an epoch after the one of an offset that was purged."""
+        """Return the current end of the log, in an epoch after the epoch of a purged offset."""
         return self._completed(self.head(epoch_after(begin.position)))
 
     def listed(self, here: Offset, listing: Any = None) -> AbstractContextManager[None]:
@@ -224,7 +224,9 @@ class StreamLog:
         return replace(end, gtid_set=gtid_set, fingerprint=known or self._fingerprint(source, end))
 
     def _complete_once(self, begin: Offset) -> Offset:
-        """Return an offset that version 0.1 wrote with its fingerprint, and with the GTID set of the log."""
+        """Complete an offset that version 0.1 wrote: return it with its fingerprint and with the GTID set of
+        the log.
+        """
         if begin.fingerprint or begin.by_set or not begin.server_key:
             return begin
         if self._last_completed is None or self._last_completed[0] != begin:

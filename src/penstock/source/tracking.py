@@ -33,7 +33,7 @@ def known_schemas(
 ) -> Schemas | None:
     """Return the source of definitions for a range: the driver's history, the log, the server, or None.
 
-    `source` is the range's own, if it is open.
+    `source` is the source of the range, if it is open.
     """
     if history is None and options.is_kept:
         return LoggedTables(source or open_source(options))

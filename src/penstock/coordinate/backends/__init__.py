@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends of coordination: one file for each, found by name, which is the URL scheme."""
+"""The coordination backends, one file for each. The name of a backend is the scheme of its URLs."""
 
 import pkgutil
 

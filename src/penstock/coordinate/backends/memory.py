@@ -289,7 +289,7 @@ class _MemoryWatch:
         self._news.release()
 
     def close(self) -> None:
-        """Stop calling."""
+        """Stop calling the callback."""
         with self._space.lock:
             if self in self._space.watches:
                 self._space.watches.remove(self)

@@ -138,22 +138,22 @@ class Client:
 
     @property
     def name(self) -> str:
-        """The name of its subscription."""
+        """The name of the client's subscription."""
         return subscription_name(self.client_id)
 
     @property
     def account_path(self) -> str:
-        """The path of the record with its account name."""
+        """The path of the record with the name of the client's account."""
         return Subscription(self.destination, self.name).account_path
 
     @property
     def filter_path(self) -> str:
-        """The path of the record with its last filter."""
+        """The path of the record with the client's last filter."""
         return Subscription(self.destination, self.name).path + "/filter"
 
     @property
     def identity(self) -> str:
-        """The identity as Canal writes it in messages."""
+        """The client's identity as Canal writes it in messages."""
         return (
             f"ClientIdentity[destination={self.destination},clientId={self.client_id},filter={self.filter}]"
         )
@@ -165,7 +165,7 @@ class Client:
 
     @property
     def consumed(self) -> Position | None:
-        """The stored position before which everything was consumed; None if there is none in this log.
+        """The stored position before which everything was consumed; None if this log does not contain it.
 
         Raises what the log raises.
         """
@@ -254,7 +254,7 @@ class Clients:
         zone_seconds: int = 0,
         bring: Bring | None = None,
     ) -> None:
-        """`bring` takes a client from another process of the daemon; None if this is the only one."""
+        """`bring` takes a client from another process of the daemon; None if this is the only process."""
         self._served = served
         self._bring = bring
         self._store = store
@@ -355,7 +355,7 @@ class Clients:
         writing, lease = client._writing, client._lease
         client.owner = client._supersede = client._writing = client._lease = None
         if client.cursor is not None:
-            # Batches belong to the connection that they were sent over.
+            # Batches belong to the connection over which they were sent.
             client.cursor = client.cursor.handed_over()
         if writing is None:
             return
@@ -525,7 +525,7 @@ class Clients:
         )
 
     async def _set_filter(self, client: Client, within: TablePatterns, asked: str) -> None:
-        """Set the tables of a client's filter. Without a new filter, the last one applies."""
+        """Set the tables of a client's filter. Without a new filter, the last filter applies."""
         if asked and asked != client.filter:
             await asyncio.to_thread(self._store.put, client.filter_path, asked.encode())
         client.filter = asked or client.filter

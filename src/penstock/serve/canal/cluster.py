@@ -75,7 +75,7 @@ class CanalCluster:
         self._thread = threading.Thread(target=self._run, name="canal-cluster", daemon=True)
 
     def change(self, destinations: Collection[str]) -> None:
-        """Show these destinations from now on."""
+        """Show the given destinations from now on."""
         self._destinations = sorted(destinations)
         self._wants_all = True
 

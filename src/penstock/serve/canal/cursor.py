@@ -97,7 +97,7 @@ class Cursor:
         self._prefetch: tuple[Place, asyncio.Task[Piece | None]] | None = None
 
     def handed_over(self) -> "Cursor":
-        """Return the cursor of the next session, which resends what is not acknowledged.
+        """Return the cursor of the next session, which resends everything that is not acknowledged.
 
         Later calls of the previous session on this cursor have no effect.
         """
@@ -183,7 +183,7 @@ class Cursor:
             self._pass(self._reached, self._reached_mark)
 
     async def _piece_at(self, gathering: "_Gathering") -> Piece | None:
-        """Return the piece at the gathering's position, and prefetch the next one."""
+        """Return the piece at the position of the gathering, and prefetch the piece after it."""
         begin = Place(gathering.at.position, gathering.at.part)
         if self._piece is not None and (self._piece.start, self._piece.part) == (begin.position, begin.part):
             return self._piece
@@ -296,7 +296,8 @@ class _Gathering:
     def add(self, piece: Piece) -> None:
         """Add the entries of a piece, or of a part of a piece, that fit."""
         if piece.part < self.at.part:
-            # The piece now has fewer parts than before, so its last part was already taken.
+            # The piece now has fewer parts than at the first attempt, so all of its entries were taken
+            # already.
             self.at = Place(piece.end)
             return
         entries = entries_of(piece)

@@ -52,7 +52,7 @@ class Packet:
 
     @property
     def type_name(self) -> str:
-        """The name of its type, or the number of an unknown type."""
+        """The name of the packet's type, or the number of an unknown type."""
         return PacketType(self.type).name if self.type in _TYPES else str(self.type)
 
 
@@ -74,7 +74,8 @@ class ClientAuth:
 
 @dataclass(frozen=True)
 class Request:
-    """The fields of every request after the authentication, and those of only some requests.
+    """The fields that every request after the authentication has, and the fields that only some requests
+    have.
 
     `timeout` and `unit` are None if the client did not set them, which differs from 0.
     """

@@ -28,8 +28,8 @@ Session = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 async def open_cursor_store(open_store: Callable[[], CoordinationStore]) -> CoordinationStore | None:
-    """Open the store of the clients' cursors, waiting until it answers. If it never will, log the reason and
-    return None.
+    """Open the store of the clients' cursors, waiting until it answers. If it can never answer, log the
+    reason and return None.
     """
     retry = Retry("clients of Canal wait for the coordination store", backoff=_STORE_BACKOFF)
     try:
@@ -109,8 +109,8 @@ class CanalListener:
                 "a connection is closed", "canal", connection.peer, error=error, why=str(problem)
             )
         except asyncio.CancelledError:
-            # The task ends here anyway. Python 3.11 prints a traceback for a connection's task if it counts
-            # as cancelled.
+            # End the task normally: Python 3.11 prints a traceback for a connection's task that counts as
+            # cancelled.
             _log.debug("a connection is closed at the end", listener="canal", peer=connection.peer)
         finally:
             self._connections.release(connection)

@@ -55,7 +55,7 @@ _SEED_BYTES = 8
 # Canal's error codes: general failure, missing name, acknowledgement of an unknown batch.
 _FAILED, _NAME_MISSING, _BATCH_MISSING = 400, 401, 402
 
-# Canal's default fetch size; clients request it with 0 or less.
+# Canal's default fetch size. A client requests it with a size of 0 or less.
 _FETCH_SIZE_DEFAULT = 1000
 _FETCH_UNIT_BYTES = 1024
 
@@ -63,7 +63,7 @@ _FETCH_UNIT_BYTES = 1024
 _UNIT_SECONDS = (1e-9, 1e-6, 1e-3, 1.0, 60.0, 3600.0, 86_400.0)
 _MILLISECONDS = 2
 
-# Available on Linux only.
+# TCP_QUICKACK is available on Linux only.
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 # The maximum number of requests that a client may send while it waits for changes.
@@ -226,7 +226,7 @@ class CanalSession:
     # --- Requests ---------------------------------------------------------------------------
 
     async def _answer(self, packet: Packet, account: Account) -> None:
-        """Answer one request. Raises OptionInvalid for an invalid one."""
+        """Answer one request. Raises OptionInvalid for an invalid request."""
         if packet.compression > 1:
             await self._send(frames.ack_error(_FAILED, "compression is not supported"))
         elif packet.type == PacketType.GET:
@@ -430,7 +430,8 @@ async def _wait_for_entries(client: Client, limit: int, seconds: float | None) -
             return await cursor.gather(limit, remaining)
         if client.pieces.arrivals.closing or remaining == 0:
             return None
-        # A log that is being opened sends no notification when it is open.
+        # No notification is sent when a log has been opened, so do not rely on notifications while it is
+        # being opened.
         await news(client.pieces, seen, _POLL_SECONDS if remaining is None else min(remaining, _POLL_SECONDS))
 
 

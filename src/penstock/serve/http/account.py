@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of a client over HTTP: `GET /v1/account`, its name and its rights."""
+"""The account of a client over HTTP: `GET /v1/account` returns its name and its rights."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response

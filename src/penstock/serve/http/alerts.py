@@ -29,7 +29,9 @@ class AlertTestRequest(ChangeRequest):
 
 
 def routes(served: Served, firing: Callable[[], list[Alert]], channel: Channel | None) -> list[Route]:
-    """Return the routes of alerts. `channel` is where they are sent, None if `alerts` is not set."""
+    """Return the routes of alerts. `channel` is where alerts are sent, None if the setting `alerts` is
+    missing.
+    """
     address = None if channel is None else channel.address
 
     async def alerts(request: Request) -> Response:

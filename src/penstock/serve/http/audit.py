@@ -11,5 +11,7 @@ _log = structlog.get_logger("penstock.serve.audit")
 
 
 def record_action(account: Account, action: str, **values: Any) -> None:
-    """Record an action of an account. `values` identify its object and never contain row values."""
+    """Record an action of an account. `values` identify the object of the action and never contain row
+    values.
+    """
     _log.info("audit", action=action, account=account.name, **values)

@@ -180,7 +180,7 @@ def _read(
 def _prove_permitted(
     changes_request: ChangesRequest, account: Account, tables: TablePatterns, where: Predicate | None
 ) -> None:
-    """Raise AccessDenied if a request shows hidden values, or filters or divides rows by masked ones."""
+    """Raise AccessDenied if a request shows hidden values, or filters or shards rows by masked values."""
     if changes_request.format != "arrow":
         account.prove_reads_whole_rows(f"messages of the format {changes_request.format}")
     account.prove_sees_columns(changes_request.columns or (), tables, "columns")
@@ -310,8 +310,8 @@ class ChangesAnswer(StreamedAnswer):
         if frames is None:
             if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX:
                 return await self._encode_for_all(piece, key)
-            # Many subscribers request a piece at the same moment. The first one encodes it, and the others
-            # wait for the result.
+            # Many subscribers request a piece at the same moment. The first subscriber encodes it, and the
+            # others wait for the result.
             frames = piece.derived[key] = asyncio.ensure_future(self._encode_for_all(piece, key))
         return await asyncio.shield(frames) if isinstance(frames, asyncio.Future) else frames
 
@@ -336,7 +336,7 @@ class ChangesAnswer(StreamedAnswer):
             frames = await pieces.in_thread(self._encoded, piece, passing)
         else:
             frames = self._encoded(piece, passing)
-        # Each shard count has its own copies, which count toward the cache size.
+        # Each number of shards has its own copies of the rows, which count toward the cache size.
         pieces.keep(self._sieve.view, piece, self._sieve.kept_bytes(piece) - kept)
         return frames
 
@@ -401,14 +401,16 @@ class ChangesAnswer(StreamedAnswer):
                 "server_key": "" if epoch is None else epoch.server_key,
                 "time_us": piece.time_us,
             }
-            # The part that is the same for all subscribers is encoded once.
+            # The part of the position frame that is the same for all subscribers is encoded once.
             shared = piece.derived["position"] = json.dumps(header, separators=(",", ":"))[:-1]
         return framed(f'{shared},"behind_bytes":{cursor.behind_bytes()},"bytes":0}}'.encode())
 
 
 @functools.lru_cache(_WARNINGS_MAX)
 def _warn_of_idle_mask(table: TableName, columns: tuple[str, ...]) -> None:
-    """Log, once for each table, the masked columns that it does not have: mistyped ones, or earlier names."""
+    """Log, once for each table, the masked columns that the table does not have: mistyped names, or earlier
+    names.
+    """
     _log.warning(
         "a mask names columns that the table does not have",
         table=str(table),

@@ -63,7 +63,7 @@ class StartPart(_Part):
         return self
 
     def start(self) -> Start:
-        """Return the start it describes. Raises OptionInvalid, PositionInvalid."""
+        """Return the start that this part describes. Raises OptionInvalid, PositionInvalid."""
         if self.position is not None:
             return Start(position=Position.parse(self.position), server_key=self.server_key)
         if self.gtid_set is not None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last 24 hours over HTTP: `GET /v1/charts`, and of one instance `/v1/instances/{instance}/charts`."""
+"""The charts of the last 24 hours over HTTP: `GET /v1/charts` for all instances, and
+`/v1/instances/{instance}/charts` for one.
+"""
 
 import functools
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fleet over HTTP: `GET /v1/fleet`, the same from every member."""
+"""The fleet over HTTP: `GET /v1/fleet`. Every member gives the same response."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor

@@ -40,10 +40,10 @@ class Control(Protocol):
         """Return the status of a job with its command and output."""
 
     def change_job(self, name: str, word: str, *, dry_run: bool) -> dict[str, Any]:
-        """Change a job; return its status before."""
+        """Change a job; return its status before the change."""
 
     def move_job(self, name: str, worker: str | None, *, dry_run: bool) -> dict[str, Any]:
-        """Move a job; return its status before."""
+        """Move a job; return its status before the move."""
 
     def drain(self, member: str, *, at_once: bool, dry_run: bool) -> list[str]:
         """Drain a member; return its instances and jobs."""
@@ -53,7 +53,7 @@ class Control(Protocol):
 
 
 class JobRequest(ChangeRequest):
-    """A change of a job that needs no parameter but its name."""
+    """The body of a change of a job that needs no parameter besides the job's name."""
 
 
 class JobMoveRequest(ChangeRequest):

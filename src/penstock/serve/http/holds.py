@@ -22,7 +22,7 @@ from penstock.serve.access import Account, account_of
 from penstock.serve.http.query import Query, log_of
 from penstock.serve.served import Served
 
-# A reader that is silent for this long is considered gone, and holds nothing any longer.
+# A reader that is silent for this long is considered gone, and its hold expires.
 HOLD_SECONDS_DEFAULT = 24 * 3600
 
 _INSTANCE = "/v1/instances/{instance}"
@@ -60,7 +60,7 @@ async def _put(served: Served, request: Request) -> Response:
 
 
 async def _list(served: Served, request: Request) -> Response:
-    """List the holds in force, the one furthest back first."""
+    """List the holds in force, beginning with the hold that is furthest back."""
     account, log = account_of(request), log_of(served, request)
     shown = await served.threads.search(_shown_to, account, log)
     return JSONResponse({"holds": shown})
@@ -98,7 +98,7 @@ def _all(log: ServedLog) -> list[Hold]:
 
 
 def visible_holds(account: Account, log: ServedLog) -> list[Hold]:
-    """Return the holds that an account may see, the one furthest back first."""
+    """Return the holds that an account may see, beginning with the hold that is furthest back."""
     visible = [hold for hold in _all(log) if account.admin or hold.account == account.name]
     return sorted(visible, key=lambda hold: hold.position)
 

@@ -363,8 +363,8 @@ def _readable_end(log: ServedLog, epoch: int, file: str, start: int, stop: int |
         if (extent.epoch, extent.file) == (epoch, file) and extent.start <= end <= extent.end:
             end = extent.end
     if end == start:
-        # There are no bytes here. Unless the log continues at this position, the lookup raises an error with
-        # the reason.
+        # The log has no bytes from this position on. Unless the log continues at this position, the lookup
+        # raises an error with the reason.
         log.locate_position(Position(epoch, file, start))
     return end if stop is None else min(end, max(stop, start))
 

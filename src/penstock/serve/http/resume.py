@@ -15,7 +15,7 @@ from penstock.serve.served import Served
 
 
 def routes(served: Served, start: Callable[[str], None] | None) -> list[Route]:
-    """Return the route; `start` starts the capture of an instance. It is None if this process captures
+    """Return the route. `start` starts the capture of an instance; it is None if this process captures
     nothing.
     """
 

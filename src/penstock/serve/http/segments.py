@@ -70,7 +70,7 @@ def _bytes_of(log: Log, record: SegmentRecord) -> int:
 
 
 def _shown(log: Log, record: SegmentRecord) -> dict[str, Any]:
-    """Return a segment. Fields that are only known at its end are null while it is open."""
+    """Return a segment. Fields that are known only at the end of the segment are null while it is open."""
     is_open = record.state == OPEN
     return {
         "segment": f"{record.version:019d}",

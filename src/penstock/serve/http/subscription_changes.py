@@ -51,7 +51,7 @@ Outcome = dict[str, Any]
 
 
 class MoveRequest(ChangeRequest):
-    """A shard, and the member that gets it for as long as the member runs."""
+    """The shard to move, and the member that gets it for as long as the member runs."""
 
     example: ClassVar[str] = '{"shard": 0, "member": "h1:42", "dry_run": true}'
     shard: int = Field(ge=0, description="The shard, counted from 0")
@@ -119,7 +119,7 @@ class SetRequest(ChangeRequest):
                 "name what to deliver, or as_members_ask", hint=f"For example: {self.example}"
             )
         selection, columns = self._selected(named, before.selection), self._keyed(before)
-        # Members will send the selection in their own requests, so it has to be valid there.
+        # Members will send the selection in their own requests, so it has to be valid in a request.
         ChangesRequest.parse(json.dumps(selection.fields()).encode())
         outcome: Outcome = {
             "old": before.selection.fields(),
@@ -174,7 +174,7 @@ class SetRequest(ChangeRequest):
 
 
 class DeleteRequest(ChangeRequest):
-    """Whether a subscription is deleted although members hold its shards."""
+    """A request to delete a subscription, with `force` even if members hold its shards."""
 
     example: ClassVar[str] = '{"dry_run": true}'
     force: bool = Field(default=False, description="Delete it even if members hold its shards: they stop")

@@ -103,7 +103,7 @@ def _change_to_json(account: Account, change: TableChange) -> dict[str, Any]:
 
 
 def _first(parts: Iterator[_Part], limit: int) -> tuple[list[_Part], bool]:
-    """Return the first parts, and whether there are more."""
+    """Return the first parts of a transaction, and whether there are more."""
     first: list[_Part] = []
     size = 0
     for part in parts:

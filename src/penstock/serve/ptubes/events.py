@@ -25,10 +25,10 @@ from penstock.serve.ptubes.messages import (
     payload_bytes,
 )
 
-# Writers of these tables use them to measure the delay of all followers.
+# Writers use these tables to measure the delay of all followers.
 HEARTBEAT_TABLES = (TableName("buffalo_heartbeat", "heartbeat"), TableName("ptubes_heartbeat", "heartbeat"))
 
-# The names that definitions of the heartbeat tables refer to.
+# The names by which definitions refer to the heartbeat tables: databases, and tables with their databases.
 _HEARTBEAT_NAMES = {
     name for table in HEARTBEAT_TABLES for name in (table.database, f"{table.database}.{table.table}")
 }
@@ -58,14 +58,14 @@ class Skip:
 
 
 class Events:
-    """The events of one batch for a session. `left` of them were not taken yet."""
+    """The events of one batch for a session. `left` is the number of events that were not taken yet."""
 
     def __init__(self, batch: pyarrow.RecordBatch, rules: EventRules, skip: Skip | None) -> None:
         self._values: pyarrow.LargeBinaryArray = batch["value"]
         kinds = batch["kind"].to_numpy(zero_copy_only=False)
         slots = batch["slot"].to_numpy(zero_copy_only=False).astype(numpy.int32)
         lengths = framed_bytes(self._values)
-        # -1 is every shard.
+        # Shard -1 stands for every shard.
         shards = numpy.where((kinds < _STATEMENT) & (slots >= 0), slots % rules.shard_count, -1)
         wanted = numpy.isin(shards, rules.shards)
         if rules.shards:

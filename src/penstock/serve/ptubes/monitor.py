@@ -154,7 +154,7 @@ def _settings_of(instance: ServedInstance) -> dict[str, Any]:
             "tables": status["tables"],
             "excludeTables": status["exclude_tables"],
         },
-        # No URLs here: they may contain credentials.
+        # Leave out URLs, because they may contain credentials.
         "storageConfig": settings
         and {
             "storageMode": _mode(log),

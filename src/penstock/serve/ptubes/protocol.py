@@ -53,7 +53,7 @@ _LISTENER: Listening = "ptubes"
 _PROTOBUF = "PROTOCOL_BUFFER"
 _SUCCESS, _FAIL = b"success", b"fail"
 
-# Smaller responses are not compressed.
+# Responses smaller than this are not compressed.
 _GZIP_BYTES_MIN = 4096
 
 # A client gives up on a response after two seconds, so a quota delays it for less.

@@ -97,7 +97,7 @@ def _complete_since_us(source: OwnSource) -> int:
         else next(_transactions(source, first_range[0].position, first_range[1]), None)
     )
     if earliest != epoch.position:
-        # Older transactions were trimmed.
+        # The log's epoch began earlier, but its older transactions were trimmed.
         return epoch.time_us if first is None else first.time_us
     return epoch.time_us if first is None else min(epoch.time_us, first.time_us)
 
