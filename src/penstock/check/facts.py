@@ -68,7 +68,7 @@ class Facts:
 
     @property
     def mariadb(self) -> bool:
-        """Whether the server is a MariaDB."""
+        """Whether the server is MariaDB."""
         return self.identity.flavor == MARIADB
 
     @property
@@ -95,7 +95,9 @@ class Facts:
         return f"SET {'PERSIST' if persists else 'GLOBAL'} {name} = {value}"
 
     def may(self, *privileges: str) -> bool:
-        """Return whether the account has at least one of these privileges on everything."""
+        """Return whether the account has at least one of these privileges globally, on all databases and
+        tables.
+        """
         sufficient = {*privileges, "ALL PRIVILEGES"}
         for grant in self.grants:
             privilege_list, _, target = grant.removeprefix("GRANT ").partition(" ON ")

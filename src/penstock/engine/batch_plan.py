@@ -134,5 +134,5 @@ def mark_of(
 
 
 def floors_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return for each table the commit version below which changes are already in the table's load."""
+    """Return, for each table, the commit version below which changes are already in the table's load."""
     return {key: load.floor for key, load in checkpoint.loads.items() if load.floor}

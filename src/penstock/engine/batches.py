@@ -212,7 +212,7 @@ class Batches:
                     self.loading.reread(source, table, f"a foreign key, {end}", remove=True)
 
     def _read_to(self, checkpoint: Checkpoint, record: BatchRecord) -> dict[str, int]:
-        """Return for each loaded table a commit version above every change that its rows include."""
+        """Return, for each loaded table, a commit version above every change that its rows include."""
         ends: dict[str, int] = {}  # All chunks have been read, so it is enough to look at each log once.
         for name in {chunk.source for chunk in record.chunks}:
             if not self.logs[name].source.options.is_kept:

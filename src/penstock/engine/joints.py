@@ -24,7 +24,7 @@ class Ends:
 
     @classmethod
     def of(cls, source: Source, work: RangeWork) -> "Ends":
-        """Return the ends of a range, at the positions that its task read from the source."""
+        """Return the ends of a range, as its task reads them from the source."""
         wanted = work.byte_range
         opened = wanted if wanted.aligned else source.align(wanted)
         return cls(opened.start, source.joint(wanted))

@@ -331,7 +331,8 @@ class Loading:
         return chunks
 
     def _cut_small(self, keys: Sequence[str], tables: PipelineTables) -> dict[str, str]:
-        """Find the small tables among those to be loaded first; return the record of their chunks, by key.
+        """Find the small tables among those to be loaded first; return, by key, the name of the record with
+        their chunks.
 
         All small tables of a source share one record.
         """
@@ -364,8 +365,8 @@ class Loading:
         return pages
 
     def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
-        """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
-        of other tables. In a `first` load, every existing row belongs to another table.
+        """Raise OptionInvalid if emptying the target of a keyless table, before the table is read, would
+        delete rows of other tables. In a `first` load, every existing row belongs to another table.
         """
         hint = "Give the table a primary key, or write it to a target of its own"
         if may_have_other_rows(self._settings.make_steps(), tables.known_targets(), key, first=first):

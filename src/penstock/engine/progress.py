@@ -113,8 +113,8 @@ class Progress:
         phases: Mapping[str, float],
         state: PipelineState,
     ) -> None:
-        """Report a completed batch. `phases` are the seconds spent in its tasks, its commit and its
-        record.
+        """Report a completed batch. `phases` are the seconds spent running its tasks, committing it and
+        recording it.
         """
         self._end_batch()
         seconds = sum(phases.values())
@@ -161,7 +161,8 @@ class Progress:
         if record.chunks:
             shown |= self._of_load(checkpoint, record)
         if not self._failing and not record.chunks and time.monotonic() < self._shown_at + _PAUSE_SECONDS:
-            # Batches may take milliseconds, and recording the progress takes as long.
+            # Batches may take milliseconds, and recording the progress takes as long, so record it at
+            # intervals.
             self._shown, self._is_behind = shown, True
             self._tell(shown, state)
             return

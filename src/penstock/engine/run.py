@@ -236,7 +236,9 @@ class PipelineRun:
                 self._stop.wait(_PAUSE_SECONDS)
 
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Run batches until the end of the run. Return None to take back a source that was set aside."""
+        """Run batches until the end of the run. Return None if a source that was set aside is to be taken
+        back.
+        """
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._stretches.open(self._logs, self._loading, state.shards)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)

@@ -156,7 +156,9 @@ class SharedRanges:
             shared.decoder.close()
 
     def _forget(self, key: _Key, shared: _SharedRange) -> None:
-        """Accept no further readers of a range, and drop its parts: readers that need them decode again."""
+        """Accept no further readers of a range, and drop its parts: readers that need them decode the range
+        again.
+        """
         shared.is_closed = True
         if self._ranges.get(key) is shared:
             del self._ranges[key]
@@ -219,8 +221,8 @@ def _identity(part: Part) -> str:
 
 
 def _after(parts: Iterator[Part], count: int, last: str) -> Iterator[Part]:
-    """Yield the parts after the first `count` parts, the last of which is known. Raises ConnectionLost if the
-    range was decoded differently.
+    """Yield the parts after the first `count` parts. `last` identifies the last of those `count` parts: if a
+    different part is decoded, raises ConnectionLost.
     """
     for number in range(1, count + 1):
         part = next(parts, None)
@@ -238,7 +240,7 @@ def _is_narrowed(patterns: TablePatterns) -> bool:
 
 
 def _concerns(part: Part, patterns: TablePatterns) -> bool:
-    """Return whether a part belongs to tables of a sink."""
+    """Return whether a part contains changes or statements of a sink's tables."""
     if isinstance(part, Batch):
         name = TableName.parse(part.table)
         return patterns.matches(name.database, name.table)

@@ -63,7 +63,7 @@ class SharedTargets:
         )
 
     def may_be_shared_with(self, key: str, sources: Collection[str]) -> bool:
-        """Return whether tables of some sources may write to a table's target."""
+        """Return whether tables of the given sources may write to a table's target."""
         target = self.target_of(key)
         if target is None:
             return False

@@ -186,7 +186,7 @@ class _SinkRun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last run failed and no run has worked since."""
+        """Whether the last run failed and no later run has worked yet."""
         return self.failure is not None and not (self._current and self._current.has_progressed)
 
     def open_state(self) -> PipelineState:

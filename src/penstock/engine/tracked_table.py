@@ -80,7 +80,7 @@ class TrackedTable:
 
 
 def keys_of(target: Target) -> Keys:
-    """Return a table's primary key and its unique keys, the latter in no particular order."""
+    """Return a table's primary key, and its unique keys in no particular order."""
     return target.primary_key, frozenset(target.unique_keys)
 
 

@@ -160,8 +160,8 @@ class Member:
         return asked_us - _COMMIT_US
 
     def _reached(self) -> Position:
-        """Return the end of the part of the server's log that was read: the start of its session if nothing
-        follows.
+        """Return the position up to which the server's log was read, or the start of the server's session if
+        everything before it was read.
         """
         start = self._capture.session_start
         is_read = self._capture.log().visible in (None, self.position)
@@ -247,7 +247,7 @@ def start_of_member(capture: Capture, start: StartAt) -> Position:
     log = capture.log()
     visible = log.visible
     if visible is None:
-        # The epoch and the head of the first file may already exist, but no complete transaction.
+        # The epoch and the head of the first file may already exist, but nothing is visible yet.
         raise _nothing_yet(capture)
     if start.earliest:
         return log.earliest() or visible

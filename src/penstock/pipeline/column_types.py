@@ -50,7 +50,9 @@ def keeps_values(old: str, new: str) -> bool:
 
 
 def keeps_characters(old: str | None, new: str | None) -> bool:
-    """Return whether every text in a character set is unchanged in another. None means no text."""
+    """Return whether every text in a character set is unchanged in another. None stands for a column that is
+    not text.
+    """
     old, new = _charset(old), _charset(new)
     if old == new:
         return True
@@ -138,7 +140,7 @@ def _common_type(first: str, second: str) -> str:
 
 
 def _common_number(first: str, second: str, words: list[str]) -> str | None:
-    """Return the exact number type that holds the values of two, None if there is none."""
+    """Return the exact number type that holds the values of two number types, None if there is none."""
     if all(word in _INTEGERS for word in words):
         # Exactly one of the two types is signed. Otherwise one of them would hold every value of the other.
         unsigned = max(

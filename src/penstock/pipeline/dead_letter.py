@@ -377,7 +377,7 @@ class _Folder:
             ) from problem
 
     def names(self, stem: str) -> list[str]:
-        """Return the sorted names of the entries that start with a stem. Raises DiskFailed."""
+        """Return the sorted names of the entries whose names start with a stem. Raises DiskFailed."""
         selector = fs.FileSelector(self._root, allow_not_found=True)
         files = self._translate_errors(lambda: self._files.get_file_info(selector))
         return sorted(

@@ -48,7 +48,7 @@ def accepts_rows(prepared: Target, target: Target, evolution: Evolution) -> bool
 
 
 def joined_targets(first: Target, second: Target) -> Target:
-    """Return a target with the columns of both, nullable where either is missing the column."""
+    """Return a target with the columns of both targets. A column that one target is missing is nullable."""
     known = set(first.column_names)
     required = {column.name for column in second.columns if not column.nullable}
     # A column that only one target has is null in rows of the other.
@@ -58,7 +58,7 @@ def joined_targets(first: Target, second: Target) -> Target:
 
 
 def _grown(before: Target, after: Target, evolution: Evolution) -> Target:
-    """Return a target with the keys of `after` and columns that hold the values of both."""
+    """Return a target with the keys of `after` and columns that hold the values of both targets."""
     current = {column.name: column for column in after.columns}
     columns: list[Column] = []
     for column in before.columns:

@@ -225,9 +225,7 @@ class Expressions:
         )
 
     def _named(self, part: Part, schema: pyarrow.Schema) -> tuple[str, set[str]]:
-        """Return an expression in DuckDB's SQL, and the columns that it reads, under the names in the
-        rows.
-        """
+        """Return an expression in DuckDB's SQL, and the columns that it reads, spelled as in the rows."""
         from sqlglot import expressions
 
         part = part.copy()
@@ -291,7 +289,7 @@ def _duckdb() -> Any:
 
 
 def type_known(type_text: str, mariadb: bool) -> Column:
-    """Return the column of an SQL type. Raises OptionInvalid, SchemaInvalid for an unknown type."""
+    """Return a column of the given SQL type. Raises OptionInvalid, SchemaInvalid for an unknown type."""
     column = _column_of(type_text)
     _arrow_of({"value": column}, mariadb)
     return column

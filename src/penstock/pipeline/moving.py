@@ -171,7 +171,7 @@ def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
 
 
 def _load_progress(state: PipelineState, source: str) -> Checkpoint:
-    """Return the pipeline's progress. Raises OptionInvalid if a source has none."""
+    """Return the pipeline's progress. Raises OptionInvalid if a source has no progress."""
     progress = state.checkpoint()
     if progress is None or source not in progress.offsets:
         raise OptionInvalid(f"the pipeline {state.name} never ran", hint="Run it: penstock run pipeline.yaml")

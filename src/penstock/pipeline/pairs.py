@@ -93,7 +93,7 @@ def filter_pairs(changes: Changes, passes: Mask) -> Changes:
 
 
 def split_lone_images(changes: Changes) -> Changes:
-    """Return rows in which each image without its counterpart became a delete or an insert."""
+    """Return rows in which each image without its counterpart becomes a delete or an insert."""
     kinds = kinds_of(changes.rows)
     first = firsts_of_pairs(changes.rows, kinds)
     second = seconds_of_pairs(first)

@@ -31,7 +31,7 @@ def tables_on_servers(settings: PipelineSettings) -> dict[str, list[TableName]]:
 
 
 def refuse_fatal(findings: Iterable[Finding]) -> None:
-    """Log the findings. Raises OptionInvalid if one is fatal."""
+    """Log the findings. Raises OptionInvalid if a finding is fatal."""
     for finding in findings:
         if finding.fatal:
             raise OptionInvalid(f"{finding.subject}: {finding.what}", hint=finding.mend)
@@ -73,7 +73,9 @@ def pattern_findings(
 
 
 def _unchecked_masks(settings: PipelineSettings, unknown: Sequence[str]) -> list[Finding]:
-    """Return a finding for each mask of named tables, whose values a misspelled name would leak."""
+    """Return a finding for each mask that names its tables, because a misspelled name would leak their
+    values.
+    """
     return [
         Finding(
             f"steps[{number}].{step.verb}.tables",

@@ -79,7 +79,7 @@ def _not_reached(bound: Bound, current: Position) -> OptionInvalid:
 def _first_from(opened: Source, time_us: int, current: Position) -> Position:
     """Return where the first transaction committed at or after a time begins.
 
-    Returns the current position if no transaction before it qualifies.
+    Returns the current position if there is no such transaction before it.
     """
     first = opened.find_time(time_us)
     if place_of(first) >= place_of(current):

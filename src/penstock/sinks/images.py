@@ -144,7 +144,7 @@ class LastImages:
         self.bytes = 0
 
     def add(self, changes: Changes) -> None:
-        """Add changes with the same columns as the previous ones."""
+        """Add changes that have the same columns as the previous changes."""
         if self.emptied is not None:
             later = pc.greater(changes.rows.column("_commit_version"), self.emptied)
             changes = changes.with_rows(changes.rows.filter(later))
@@ -219,7 +219,7 @@ def unrepresentable_counts(
 ) -> Counter[str]:
     """Count the values that a target's columns cannot represent, by "table.column".
 
-    Counts all rows, or only the chosen ones.
+    Counts all rows, or only the selected rows.
     """
     counts: Counter[str] = Counter()
     texts = pc.struct_field(rows.column("_metadata"), "unrepresentable")

@@ -117,7 +117,7 @@ def is_repeated(mark: BatchMark, stored: int | None) -> bool:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that `check` found. A fatal one keeps a pipeline from starting; `mend` is the fix."""
+    """A problem that `check` found. A fatal finding keeps a pipeline from starting; `mend` is the fix."""
 
     subject: str
     what: str

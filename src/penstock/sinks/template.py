@@ -122,7 +122,7 @@ class Template:
             self._parts.append(part)
 
     def _parse_placeholder(self, inner: str) -> str | _Placeholder:
-        """Parse a placeholder: return a constant for all rows, or the column and path to read in each."""
+        """Parse a placeholder: return a constant for all rows, or the column and path to read in each row."""
         field = _read(inner)
         if field is None:
             raise OptionInvalid(
@@ -196,7 +196,7 @@ def placeholder(column: str) -> str:
 
 
 def _signs(part: "str | _Placeholder") -> list[str | None]:
-    """Return the characters of a part, None for a value."""
+    """Return the characters of a part of a template, or a single None for a part that stands for a value."""
     return list(part) if isinstance(part, str) else [None]
 
 

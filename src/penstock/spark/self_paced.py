@@ -40,7 +40,7 @@ class SelfPacedStreamReader(StreamReader):
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan a batch, and begin the next one at its end.
+        """Plan a batch, and begin the next batch at its end.
 
         Raises OptionInvalid if Spark asked for the end of the batch before it read the checkpoint.
         """

@@ -28,7 +28,7 @@ def pickle_for_executors(value: Any, steps: Sequence[StepSettings]) -> bytes:
 
 @contextmanager
 def _pickling_by_value(steps: Sequence[StepSettings]) -> Iterator[None]:
-    """Pickle modules that are not installed by value inside the block."""
+    """Inside the block, pickle a module by value if it is not installed."""
     modules = {module.__name__: module for step in steps if (module := _module_of(step)) is not None}
     for module in modules.values():
         _cloudpickle.register_pickle_by_value(module)

@@ -93,7 +93,9 @@ class Chunk:
 
 
 def at_or_after(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return the condition that a key is not before these values; names are quoted, values literals."""
+    """Return the condition that a key is not before these values; the names are quoted, and the values are
+    literals.
+    """
     return _comparison(">", ">=", names, values)
 
 
@@ -108,7 +110,7 @@ def before(names: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _comparison(sign: str, last_sign: str, names: Sequence[str], values: Sequence[str]) -> str:
-    """Compare column by column, in a form that every optimizer turns into index ranges."""
+    """Return a comparison column by column, in a form that every optimizer turns into index ranges."""
     name, value = names[0], values[0]
     if len(values) == 1:
         return f"{name} {last_sign} {value}"
@@ -117,7 +119,7 @@ def _comparison(sign: str, last_sign: str, names: Sequence[str], values: Sequenc
 
 
 def within(names: Sequence[str], low: Sequence[str] | None, high: Sequence[str] | None) -> str:
-    """Return the condition for keys from `low` on and before `high`, "" without bounds."""
+    """Return the condition for keys from `low` (inclusive) to `high` (exclusive), "" without bounds."""
     front = 0
     if low is not None and high is not None:
         # The common prefix becomes an equation, which narrows the index range at once.
@@ -180,8 +182,8 @@ def hold_order(session: LoadSession, chunk: Chunk) -> None:
         return
     if not session.tidb:
         session.begin()
-        # Any statement on the table takes a metadata lock. The read that follows reports any problem with the
-        # table.
+        # Run any statement on the table, because it takes a metadata lock. The read that follows reports any
+        # problem with the table.
         with suppress(ServerUnsupported):
             session.query(f"SELECT 1 FROM {chunk.table.sql} LIMIT 0")
     order = _current_order(session, chunk)

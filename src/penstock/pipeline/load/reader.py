@@ -128,7 +128,7 @@ def read_rows(
 ) -> Iterator[Changes]:
     """Yield the rows of a chunk over an open session, within its transaction if one is open.
 
-    Like `read_chunk`, but a lost connection is raised.
+    Unlike `read_chunk`, it raises an error for a lost connection.
     """
     yield from _Reading(target, chunk, instance, columns, where).changes(session, watermark)
 

@@ -42,7 +42,7 @@ _UNBOUNDED = {True: "SET SESSION max_statement_time = 0", False: "SET SESSION ma
 
 
 class LoadSession(Closing):
-    """A session for reads, for one thread at a time. A context manager that closes."""
+    """A session for reads, for one thread at a time. A context manager that closes the session."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -119,7 +119,7 @@ class LoadSession(Closing):
 
 
 def _answers(address: ServerAddress) -> bool:
-    """Return whether a server answers a new connection, even if it refuses it."""
+    """Return whether a server answers a new connection, even if it refuses the connection."""
     try:
         connect(address).close()
     except ConnectionLost:

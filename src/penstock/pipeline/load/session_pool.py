@@ -87,7 +87,7 @@ class SessionPool(Closing):
         return None
 
     def _end(self, address: ServerAddress, idle_since: float = math.inf) -> None:
-        """Close the sessions of a server that have been idle since a time or longer."""
+        """Close the sessions of a server that have been idle since a given time or earlier."""
         with self._lock:
             ended = [
                 session

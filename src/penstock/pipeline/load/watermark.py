@@ -106,9 +106,9 @@ def watermark_of(session: LoadSession, epoch: int = 0, commit_ts: int | None = N
 
 
 def _cluster_watermark(session: LoadSession, commit_ts: int, epoch: int) -> Watermark:
-    """Return the watermark of reads as of a timestamp of a TiDB cluster.
+    """Return the watermark of reads of a TiDB cluster as of a timestamp.
 
-    Its position does not exist in any log, because the reads leave no trace there.
+    The watermark's position does not exist in any log, because reads leave no trace in a log.
     """
     position = Position(epoch, _CLUSTER_FILE, 0)
     time_us = (commit_ts >> _TIDB_LOGICAL_BITS) * 1000

@@ -76,7 +76,7 @@ class LookupServer(Endpoint):
 
 
 class AddedColumn(Section):
-    """A column of the table that rows get."""
+    """A column of the looked-up table that is added to rows."""
 
     column: str = Field(description="the column of the table")
     type: str = Field(description="its SQL type, in MySQL's syntax")
@@ -241,7 +241,7 @@ class LookupStep(Step):
         return memory
 
     def _read(self, target: Target, memory: _Memory, rows: pyarrow.RecordBatch) -> None:
-        """Look up the keys of rows, and add the rows that the table has to the memory."""
+        """Look up the keys of rows in the table, and add the rows found to the memory."""
         asked = rows.select(self._keys(target)).rename_columns(
             memory.rows.schema.names[: len(self.settings.on)]
         )

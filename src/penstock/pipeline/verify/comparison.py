@@ -199,7 +199,7 @@ class _Logs:
 
 
 class _KeysOfChanges:
-    """The target keys that changes affect: of both images of each change, after the steps."""
+    """The target keys that changes affect: the keys of both images of each change, after the steps."""
 
     def __init__(self, tables: Sequence[ComparedTable]) -> None:
         self._tables: dict[tuple[str, str], list[ComparedTable]] = {}
@@ -451,7 +451,7 @@ class Comparison:
 
 
 def _mark_unjudged(found: Sequence[Difference], target: Target, unjudged: Unjudged) -> list[Difference]:
-    """Return differences, with those of target rows that cannot be judged marked as unsettled."""
+    """Return the differences. Differences of target rows that cannot be judged are marked as unsettled."""
     target_rows = [difference.target for difference in found if difference.target is not None]
     if not unjudged or not target_rows:
         return list(found)

@@ -183,7 +183,7 @@ def refuse_incomparable_steps(settings: PipelineSettings) -> None:
 def _targets(
     chain: Sequence[Step], source_table: SourceTable, known: Sequence[TableName], *, read: bool
 ) -> list[Target]:
-    """Return the tables that a source's rows go to: one, none, or those that rows name."""
+    """Return the target tables of a source table's rows: one, none, or the tables that the rows name."""
     targets = {target.name: target for target in targets_of_table(chain, source_table.table, known)}
     if read and named_by_rows(chain, source_table.table):
         targets |= {target.name: target for target in _named_by_rows(chain, source_table)}

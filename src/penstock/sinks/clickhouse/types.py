@@ -98,7 +98,7 @@ def stored_columns(target: Target) -> list[Stored]:
 
 
 def read_cast(values: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Return values read from the server in a target's declared type."""
+    """Convert values that were read from the server to a target's declared type."""
     if pyarrow.types.is_list(wanted):
         values = values.cast(wanted)
         return pc.if_else(pc.equal(pc.list_value_length(values), 0), pyarrow.scalar(None, wanted), values)
@@ -193,8 +193,8 @@ def _bare(text: str) -> str:
 
 
 def _numbers(text: str) -> tuple[int, int]:
-    """Return the digits of a Decimal and how many of them are fractional. A DateTime64 has fractional digits
-    only.
+    """Return the number of digits of a Decimal type, and how many of them are fractional. A DateTime64 has
+    fractional digits only.
     """
     first, *more = [int(number) for number in re.findall(r"\d+", text.partition("(")[2])]
     return (first, more[0]) if more else (first, first)

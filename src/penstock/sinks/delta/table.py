@@ -168,7 +168,7 @@ class ObjectStorage(DeltaStorageHandler):
 
 
 class _BytesStream:
-    """An output stream that passes on `bytes` for any buffer."""
+    """An output stream that converts every buffer to `bytes` before passing it on."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

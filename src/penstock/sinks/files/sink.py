@@ -212,7 +212,7 @@ class FilesSink(Sink):
                     yield stream
 
     def _remove(self, table: str, prefix: str, kept: set[str]) -> None:
-        """Delete a folder's files that start with a prefix, except for the kept files."""
+        """Delete a folder's files whose names start with a prefix, except for the kept files."""
         folder = self._folder(table)
         selector = pyarrow.fs.FileSelector(folder.path, allow_not_found=True)
         names = [file.base_name for file in folder.filesystem.get_file_info(selector)]

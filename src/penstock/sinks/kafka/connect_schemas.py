@@ -92,7 +92,7 @@ STATEMENT_KEY = _struct("io.debezium.connector.mysql.SchemaChangeKey", _field("d
 
 @cache
 def statement_value() -> Schema:
-    """Return the schema of statements. Its source block is that of rows."""
+    """Return the schema of messages about statements. Its source block is the same as that of rows."""
     rows = json.loads(
         _native.debezium_schemas([("id", "int", None, False)], instance="", database="", table="", key=())[0]
     )

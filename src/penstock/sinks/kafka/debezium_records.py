@@ -137,7 +137,7 @@ class Transactions:
         self._open: _OpenTransaction | None = None
 
     def counts_before(self, changes: Changes) -> tuple[int, int, int] | None:
-        """Return the commit version of the open transaction and its counts, in total and of the table.
+        """Return the commit version of the open transaction and its counts, in total and for the table.
 
         None for changes without a transaction.
         """

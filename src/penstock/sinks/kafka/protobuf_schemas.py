@@ -28,7 +28,8 @@ _TYPES = {
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _DECIMAL_TYPE, _DECIMAL_FILE = "confluent.type.Decimal", "confluent/type/decimal.proto"
 _META, _META_FILE = "confluent.field_meta", "confluent/meta.proto"
-# The names that the two files define in Confluent's package. No other package can use them.
+# The names that the two files above define in Confluent's package. Generated packages must not use these
+# names.
 _CONFLUENT = "confluent"
 _CONFLUENT_NAMES = frozenset(
     f"{_CONFLUENT}.{name}"

@@ -59,7 +59,7 @@ _NO_KEY = "{database}.{table}"
 
 
 class TransactionalProducer:
-    """A producer. With `identity` it owns that transactional id and fences other owners."""
+    """A producer. With `identity`, the producer owns this transactional id and fences other owners."""
 
     def __init__(self, sink: "KafkaSink", identity: str | None) -> None:
         kafka = connection.library()
@@ -111,7 +111,7 @@ class TransactionalProducer:
         self._raise()
 
     def _send_each(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
-        """Send messages with headers, which the library does not take in batches."""
+        """Send messages with headers, which the library does not accept in batches."""
         for message in messages:
             arguments = message | {"partition": partition, "on_delivery": self._reported}
             try:
@@ -450,7 +450,7 @@ class KafkaWriter(Writer):
     def _with_tombstones(
         self, records: list[dict[str, Any]], deleted: Sequence[bool]
     ) -> list[dict[str, Any]]:
-        """Return records for the library, with a tombstone after each delete, or instead of it."""
+        """Return records for the library, with a tombstone after each delete, or instead of each delete."""
         if not any(deleted):
             return records
         keeps_deletes = self._settings.deletes not in ("tombstone", "drop")

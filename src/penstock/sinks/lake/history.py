@@ -177,7 +177,8 @@ class _Events:
     def _end_at_emptying(
         self, begun: numpy.ndarray, ends: numpy.ndarray, times: numpy.ndarray
     ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return the ends of rows, and their times, limited to the first emptying after their begin.
+        """Return the ends of rows, and the times of these ends. A row ends at the latest at the first
+        emptying after its begin.
 
         The time of an emptying is unknown.
         """

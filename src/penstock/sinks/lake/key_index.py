@@ -35,7 +35,7 @@ class KeyIndex:
         self._numbers[codes] = numpy.arange(self.count)
 
     def find(self, columns: _Columns) -> numpy.ndarray:
-        """Return the number of each row's key, -1 for other keys."""
+        """Return the number of each row's key, -1 for keys that are not in the index."""
         codes = self._parts[0].find(columns[0])
         for part, pairs, column in zip(self._parts[1:], self._pairs, columns[1:], strict=True):
             own = part.find(column)
@@ -77,7 +77,7 @@ class _Part:
         self.count = len(self._values) + 1
 
     def find(self, column: pyarrow.ChunkedArray) -> numpy.ndarray:
-        """Return the code of each value, -1 for other values."""
+        """Return the code of each value, -1 for values that no key has."""
         values = plain(column)
         if self._whole is None:
             indexes = pc.fill_null(pc.index_in(values, value_set=self._values, skip_nulls=True), -1)
@@ -135,7 +135,9 @@ def _distinct(values: numpy.ndarray) -> numpy.ndarray:
 
 
 def _dense(sorted_values: numpy.ndarray) -> numpy.ndarray | None:
-    """Return an array of codes by value, from the lowest value, None if it would be too large."""
+    """Return an array with the code of each value, starting at the lowest value; None if the array would be
+    too large.
+    """
     if not len(sorted_values):
         return None
     size = int(sorted_values[-1]) - int(sorted_values[0]) + 1

@@ -163,7 +163,9 @@ class PartFiles:
         return self._written
 
     def close(self) -> list[DataFile]:
-        """Close the last file, and return all files written. Those of `take_unsynced` are not durable yet."""
+        """Close the last file, and return all files written. The files that `take_unsynced` returns are not
+        durable yet.
+        """
         self._write_group()
         self._close()
         return self._written

@@ -114,7 +114,7 @@ def dialect_of(version_text: str) -> Dialect:
 
 
 class Session(Closing):
-    """A session, for one thread at a time. A context manager that closes."""
+    """A session, for one thread at a time. A context manager that closes the session."""
 
     def __init__(self, address: ServerAddress, connection: "pymysql.connections.Connection[Any]") -> None:
         self.address = address

@@ -56,7 +56,7 @@ def divide_rows(batch: pyarrow.RecordBatch, target: Target) -> DividedRows:
 def without_broken_texts(
     row: pyarrow.RecordBatch, target: Target, counted: WriteCounts
 ) -> pyarrow.RecordBatch:
-    """Return a row with null, or "" in NOT NULL columns, for invalid text, and count these values."""
+    """Return a row in which invalid text is null, or "" in NOT NULL columns, and count these values."""
     metadata = row.column("_metadata").to_pylist()[0]
     exact_texts = dict(metadata["unrepresentable"])
     for name, text in exact_texts.items():

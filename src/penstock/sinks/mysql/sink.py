@@ -125,7 +125,9 @@ class MysqlSink(SqlSink):
         return creation + changes
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for the pipeline's numbers in the position table, which covers all tables, and for rows."""
+        """Look for the pipeline's batch numbers in the position table, which covers all tables, and for rows
+        in the targets.
+        """
         with self._session() as session:
             return has_numbers(session, self.positions, pipeline) and any(
                 layout_of(session, target.name) is not None

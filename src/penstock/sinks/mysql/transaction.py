@@ -26,7 +26,7 @@ _REPLAY_BYTES_MAX = 32 << 20
 
 
 class Transaction:
-    """Statements on one session. `connect` opens the session, and another one if it is lost.
+    """Statements on one session. `connect` opens the session, and a new session if the session is lost.
 
     With `whole` nothing is committed before the part is complete.
     """
@@ -99,7 +99,7 @@ class Transaction:
         self._replay_log, self._replay_bytes, self._is_idempotent = [], 0, not self._whole
 
     def query(self, question: Callable[[Session], _Answer]) -> _Answer:
-        """Return a session's answer, from another session if this one is lost."""
+        """Return the answer to a query. If the session is lost, query again on a new session."""
         return self._with_attempts(lambda: question(self.session))
 
     def _with_attempts(self, step: Callable[[], _Answer]) -> _Answer:

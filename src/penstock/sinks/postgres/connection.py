@@ -101,7 +101,7 @@ class Session(Closing):
                 copy.write(piece)
 
     def copy_out(self, sql: str, types: dict[str, pyarrow.DataType]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of a query, parsed from CSV as these types."""
+        """Yield the rows of a query, parsed from CSV as the given types."""
         statement = f"COPY ({sql}) TO STDOUT (FORMAT csv)".encode()
         with self._translate_errors(), self._connection.cursor() as cursor, cursor.copy(statement) as copy:
             yield from _csv(copy, types)

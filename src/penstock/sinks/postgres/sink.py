@@ -125,7 +125,9 @@ class PostgresSink(SqlSink):
         )
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for the pipeline's numbers in the position table, which covers all tables, and for rows."""
+        """Look for the pipeline's batch numbers in the position table, which covers all tables, and for rows
+        in the targets.
+        """
         prefix = applications_of(pipeline)
         with self._session() as session:
             if layout_of(session, self.positions) is None:

@@ -235,7 +235,7 @@ def _column_additions(types: Mapping[str, str], layout: Layout) -> list[str]:
 
 
 def _surplus_keys(target: Target, layout: Layout) -> list[str]:
-    """Return the clauses that drop unique keys which the source does not have. They would lose rows."""
+    """Return the clauses that drop unique keys which the source does not have. Such keys would lose rows."""
     source_keys = [set(key) for key in target.unique_keys]
     return [
         f"DROP CONSTRAINT {quoted(index)}"

@@ -137,8 +137,8 @@ def error_of(problem: BaseException) -> PenstockError:
 
 
 def _cause(problem: BaseException) -> BaseException:
-    """Return the underlying exception of a failed connection. The library nests those of its attempts, one
-    for each host.
+    """Return the underlying exception of a failed connection. The library nests the exceptions of its
+    attempts, one for each host.
     """
     attempts = getattr(problem, "exceptions", None) or [getattr(problem, "exception", None)]
     return problem if attempts[-1] is None else _cause(attempts[-1])

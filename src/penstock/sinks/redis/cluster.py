@@ -45,7 +45,9 @@ _FLAGS, _EPOCH, _SLOTS_FROM = 2, 6, 8
 
 
 class ClusterPipeline:
-    """Connections with pending commands, to each master that has received any. Used by one thread."""
+    """Connections to the masters that have received commands, with the commands that are pending on each.
+    Used by one thread.
+    """
 
     def __init__(self, endpoint: Endpoint, password: Secret | None) -> None:
         self._endpoint = endpoint
@@ -58,7 +60,7 @@ class ClusterPipeline:
         self._read_slots()
 
     def connect_all(self) -> None:
-        """Connect to every master. Raises like `connection.connect`."""
+        """Connect to every master. Raises the same errors as `connection.connect`."""
         for address in self._masters:
             self._pipeline(address)
 
@@ -72,7 +74,7 @@ class ClusterPipeline:
             self._send(encoded.slice(start, step), keys.slice(start, step), answers)
 
     def finish(self) -> None:
-        """Wait until everything is answered. Raises like `send`."""
+        """Wait until everything is answered. Raises the same errors as `send`."""
         for pipeline in self._pipelines.values():
             pipeline.finish()
         self._repeat_redirected()

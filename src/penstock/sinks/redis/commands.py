@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 
 def commands(words: Sequence[str | pyarrow.Array]) -> pyarrow.Array:
-    """Return a command for each row. A word is the same for all rows, or an array of words.
+    """Return a command for each row. A word is either the same for all rows, or an array with a word for each
+    row.
 
     Arrays contain strings without nulls.
     """

@@ -109,7 +109,7 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "Pipeline":
 
 
 def open_stream(endpoint: Endpoint, password: Secret | None) -> socket.socket:
-    """Return a socket of an authenticated connection. Raises like `connect`."""
+    """Return a socket of an authenticated connection. Raises the same errors as `connect`."""
     redis_client = client(endpoint, password)
     with translate_errors():
         connection: Any = redis_client.connection_pool.get_connection()
@@ -184,7 +184,7 @@ class Pipeline:
                 self._read(self._sent.popleft())
 
     def finish(self) -> None:
-        """Wait until everything is answered. Raises like `send`."""
+        """Wait until everything is answered. Raises the same errors as `send`."""
         while self._sent:
             self._read(self._sent.popleft())
 
@@ -239,8 +239,8 @@ class Pipeline:
             answered += len(ends)
 
     def _check(self, lines: bytes, answered: int, sent: Pending) -> None:
-        """Raise the first error in a sequence of answers to pending commands, which follows `answered` other
-        answers.
+        """Raise the first error in a sequence of answers to pending commands. `answered` answers have arrived
+        before this sequence.
         """
         if lines.startswith(b"-") or b"\n-" in lines:
             raise _first_error(lines, answered, sent)

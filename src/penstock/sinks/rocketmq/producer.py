@@ -72,7 +72,7 @@ class Servers:
             ) from problem
 
     def connect(self, address: str) -> Connection:
-        """Connect to a broker or name server. Raises like `Connection`."""
+        """Connect to a broker or name server. Raises the same errors as `Connection`."""
         return Connection(address, self._endpoint, self._password, tls=self._tls)
 
     def masters(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ class Servers:
     def queues(self, topic: str) -> list[Queue]:
         """Return the queues of a topic that accept messages, in the same order each time.
 
-        A topic that does not exist has none. Raises like `masters`.
+        A topic that does not exist has none. Raises the same errors as `masters`.
         """
         with closing(self._name_server()) as connection:
             fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
@@ -109,7 +109,9 @@ class Servers:
         )
 
     def create(self, topic: str, queues: int) -> None:
-        """Create a topic on all brokers, each with a number of queues. Raises like `masters`."""
+        """Create a topic on all brokers, each with a number of queues. Raises the same errors as
+        `masters`.
+        """
         fields = {
             "topic": topic,
             "defaultTopic": _TEMPLATE_TOPIC,
@@ -169,14 +171,14 @@ class Producer:
             self._flush_all()
 
     def finish(self) -> None:
-        """Wait until all messages are stored. Raises like `send`."""
+        """Wait until all messages are stored. Raises the same errors as `send`."""
         self._flush_all()
         for (_, queue), pending in self._pending.items():
             self._settle(queue, pending)
         self._pending.clear()
 
     def abort(self) -> bool:
-        """Drop unsent messages; close the connections and return False if no request is in flight."""
+        """Drop unsent messages. If no request is in flight, close the connections and return False."""
         is_under_way = False
         for pending in self._pending.values():
             pending.messages.clear()

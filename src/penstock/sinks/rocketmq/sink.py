@@ -86,7 +86,7 @@ class Settings(Endpoint):
 
 
 class RocketmqSink(Sink):
-    """Sends messages that the brokers have stored when a batch is complete."""
+    """Sends messages. The brokers have stored all messages of a batch when the batch is complete."""
 
     kind = "rocketmq"
     delivery = Delivery.AT_LEAST_ONCE

@@ -349,7 +349,7 @@ def _refuse_inexact(
 
 
 def _outgrown(schema: pyarrow.Schema, existing: Mapping[str, pyarrow.DataType]) -> list[pyarrow.Field]:
-    """Return the fields whose existing columns have another type that is not wider."""
+    """Return the fields whose existing column has a different type that is not wider."""
     return [
         field
         for field in schema

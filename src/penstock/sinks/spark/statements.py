@@ -121,7 +121,7 @@ def merge(table: str, schema: pyarrow.Schema, key: Sequence[str], staged: str, *
 
 
 def is_inexact(field: pyarrow.Field, existing: pyarrow.DataType) -> str:
-    """Return the condition for values of a field that change if they are stored in a column of another
+    """Return the condition that selects the values of a field that would change in a column of another
     type.
     """
     name = quoted(field.name)

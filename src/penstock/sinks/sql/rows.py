@@ -91,7 +91,7 @@ def feed_rows(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 
 def split_rows(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
-    """Yield parts of rows with at most as many rows as are encoded at once."""
+    """Yield rows in parts, each small enough to be encoded at once."""
     for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
         yield batch.slice(first, _ROWS_AT_ONCE)
 
