@@ -50,7 +50,7 @@ class DrainerProcess:
     def wait_until_stalled(self) -> None:
         """Wait until the merge has stopped reading."""
         assert self._process.stdout is not None
-        # The process writes its log to the same stream.
+        # The process also writes its log lines to this stream.
         assert any(line == f"{_STALLED}\n" for line in self._process.stdout), "it ended"
 
     def result(self) -> Drained:

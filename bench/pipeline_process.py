@@ -20,7 +20,7 @@ import yaml
 _LOOK_SECONDS = 0.1
 _SECONDS_MAX = 3_600.0
 _MASTER = "local[2]"
-#: Spark on one machine, independent of the host name's address.
+#: Settings of Spark on one machine that do not depend on the address of the host name.
 _SPARK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 

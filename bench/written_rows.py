@@ -79,7 +79,7 @@ def costs(
     """Return the median cost of each write, which returns its number of rows.
 
     Writes take turns, so that other work on the machine falls on all of them alike. `clear` removes the rows
-    of the write before. `server` is the process whose CPU time counts, with its children.
+    of the previous write. `server` is the process whose CPU time counts, with its children.
     """
     measured: dict[str, list[Cost]] = {title: [] for title in writes}
     for _ in range(repeat):

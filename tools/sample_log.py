@@ -36,7 +36,7 @@ def main() -> int:
         shutil.copyfile(log, SAMPLE / "mysql-bin.000001")
         version = server.version
     document = {"server": f"MySQL {version}", "keys": TABLES, "tables": rows}
-    # A fixed time and no name, so that the same rows produce the same file.
+    # The archive has a fixed time and no file name, so that the same rows produce the same file.
     with open(SAMPLE / "rows.json.gz", "wb") as raw, gzip.GzipFile("", "wb", 9, raw, 0) as packed:
         packed.write(json.dumps(document, ensure_ascii=False).encode())
     for file in sorted(SAMPLE.iterdir()):

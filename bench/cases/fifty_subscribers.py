@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of fifty subscribers at the head, compared to one subscriber: the daemon decodes changes once and
-shares them among all.
+shares them among all subscribers.
 """
 
 import shutil

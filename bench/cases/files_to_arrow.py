@@ -56,7 +56,7 @@ def _lines(outcomes: list[Outcome]) -> list[Line]:
     penstock_rate = outcomes[0].rows_per_second
     lines = []
     for outcome in outcomes:
-        # The server's rate is measured by the clock, the others' by the work of one core.
+        # The server's rate is measured by the clock, the rates of the other readers by the work of one core.
         by_clock = outcome.peer == "server_rate"
         rows = outcome.rows_per_second_wall if by_clock else outcome.rows_per_second
         megabytes = outcome.megabytes_per_second_wall if by_clock else outcome.megabytes_per_second

@@ -14,7 +14,7 @@ TITLE = "Binlog file to Spark's noop sink (rates by the clock)"
 #: The workload, and its table with the most rows.
 _WORKLOAD, _TABLE = "wide", "bench.wide"
 _ROWS_PER_SECOND_TARGET = 1_000_000
-# The columns read, of thirty-four: ten, or all except `_metadata`.
+# The columns that are read, of thirty-four: ten, or all except `_metadata`.
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp")
 _TEN = ("id", "c01", "c03", "c06", "c11", "c17", "c18", *_SYSTEM)
 _OWN = ("id", *(f"c{number:02}" for number in range(1, 30)), *_SYSTEM)

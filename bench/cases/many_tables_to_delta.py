@@ -26,7 +26,7 @@ _TRANSACTIONS_PER_SECOND = {"tiny": 200, "small": 1_000}
 _TRANSACTIONS_PER_SECOND_DEFAULT = 2_000
 _NAME = f"{DATABASE}.many"
 _P99_SECONDS = 10.0
-#: Measure for this many times the time of a slow peer.
+#: The measurement lasts this many times as long as that of a slow peer.
 _SECONDS_FACTOR = 6
 _SECONDS_MAX = 300.0
 #: The first batches include the start of Spark and the load of the existing rows.

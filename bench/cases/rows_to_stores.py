@@ -39,7 +39,7 @@ _WORKLOAD = "purchases"
 _TABLE = "bench.purchases"
 _DATABASE, _NAME = _TABLE.split(".")
 _TIMES_OF_LOADER = Target(2)
-#: The rows of one request of a loader, and the threads of Elasticsearch's.
+#: The rows of one request of a loader, and the threads of Elasticsearch's loader.
 _ROWS_OF_REQUEST = 5_000
 _THREADS = 2
 #: The rows of a large file that are written.

@@ -25,7 +25,7 @@ TITLE = "Two instances, and the merge of their logs (rates per second of CPU)"
 
 _MERGE = "shop"
 _END_SECONDS_MAX = 120.0
-#: Each server has the file of one load. Transactions of the first pair are small, and of the second large.
+#: Each server has the file of one load. Transactions are small in the first pair, large in the second.
 _PAIRS = (("narrow", "tpcc"), ("wide", "bulk"))
 
 

@@ -39,7 +39,7 @@ class _Load:
 
     @property
     def rows_per_second(self) -> int:
-        """The rows that the server commits, so that each follower gets its own share."""
+        """The rows per second that the server must commit so that each follower gets its share."""
         return _ROWS_PER_SECOND * self.shards
 
 
@@ -102,7 +102,7 @@ def _used(server: Server, daemon: Daemon, load: _Load, seconds: float) -> float:
             time.sleep(max(0.0, begun + number * seconds / transactions - time.monotonic()))
             _insert(cursor, number, load.transaction_rows)
     daemon.wait_for(*_head(server))
-    # The followers' last pieces are sent.
+    # Wait until the followers' last pieces have been sent.
     time.sleep(_SETTLING_SECONDS)
     return (daemon.cpu_seconds() - cpu_before) / seconds
 

@@ -42,7 +42,8 @@ def serve(binlog: Corpus) -> Iterator[Server]:
             try:
                 yield server
             finally:
-                # Its data is not needed, and in an orderly shutdown it would wait for disconnected replicas.
+                # The server's data is not needed, and in an orderly shutdown the server would wait for
+                # disconnected replicas.
                 server.kill()
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -9,7 +9,7 @@ A peer is a module of this folder with a `TITLE`, a `version()` and one or more 
     encode_json(job)     write every change as JSON, read over that connection: what a program would do itself
     encode_debezium(job), encode_maxwell(job), encode_canal_flat(job)
                          write every change of `job.corpus.path` as that dialect's JSON
-    capture_log(job)     keep them durably on the disk, found again by position, `job.copies` times at once
+    capture_log(job)     keep the file durably on the disk, searchable by position, `job.copies` times at once
 
 A peer that must build something first does it in `prepare()`, before the clock starts.
 
@@ -46,7 +46,7 @@ VERBS = (
     "receive_raw",
     "capture_log",
 )
-#: The core every peer runs on: the last one, since interrupts and other work tend to stay on the first.
+#: The core every peer runs on: the last core, since interrupts and other work tend to stay on the first.
 CORE = max(os.sched_getaffinity(0))
 _WARM_BYTES = 1 << 22
 _WARM_SPARE_BYTES = 256 << 20

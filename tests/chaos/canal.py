@@ -28,7 +28,7 @@ class CanalFollower:
         self.steps: dict[str, list[int]] = {}
         self.starts = 0
         self._command = [*peer.words, hosts, destination, "", "", table_filter]
-        # Otherwise, the client's log messages would appear in the middle of its output lines.
+        # Suppress the client's log messages, which would appear in the middle of its output lines.
         silence = folder / "logback.xml"
         silence.write_text("<configuration/>")
         self._environment = os.environ | {"JAVA_TOOL_OPTIONS": f"-Dlogback.configurationFile={silence}"}

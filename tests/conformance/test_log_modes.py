@@ -204,7 +204,7 @@ def test_closing_wakes_a_waiting_thread(log: Log, monkeypatch: pytest.MonkeyPatc
     wait = log._changed.wait
 
     def wait_noted(timeout: float | None = None) -> bool:
-        # The writer waits while it releases the lock, so this close happens during its wait.
+        # The writer releases the lock while it waits, so the log is closed during its wait.
         asleep.set()
         return wait(timeout)
 

@@ -256,7 +256,7 @@ class Machine:
 
 @contextmanager
 def dying(calls: int) -> Iterator[None]:
-    """Make the runner die at a given write to the state. Such writes surround every commit."""
+    """Make the runner die at a given write to the state. Writes to the state surround every commit."""
     left = [calls]
 
     def around(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,14 +28,14 @@ from tools.postgres import Postgres
 from tools.redis import Redis
 from tools.servers import Server
 
-# The abilities of a lake: columns become wider and keep their key, and every table has a key. The same holds
-# for ClickHouse.
+# The abilities of a lake: columns can become wider, primary keys stay the same, and every table has a key.
+# ClickHouse has the same abilities.
 _OF_LAKES = ABILITIES - {"convert", "other key", "keyless"}
 # A feed shows only what was logged. A history also shows that a table was emptied.
 _OF_FEEDS = frozenset({"unique"})
 _OF_HISTORIES = frozenset({"unique", "empty", "unlogged"})
-# Tables with foreign keys are not dropped and keep their keys, because rows of a dropped key can no longer be
-# determined.
+# Tables with foreign keys are not dropped and keep their keys, because the rows that a dropped foreign key
+# would change can no longer be determined.
 _OF_CASCADES = frozenset({"unique", "cascade"})
 # The mode of a mirror whose tables have foreign keys.
 CASCADES = "cascades"

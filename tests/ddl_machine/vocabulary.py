@@ -8,7 +8,7 @@ numbers that no two columns share.
 import random
 import re
 
-# Quoted everywhere, because at least one server reserves them.
+# These names are quoted everywhere, because at least one server reserves them.
 RESERVED_NAMES = (
     "add", "after", "as", "by", "change", "check", "column", "constraint", "default", "drop", "enum", "first",
     "for", "foreign", "from", "index", "key", "like", "not", "null", "order", "partition", "primary",

@@ -336,7 +336,7 @@ def test_log_that_cannot_open_on_a_full_disk_frees_space_by_itself(tmp_path: Pat
     with small_disk(tmp_path / "disk", 1) as disk:
         with Log.open(disk / "shop", SETTINGS) as log:
             Captured(log).run()
-        # Files that a kill left to be rebuilt need space.
+        # The files that must be rebuilt after a kill need space.
         stored_segments(log.disk, log.layout)[-1].index_path.unlink()
         (disk / "ballast").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize))
         with pytest.raises(LogFull):

@@ -104,7 +104,8 @@ def check_nothing_wrong(log: Log) -> int:
         try:
             assert read_proved(log, extent) == source[extent.start : extent.end]
             head = bytearray(log.head_bytes(extent.epoch, extent.file))
-            # A server changes this flag without a new checksum, so no checksum covers it.
+            # A server changes the in-use flag without computing a new checksum, so no checksum covers the
+            # flag.
             head[IN_USE_FLAG_AT] = source[IN_USE_FLAG_AT]
             assert head == source[: len(head)]
             assert log.gtid_set(extent.last) == boundaries()[extent.last]

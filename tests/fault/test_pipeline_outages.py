@@ -116,7 +116,7 @@ def test_lagging_pipeline_follows_a_failover(
         "tables": "behind.*",
     }
     sink = {"mysql": {"url": mariadb_server.url("root")}}
-    # A batch has only a few transactions, so the pipeline lags for as long as the kill of a server takes.
+    # A batch has only a few transactions, so that the pipeline lags while a server is killed.
     settings = pipeline_of(
         primary, "behind", sink, tmp_path, source=source, batch={"rows": 20, "interval": 0.2}
     )

@@ -191,7 +191,8 @@ def test_merged_log_equals_the_cluster_whatever_is_killed_and_lost(
     tmp_path: Path, cluster: PeerCluster
 ) -> None:
     with ExitStack() as stack:
-        # Clients connect directly to the Pump that is killed, and notice it. The other Pump loses commits.
+        # Clients connect directly to the Pump that is killed, and notice its death. The other Pump loses
+        # commits.
         killed_at, other_at = (f"127.0.0.1:{free_port()}" for _ in range(2))
         route = stack.enter_context(LossyRoute(other_at, LOST_OF))
         killed = {"listen": killed_at, "node_id": "pump-1"}

@@ -195,7 +195,7 @@ def answer(decoder: Decoder, chance: random.Random) -> None:
     if luck < 0.1:
         decoder.answer_table(None)
     elif luck < 0.3 and columns:
-        # A schema that may not fit the table map, with one type replaced.
+        # A schema with shuffled types, which may not fit the table map.
         types = [column[1:] for column in columns]
         chance.shuffle(types)
         decoder.answer_table([(column[0], *kind) for column, kind in zip(columns, types, strict=True)])

@@ -25,7 +25,8 @@ SECONDS = float(
     )
 )
 SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
-# Each case uses the next seed, and no run has this many cases.
+# Each case uses the next seed. The first seeds of two runs are this far apart, and no run has this many
+# cases.
 SEEDS_APART = 1_000_000_000
 
 

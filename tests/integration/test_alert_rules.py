@@ -37,7 +37,7 @@ FIRING, RESOLVED = 150, 480
 class Series:
     """A series that has one value while the alert is due, minutes 60 to 180, and another value otherwise.
 
-    With `step`, the value grows by that much each minute while the alert is due, or until the end with
+    With `step`, the value grows by `step` each minute while the alert is due, or until the end with
     `always`.
     """
 

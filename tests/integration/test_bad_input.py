@@ -41,7 +41,7 @@ TABLE_MAP, INCIDENT = 19, 26
 WRITE_ROWS = {"mysql": 30, "mariadb": 23}
 UNKNOWN, IGNORABLE = 119, 0x80
 ROWS_BEFORE = 3
-"""Rows that were committed before the transaction each test damages."""
+"""Rows that were committed before the transaction that each test damages."""
 
 
 @dataclass

@@ -76,7 +76,7 @@ def test_batches_are_numbered_from_one_acknowledged_in_order_and_redelivered_aft
         client.subscribe()
         assert client.get() == (-1, [])
         ids = write(server, daemon, 6, width=1024)
-        # A batch holds at least one entry, and as many as fit.
+        # A batch holds at least one entry, and otherwise as many entries as fit.
         batches = list(iter(lambda: client.get(size=1), (-1, [])))
         assert [number for number, _ in batches] == list(range(1, len(batches) + 1))
         assert len(batches) >= 2 * len(ids)
@@ -101,7 +101,7 @@ def test_batches_are_numbered_from_one_acknowledged_in_order_and_redelivered_aft
         client.ack(first[0])
         client.ack(second[0])
         client.rollback(third[0])
-        # No batch is later than the rolled-back one; the earlier ones were acknowledged.
+        # No batch follows the rolled-back batch, and the earlier batches were acknowledged.
         client.ack(third[0])
         with pytest.raises(Refused) as refused:
             client.expect_ack()
@@ -318,7 +318,7 @@ def test_waiting_get_is_answered_when_a_row_arrives(daemon: DaemonProcess, serve
             assert entries
             client.ack(number)
             rows.join()
-            # Drain the rest of its transaction.
+            # Drain the rest of the interrupted transaction.
             drain(client)
 
 
@@ -359,7 +359,7 @@ def test_each_client_has_its_own_cursor_and_filter(daemon: DaemonProcess, server
         assert drain(first) == in_t
         assert drain(other) == in_u
         assert drain(none) == []
-        # An empty filter keeps the current one, even over another connection; a new filter replaces it.
+        # An empty filter keeps the current filter, even over another connection; a new filter replaces it.
         other.subscribe("")
         in_t, in_u = write(server, daemon, 1), write(server, daemon, 1, "canal_p.u")
         assert drain(other) == in_u

@@ -247,7 +247,7 @@ def assert_types(own: list[dict[str, Any]]) -> None:
 
 
 def assert_transactions(entries: list[dict[str, Any]], database: str) -> None:
-    """Assert that rows are between the ends of their transaction, and statements outside."""
+    """Assert that rows are inside their transaction, and statements outside of transactions."""
     open_rows: list[str] | None = None
     transactions, statements = [], []
     for entry in entries:

@@ -86,7 +86,7 @@ def test_settings_without_a_fixing_statement_name_their_option(start_server: Sta
 
 
 def test_server_without_an_id_is_reported_with_its_fix(start_server: StartServer) -> None:
-    # MariaDB changes 0 to 1 by itself.
+    # MariaDB changes the server id 0 to 1 by itself.
     server = start_server("mysql", server_id=0)
     (anonymous,) = severe(checked(server), "server_id")
     apply_fix(server, anonymous)

@@ -365,7 +365,8 @@ def test_position_beyond_the_command_limit_is_reached(
             assert stream.start == at(head)
             assert wide == direct
         else:
-            # MariaDB's command has only 32 bits, so the file is read from its head, and the reader skips.
+            # MariaDB's dump command has only 32 bits for the offset, so the file is read from its start, and
+            # the reader skips ahead.
             assert stream.start.position.offset == 4
             assert wide[-len(direct) :] == direct
 

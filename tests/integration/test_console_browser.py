@@ -174,7 +174,7 @@ def _read_overview(browser: Chromium, console: str) -> None:
 
 
 def _read_positions(browser: Chromium, console: str, shop: Shop) -> None:
-    """Where is each reader of this log?"""
+    """Read the position of each reader of the log."""
     browser.open(f"{console}/instance?{urlencode({'daemon': shop.url, 'instance': 'shop'})}")
     assert browser.run("document.querySelectorAll('svg.ruler circle').length") >= 3
     assert "pipeline.orders.shop" in browser.text
@@ -193,8 +193,8 @@ def _read_history(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _read_log(browser: Chromium, console: str, shop: Shop) -> None:
-    """What else did the transaction of a change contain, how was its table defined, and what does the log
-    keep?
+    """Read the other changes of a change's transaction, the definition of its table, and what the log
+    keeps.
     """
     browser.click("article a")
     assert browser.run("document.querySelectorAll('article.change').length") >= 1
@@ -211,7 +211,7 @@ def _read_log(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _read_server_and_settings(browser: Chromium, console: str, shop: Shop) -> None:
-    """Which settings of the server hide changes, and which settings of the daemon are in force?"""
+    """Read the server's settings that hide changes, and the settings that the daemon runs with."""
     browser.open(f"{console}/check?{urlencode({'daemon': shop.url, 'instance': 'shop'})}")
     assert "binlog_format" in browser.text
     save_pictures(browser, "check")
@@ -222,7 +222,7 @@ def _read_server_and_settings(browser: Chromium, console: str, shop: Shop) -> No
 
 
 def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
-    """Where does the subscription continue? First the preview, then the effect in the store itself."""
+    """Move the position of a subscription: check the preview, then the effect in the store itself."""
 
     def resets() -> int:
         with closing(open_store(shop.coordination)) as store:
@@ -242,7 +242,7 @@ def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _replay_rejected_rows(browser: Chromium, console: str) -> None:
-    """Which rows did the step reject, and what does a replay do?"""
+    """Read the rows that a step rejected, and replay them."""
     browser.open(f"{console}/pipelines")
     browser.click("td.right a")
     assert "StepFailed" in browser.text
@@ -262,7 +262,7 @@ def _replay_rejected_rows(browser: Chromium, console: str) -> None:
 
 
 def _read_members_and_alerts(browser: Chromium, console: str) -> None:
-    """Which member has which shard? And which condition is true: the disk has less free space than
+    """Read which member has which shard, and the alert that the disk has less free space than
     `alerts.disk`.
     """
     browser.open(f"{console}/subscriptions")
@@ -274,7 +274,7 @@ def _read_members_and_alerts(browser: Chromium, console: str) -> None:
 
 
 def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
-    """An action: first its preview, then its effect in the store itself."""
+    """Pause a pipeline: check the preview, then the effect in the store itself."""
     location = load_pipeline(shop.pipeline)
     with closing(PipelineState.open(location.state, "orders")) as state:
         browser.open(f"{console}/pipelines")
@@ -345,7 +345,7 @@ def _copied_table(shop: Shop, folder: Path) -> Path:
 
 
 def _restore_a_deleted_row(browser: Chromium, console: str, shop: Shop) -> None:
-    """A row was deleted by mistake: which values did it have?"""
+    """Find the values of a row that was deleted by mistake."""
     browser.open(f"{console}/history?{urlencode({'table': shop.table, 'key': '7'})}")
     browser.click("article a")
     place = browser.run("new URLSearchParams(location.search).get('place')")
@@ -363,7 +363,7 @@ def _restore_a_deleted_row(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _see_whether_changes_arrive(browser: Chromium, console: str, shop: Shop) -> None:
-    """A user says that nothing arrives: does it?"""
+    """A user reports that nothing arrives: check whether changes arrive."""
     browser.begin_to_open(f"{console}/tail?{urlencode({'follow': '1', 'tables': shop.table})}")
     # A change before the page's first position would never be shown.
     browser.wait_until("document.getElementById('begin') !== null")
@@ -381,7 +381,9 @@ def _find_who_reads(browser: Chromium, console: str) -> None:
 
 
 def _free_the_log_from_a_lost_reader(browser: Chromium, console: str, shop: Shop) -> None:
-    """A reader that no longer exists holds the log: what does it hold, and how is the hold removed?"""
+    """Free the log from a reader that no longer exists: look at the log that its hold keeps, and remove the
+    hold.
+    """
 
     def readers() -> set[str]:
         return {hold["reader"] for hold in shop.daemon.get("/v1/instances/shop/holds")["holds"]}
@@ -399,7 +401,7 @@ def _free_the_log_from_a_lost_reader(browser: Chromium, console: str, shop: Shop
 
 
 def _let_a_paused_subscription_go_on(browser: Chromium, console: str, shop: Shop) -> None:
-    """Someone has paused a subscription, and its users are waiting."""
+    """Resume a subscription that was paused and whose users are waiting."""
 
     def paused() -> bool:
         with closing(open_store(shop.coordination)) as store:
@@ -416,7 +418,9 @@ def _let_a_paused_subscription_go_on(browser: Chromium, console: str, shop: Shop
 
 
 def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
-    """A target was changed by hand: the page lists the rows, repairs them, and the alert ends."""
+    """Repair a target that was changed by hand: the page lists the rows and repairs them, and the alert
+    ends.
+    """
 
     def alerts() -> list[tuple[str, str]]:
         return [(alert["instance"], alert["name"]) for alert in shop.daemon.get("/v1/alerts")["alerts"]]
@@ -445,7 +449,7 @@ def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _read_a_table_again(browser: Chromium, console: str, state: str) -> None:
-    """The rows of a table are in doubt, so it is read again."""
+    """Read a table again whose rows are in doubt."""
 
     def requested() -> int:
         with closing(PipelineState.open(state, "copies")) as copies:
@@ -462,7 +466,7 @@ def _read_a_table_again(browser: Chromium, console: str, state: str) -> None:
 
 
 def _drop_rejected_rows(browser: Chromium, console: str, shop: Shop) -> None:
-    """Rejected rows were corrected elsewhere, and are deleted for good."""
+    """Delete rejected rows for good, because they were corrected elsewhere."""
     settings = load_pipeline(shop.pipeline)
     assert dead_letters(settings)
     browser.open(f"{console}/dead-letters?store=0&name=orders&sink=")
@@ -475,7 +479,7 @@ def _drop_rejected_rows(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _resume_a_pipeline(browser: Chromium, console: str, state: str) -> None:
-    """A pipeline was paused for maintenance that is now finished."""
+    """Resume a pipeline that was paused for maintenance."""
     with closing(PipelineState.open(state, "orders")) as orders:
         orders.pause("maintenance")
         browser.open(f"{console}/pipelines")

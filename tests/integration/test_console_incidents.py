@@ -72,7 +72,9 @@ def _find_the_statement_that_changed_a_column(
     server: Server,
     daemon: DaemonProcess,
 ) -> None:
-    """A consumer no longer understands a column: since when does it have another type?"""
+    """Find the statement that changed a column's type, because a consumer no longer understands the
+    column.
+    """
     server.sql(f"CREATE TABLE {ORDERS} (id INT PRIMARY KEY, email VARCHAR(80), total INT, old INT)")
     server.sql(f"ALTER TABLE {ORDERS} MODIFY total DECIMAL(12,2) NOT NULL, DROP old, ADD note TEXT")
     path = "/v1/instances/shop/definitions"
@@ -86,7 +88,7 @@ def _find_the_statement_that_changed_a_column(
 
 
 def _find_what_keeps_the_log(browser: Chromium, page: str, daemon: DaemonProcess) -> None:  # noqa: F811
-    """The disk fills although retention is short: what holds the log?"""
+    """The disk fills although retention is short: find the reader that holds the log."""
 
     def readers() -> list[str]:
         return [hold["reader"] for hold in daemon.get("/v1/instances/shop/holds")["holds"]]
@@ -105,7 +107,7 @@ def _find_what_keeps_the_log(browser: Chromium, page: str, daemon: DaemonProcess
 
 
 def _correct_the_server(browser: Chromium, page: str, server: Server) -> None:  # noqa: F811
-    """Updates lack some columns: the page has the statement that fixes it."""
+    """Correct a server whose updates lack some columns, with the statement that the page shows."""
     browser.open(page)
     row = "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('row_image'))"
     assert "warning" in browser.run(f"{row}.innerText")
@@ -118,7 +120,7 @@ def _correct_the_server(browser: Chromium, page: str, server: Server) -> None:  
 
 
 def _find_who_does_not_see_a_column(browser: Chromium, console: str) -> None:  # noqa: F811
-    """Support staff do not see a customer's address: is that intended?"""
+    """Find out why support staff do not see a customer's address."""
     browser.open(f"{console}/settings")
     row = "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('support'))"
     assert f"masked in {ORDERS}: email" in browser.run(f"{row}.innerText")
@@ -127,8 +129,8 @@ def _find_who_does_not_see_a_column(browser: Chromium, console: str) -> None:  #
 
 
 def _find_the_server_that_is_down(browser: Chromium, console: str, server: Server) -> None:  # noqa: F811
-    """No changes arrive: the overview leads to the alert, and both pages show by themselves when it is
-    over.
+    """No changes arrive: the overview leads to the alert about the server that is down. Both pages show by
+    themselves when the server is up again.
     """
     server.stop()
     browser.open(f"{console}/")

@@ -41,7 +41,7 @@ ROWS = (
 
 
 def read_by_peer(server: Server, database: str, start: Position) -> list[Change]:
-    """Return the changes from a position to the end of the log according to the other reader."""
+    """Return the changes from a position to the end of the log according to python-mysql-replication."""
     stream = BinLogStreamReader(
         connection_settings={"host": "127.0.0.1", "port": server.port, "user": "root", "passwd": ""},
         server_id=40_001,

@@ -74,7 +74,7 @@ class Fleet:
         return {name: self.daemons[name].status()["state"] for name in members}
 
     def wait_for_capturer(self, *members: str) -> str:
-        """Wait until one of some members has captured everything up to the server's end, and return its
+        """Wait until one of the given members has captured everything up to the server's end, and return its
         name.
         """
         capturers: list[str] = []

@@ -32,7 +32,7 @@ def create_tables(server: Server, database: str, rows: int = 3) -> None:
 
 
 def sessions_since(server: Server, first: int) -> set[int]:
-    """Return the sessions of readers that began after another one."""
+    """Return the sessions of readers that began after a given session."""
     rows = server.sql(f"SELECT id FROM information_schema.PROCESSLIST WHERE user = 'repl' AND id > {first}")
     return {int(row[0]) for row in rows}
 

@@ -347,7 +347,7 @@ def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.Mo
     assert not kept.run(log).departures
     assert broken_by(kept) == {"far": "what it was to keep has left the log"}
     assert kept.plan(log.segments).held_by == Hold("middle", kept.holds.all()[1].position)
-    # The broken hold does not hold again after a restart.
+    # A broken hold does not protect segments again after a restart.
     again = retention(log, kept.policy)
     assert not again.run(log).departures
     assert broken_by(again) == {"far": "what it was to keep has left the log"}

@@ -443,7 +443,7 @@ def test_dead_letters_have_their_rows_and_reasons(sample: Sample) -> None:
 
 
 def value_at(settings: Any, path: str) -> Any:
-    """Return the setting at a path of names and numbers as JSON."""
+    """Return, as JSON, the setting at a path of names and indexes."""
     for name in path.split("."):
         match settings:
             case list() | tuple():

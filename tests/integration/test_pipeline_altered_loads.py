@@ -149,7 +149,7 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     sink = {"mysql": {"url": mariadb_server.url("root")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
     run_to_end(LocalDriver(2), settings)
-    # Such an image does not reveal the row's current values.
+    # An image with only the key and the changed column does not reveal the row's current values.
     mysql_server.sql(
         "SET SESSION binlog_row_image = MINIMAL; UPDATE bad SET a = 7 WHERE id = 1", database=database
     )

@@ -181,7 +181,7 @@ def test_changed_definitions_are_followed(
     reread = {request.table.table for request in state.requests()}
     assert {request.state for request in state.requests()} == {"done"}
     state.close()
-    # In `replaced`, the two tables whose names were new are read as well.
+    # In the case `replaced`, the two tables whose names were new are read as well.
     assert {name for name in reread if name in CASES} == {name for name, (_, again) in CASES.items() if again}
     assert not mariadb_server.sql(f"SHOW TABLES IN {database} LIKE '\\_%'"), "a ghost is no table of ours"
     mariadb_server.sql(f"DROP DATABASE {database}")

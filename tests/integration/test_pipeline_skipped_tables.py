@@ -101,7 +101,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
         asked = state.request(number)
     assert asked is not None
     assert asked.state == "failed"
-    # Their logged changes and statements are skipped.
+    # The logged changes and statements of the skipped tables are skipped.
     mysql_server.sql(
         f"TRUNCATE {dropped}; INSERT INTO {dropped} VALUES (5, 5); INSERT INTO {good} VALUES (5, 5)"
     )

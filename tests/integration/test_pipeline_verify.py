@@ -305,7 +305,7 @@ def test_invalid_dates_are_compared_and_repaired_by_their_text(pair: Pair, tmp_p
         )
     pair.pipeline.load()
     assert pair.verify("odd", "keyed", "keyless").equal
-    # Extra rows are deleted exactly, by the text of their key or of their row.
+    # Exactly the extra rows are deleted, identified by the text of their key or of the whole row.
     for name in ("keyed", "keyless"):
         pair.spoil(f"{lenient} INSERT INTO {name} VALUES ('2026-02-31', 1)")
     # One of two duplicate rows is deleted.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs, lakes, feeds, dead letters and large messages in S3, by each library's own client of it."""
+"""Logs, lakes, feeds, dead letters and large messages in S3, through each library's own S3 client."""
 
 import json
 import os
@@ -203,7 +203,9 @@ def test_missing_bucket_is_reported_before_the_first_batch(url: str, tmp_path: P
 
 
 def s3() -> fs.FileSystem:
-    """The file system that pyarrow makes of the environment. Its own class does not read the endpoint."""
+    """The S3 file system that pyarrow creates from the environment variables. pyarrow's own S3 class does not
+    read the endpoint from them.
+    """
     return fs.FileSystem.from_uri("s3://lake")[0]
 
 

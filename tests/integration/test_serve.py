@@ -42,7 +42,9 @@ def table(server_of: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def start(table: str, server_of: Any) -> Position:
-    """The start of this module's daemon, after the server's delayed writes into a new file."""
+    """The position at which this module's daemon starts, after the writes that the server makes into a new
+    file with a delay.
+    """
     rotate(server_of("mariadb"))
     return head_of(server_of("mariadb"))
 

@@ -56,7 +56,7 @@ def rows_of(server: ClickHouse, statement: str) -> list[tuple[Any, ...]]:
 
 
 def written(sink: Sink, *changes: Changes, number: int = 1) -> list[Receipt]:
-    """Write each of some changes in its own task of one batch."""
+    """Write each of the given changes in a separate task of one batch."""
     mark = BatchMark("pipe", "g", number)
     receipts = []
     for part, change in enumerate(changes):

@@ -306,7 +306,7 @@ def test_repeated_batch_is_stored_once(broker: Kafka, table: str) -> None:
     assert len(records(broker, table)) == 7
     write(sink, mark(2, table), some(table))
     assert len(records(broker, table)) == 14
-    # After a reset batch numbers start again.
+    # After a reset, batch numbers start again.
     write(sink, BatchMark(table, "2", 1), some(table))
     assert len(records(broker, table)) == 21
 
@@ -538,7 +538,7 @@ def test_topics_hold_the_source_rows_under_their_keys(
     size = -(-len(corpus.changes) // 3)
     for number, start in enumerate(range(0, len(corpus.changes), size), 1):
         for _ in range(2):
-            # Each batch is written twice, as if its process had died before it could record it.
+            # Each batch is written twice, as if its process had died before it could record the batch.
             again = pickle.loads(pickle.dumps(sink))
             write_batch(again, corpus.changes[start : start + size], number)
     for name, target in each(corpus.targets.items()):

@@ -91,7 +91,7 @@ def test_deadlock_victim_is_retried(backend: MysqlBackend, seats: Target) -> Non
 
 
 def wait_for_lock(server: Server) -> None:
-    """Wait until a transaction waits for another one."""
+    """Wait until a transaction waits for another transaction."""
 
     def is_waited() -> bool:
         # The server refreshes this table only if it was not read for a tenth of a second.

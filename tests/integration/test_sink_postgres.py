@@ -114,7 +114,7 @@ def is_waited_for(backend: PostgresBackend, session: Any) -> bool:
 
 
 def is_waiting(backend: PostgresBackend, session: Any) -> bool:
-    """Return whether a session waits for another one."""
+    """Return whether a session waits for another session."""
     return backend.sql(f"SELECT cardinality(pg_blocking_pids({session.info.backend_pid}))") != [(0,)]
 
 

@@ -17,7 +17,9 @@ from tools.site.figures import figures
 
 
 class Links(HTMLParser):
-    """Collects the addresses in a page: of links, and of what a browser fetches to show it."""
+    """Collects the addresses in a page: those of links, and those of the files that a browser fetches to show
+    the page.
+    """
 
     def __init__(self, page: Path) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source on a standalone cluster whose workers' Python does not have it installed."""
+"""Spark reads through `penstock` on a standalone cluster whose workers' Python does not have the package
+installed.
+"""
 
 import importlib.util
 import json

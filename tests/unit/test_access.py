@@ -162,7 +162,8 @@ def test_views_of_accounts_with_different_rights_are_never_equal() -> None:
     assert shop == again
     assert asked != shop
     assert shop != asked
-    # Without restrictions nothing is wrapped, so that all unrestricted accounts share their pieces.
+    # For an account without restrictions nothing is wrapped, so that all unrestricted accounts share their
+    # pieces.
     assert account().readable("shop", None, asked) is asked
 
 

@@ -34,7 +34,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 HOUR_SECONDS = 3600.0
 ALL_TABLES = TablePatterns("*.*")
-# The log ends here, inside a file with more transactions, when the request arrives.
+# When the request arrives, the log ends at this position, inside a file with more transactions.
 PIECES_BEFORE = 5
 
 

@@ -62,7 +62,7 @@ def test_insert_equals_the_recorded_bytes() -> None:
     assert batch.column("value").to_pylist() == [bytes.fromhex(text) for text in (BEGIN, ROWS, END)]
     assert batch.column("kind").to_pylist() == [4, 0, 5]
     assert batch.column("rows").to_pylist() == [0, 2, 0]
-    # -2 folds to the same slot as 1, so the whole message has it.
+    # -2 folds to the same slot as 1, so the whole message has this slot.
     assert batch.column("slot").to_pylist() == [-1, 962, -1]
     assert batch.column("table").to_pylist() == ["", "shop.t", ""]
     assert batch.column("end_offset").to_pylist() == [None, None, 298]

@@ -145,7 +145,8 @@ def test_client_of_a_process_that_has_ended_goes_on_at_its_checkpoint(log: Log, 
             processes.is_frozen = True
         moved, cursor = await processes.connect(1, "second")
         _, again = await take(cursor, 1 << 24)
-        # A checkpoint is at the end of a transaction, so the entries of an unfinished one come again.
+        # A checkpoint is at the end of a transaction, so the entries of an unfinished transaction are
+        # delivered again.
         assert again.endswith(rest)
         assert len(again) < len(acknowledged) + len(rest)
         cursor.acknowledge(1)

@@ -31,7 +31,7 @@ from penstock.telemetry.alerts import Alert
 from penstock.telemetry.readings import Readings
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
-# Programs in place of a capture process; its descriptors follow.
+# Programs that run in place of a capture process, with its descriptors as further arguments.
 CRASHING = ("sh", "-c", "kill -s SEGV $$")
 # A capture process with a defect in a capture.
 DEFECTIVE = (

@@ -266,7 +266,7 @@ def test_program_may_stop_the_subscriber_inside_its_callback() -> None:
 
     subscriber.run(keep)
     assert got == [0, 1, 2]
-    # The batch during which it stopped was consumed.
+    # The batch during which the subscriber stopped was consumed.
     assert fed.consumed == 3
 
 

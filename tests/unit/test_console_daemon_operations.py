@@ -34,7 +34,7 @@ TOKEN = "a-token"
 
 
 class KeptChannel(Channel):
-    """A channel that keeps what is sent."""
+    """A channel that keeps the sent messages."""
 
     def __init__(self) -> None:
         super().__init__(AlertSettings.model_validate({"webhook": "http://alerts.example/secret-path"}))

@@ -14,7 +14,7 @@ TEMPLATES = sorted((CONSOLE / "templates").glob("*.html"))
 
 
 def test_colors_of_both_themes_are_readable() -> None:
-    """Contrast of 4.5 to 1, as level AA of the WCAG requires of text."""
+    """Text has a contrast of at least 4.5 to 1, as level AA of the WCAG requires."""
     themes = re.findall(r":root \{(.*?)\}", (CONSOLE / "static/console.css").read_text(), re.DOTALL)
     assert len(themes) == 2
     for theme in themes:

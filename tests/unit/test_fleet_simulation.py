@@ -45,7 +45,7 @@ def started(simulation: Simulation, count: int) -> Simulation:
 
 
 def assert_balanced(simulation: Simulation) -> None:
-    """Assert that no member does more than a tenth above its share, in whole works."""
+    """Assert that no member has more works than its share plus a tenth, rounded to whole works."""
     share = len(simulation.works) / len(simulation.processes)
     bound = max(share * (1 + TOLERANCE), -(-len(simulation.works) // len(simulation.processes)))
     assert max(simulation.loads().values()) <= bound

@@ -150,7 +150,7 @@ def test_compressed_columns_of_mariadb_are_decompressed() -> None:
 @pytest.mark.parametrize(
     ("statements", "columns"),
     [
-        # IF EXISTS and IF NOT EXISTS are about the columns before the statement.
+        # IF EXISTS and IF NOT EXISTS refer to the columns that exist before the statement.
         ("CREATE TABLE t (a INT); ALTER TABLE t ADD IF NOT EXISTS a TEXT, ADD IF NOT EXISTS b INT FIRST",
          ["b int(11)", "a int(11)"]),
         ("CREATE TABLE t (a INT, b INT); ALTER TABLE t DROP a, ADD IF NOT EXISTS a TEXT", ["b int(11)"]),

@@ -31,7 +31,7 @@ def template(name: str) -> str:
 def test_default_settings_are_those_of_a_daemon(tmp_path: Path) -> None:
     settings = values()["settings"]
     settings["instances"] = {"shop": {"source": "mysql://repl@db1"}}
-    # The chart mounts the secret there.
+    # The chart mounts the secret at this path.
     token = tmp_path / "token"
     token.write_text("secret")
     assert settings["listen"]["token_file"] == "/run/secrets/penstock/token"

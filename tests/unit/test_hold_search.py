@@ -22,7 +22,7 @@ def test_slow_search_keeps_no_segment_from_leaving(monkeypatch: pytest.MonkeyPat
     def locate_late(log: Log, position: Position) -> object:
         located = locate(log, position)
         if not passes:
-            # Not in a `with` block, which would wait for the lock for ever.
+            # The executor is not used in a `with` block, whose end would wait for the lock for ever.
             due = ThreadPoolExecutor(1).submit(retention.run, log)
             passes.append(due.result(WAIT_SECONDS_MAX))
         return located

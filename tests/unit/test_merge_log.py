@@ -274,7 +274,7 @@ def test_busy_server_whose_clock_is_behind_holds_nothing_back(monkeypatch: pytes
     first.commit(TIME_US, 1)
     connection.head()
     for _ in range(4):
-        # New transactions arrive during each query, so the end of its log is never reached.
+        # New transactions arrive during each query, so the end of the server's log is never reached.
         merge.joining.step()
     assert ("db1.notes", 1) in rows_of(merge.log)
 

@@ -111,7 +111,7 @@ def test_members_that_hold_back_the_next_transaction_are_named() -> None:
     order.advance("db3", 5)
     assert order.held_back_by() == ["db1"]
     # Of two transactions with the same time, that of the first member comes first, so db1 may still have an
-    # earlier one.
+    # earlier transaction.
     order.advance("db1", 5)
     assert order.held_back_by() == ["db1"]
     order.offer("db1", 5, "first", LATEST_US)

@@ -189,7 +189,8 @@ def test_properties_without_an_equivalent_need_attention(tmp_path: Path) -> None
 
 
 def test_no_property_is_reported_as_carried_unless_it_is(tmp_path: Path) -> None:
-    # Both prefixes name the producer. Only the first one is used, and the other one is not called carried.
+    # Both prefixes name the producer. Only the first prefix is used, and the second is not reported as
+    # carried over.
     path = connector(tmp_path, producer__override__security__protocol="PLAINTEXT")
     entries = entries_by_name(migrated(path, tmp_path / "new").report)
     assert entries["producer.override.security.protocol"].outcome is Outcome.CARRIED

@@ -39,7 +39,7 @@ def place(offset: dict[str, Any]) -> tuple[str, int]:
 
 def test_new_query_takes_all_there_is_and_then_waits_for_more(folder: Path) -> None:
     reader = reader_of(folder)
-    # These versions request the end before the start.
+    # Spark 4.0 and 4.1 request the end before the start.
     end = reader.latestOffset()
     assert place(end) == ("mysql-bin.000001", SAMPLE.stat().st_size)
     (planned,) = reader.partitions(reader.initialOffset(), end)

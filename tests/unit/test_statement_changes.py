@@ -88,7 +88,7 @@ def test_error_locates_the_end_of_the_transaction_if_logged(tmp_path: Path) -> N
     gtid, begin, _, rows, commit = logged[table_map - 2 : table_map + 3]
     assert (gtid.code, commit.code) == (GTID, XID)
     change = event(QUERY, query_body("DELETE FROM shop.orders"))
-    # As long as the original, so that the length in the GTID event stays valid.
+    # The statement is as long as the original, so that the length in the GTID event stays valid.
     gap = logged[table_map].size + rows.size - change.size
     change = event(QUERY, change.body + b" " * gap)
     file = tmp_path / FILE

@@ -62,7 +62,7 @@ def test_unit_is_copied_beside_the_original(store: MemoryStore) -> None:
     copied = replace(read_job(store, "orders-y"), updated_us=0)
     assert copied == replace(JOB, name="orders-y", labels={"unit": "y"}, values={"unit": "y"})
     assert read_job(store, "orders-x").version == 1
-    # Applying again, and applying without a change, restart nothing.
+    # Applying a unit again, or without a change, restarts no job.
     for words in (["--set", "unit=y"], []):
         again = penstock(store, "apply", *words, text=text)
         assert again.stdout == f"orders-{'y' if words else 'x'}: version 1, unchanged\n"

@@ -19,8 +19,8 @@ from tools.mutants.tree import replaced, run_pytest
 Position = tuple[int, int]
 
 SECONDS_MAX = 60.0
-# The limit for the recorded duration of the tests that run on a mutant. Only a mutant that hangs reaches the
-# limit above.
+# The limit for the recorded duration of the tests that run on a mutant. Only a mutant that hangs reaches
+# SECONDS_MAX.
 TEST_SECONDS_MAX = 20.0
 SERVER_START_SECONDS = 8.0
 

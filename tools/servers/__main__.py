@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private database servers for people.
+"""Private database servers, started by hand.
 
     python -m tools.servers install [FLAVOR ...]
     python -m tools.servers start FLAVOR [--port PORT] [--dir DIR] [--tls] [--option NAME=VALUE ...]

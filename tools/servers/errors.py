@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two reasons why a server is unavailable: this machine cannot have it, or it fails."""
+"""The two reasons why a server is unavailable: this machine cannot provide it, or it fails."""
 
 
 class PartMissing(RuntimeError):

@@ -28,8 +28,9 @@ from tools.suite.pytest_run import BYTECODE
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-# Twice the two cores: everyday tests wait for servers, processes and sockets for half of their time. Each
-# worker has its own servers and Spark session, about 3 GB; the deep tests start larger servers beside them.
+# Two workers for each of the two cores, because everyday tests wait for servers, processes and sockets for
+# half of their time. Each worker has its own servers and Spark session, about 3 GB; the deep tests start
+# larger servers beside them.
 WORKERS = {"everyday": 4, "deep": 3, "all": 3}
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15

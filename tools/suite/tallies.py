@@ -91,7 +91,7 @@ class TallyFile:
         return tally.seconds / tally.repetitions if tally is not None and tally.repetitions else None
 
     def put(self, tally: TargetTally) -> None:
-        """Keep a tally, and replace that of the same target."""
+        """Keep a tally, and replace the previous tally of its target."""
         self._tallies[tally.target] = tally
         replace_json(self.path, [asdict(kept) for kept in self._tallies.values()])
 

@@ -93,7 +93,8 @@ class CommandTree:
                         wait_until_stopped(process)
             self.wait(seconds)
         finally:
-            # Children first: a parent that runs may stop a child that is still to be resumed.
+            # Resume children first, because a parent that runs again may stop a child that has not been
+            # resumed yet.
             for process in reversed(stopped):
                 send(process, signal.SIGCONT)
 
@@ -176,7 +177,9 @@ def is_stopped(process: psutil.Process) -> bool:
 
 
 def wait_until_stopped(process: psutil.Process) -> None:
-    """Wait until a signal has stopped a process, so that it cannot stop others before they are looked at."""
+    """Wait until a signal has stopped a process, so that it cannot stop other processes before they are
+    examined.
+    """
     deadline = time.monotonic() + STOP_SECONDS_MAX
     while not is_stopped(process) and time.monotonic() < deadline:
         time.sleep(0.001)

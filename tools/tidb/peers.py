@@ -49,7 +49,7 @@ def _build(folder: Path) -> None:
     go = program("go", "/usr/local/go/bin", "/usr/lib/go/bin")
     (folder / "built").mkdir()
     shutil.copytree(SOURCES, folder / "sources")
-    # One after the other, so that each build has the whole time limit.
+    # Build the programs one after the other, so that each build has the whole time limit.
     for name in PROGRAMS:
         words = [go, "build", "-p", "1", "-ldflags", _LINKER_FLAGS, "-o", str(folder / "built"), f"./{name}"]
         run(words, folder / "sources")

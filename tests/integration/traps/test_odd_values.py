@@ -106,7 +106,8 @@ def test_texts_decode_as_the_server_converts_them(
     rows = ", ".join(f"({number}, x'{text.hex()}')" for number, text in enumerate(singles + pairs))
     path = run_logged(server, "SET sql_mode = ''", f"INSERT IGNORE INTO t VALUES {rows}", database=database)
     actual_rows = {row["id"]: row["text"] for row in decode_file(path).rows(f"{database}.t")}
-    # If the server's conversion has no character it prints a question mark; the decoded value is null.
+    # If a byte has no character, the server's conversion prints a question mark, and the decoded value is
+    # null.
     wanted = dict(server.sql(f"SELECT id, CONVERT(text USING utf8mb4) FROM {database}.t"))
     differing = {key for key in wanted if actual_rows[key] is not None and actual_rows[key] != wanted[key]}
     assert not differing

@@ -74,5 +74,5 @@ def _prepared_insert(id: int) -> list[str]:
     return [f"XA START '{id}'", insert, f"XA END '{id}'", f"XA PREPARE '{id}'"]
 
 
-# Statements by the number of the transaction that they follow. The first statement stays prepared.
+# XA statements, by the number of the transaction that they follow. The first XA transaction stays prepared.
 XA_STATEMENTS = {40: _prepared_insert(9040), 60: _prepared_insert(9060), 120: ["XA COMMIT '9060'"]}

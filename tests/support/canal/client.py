@@ -259,7 +259,7 @@ def event_name(number: int) -> str:
 
 
 def values_of(columns: Any) -> dict[str, str | None]:
-    """Return a row as column to text."""
+    """Return a row as a mapping from column to text."""
     return {column.name: None if column.isNull else column.value for column in columns}
 
 

@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("!i")
 
 
 class OmittingRelay:
-    """As a context manager it relays inside the block. Set `omits` to omit the next answer."""
+    """A relay that runs inside the block as a context manager. Set `omits` to omit the next answer."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port

@@ -58,7 +58,7 @@ _SAID: dict[str, Callable[[str, random.Random], bytes]] = {
         _framed(_CANAL_UNKNOWN) if listener == "canal" else _http(_CHANGES, _PATTERNS)
     ),
 }
-# These clients do not wait for a response. The others read it, or leave it unread.
+# These clients do not wait for a response. The other clients read the response, or leave it unread.
 _LEAVES_OPEN = ("says nothing", "half a request", "many requests")
 
 

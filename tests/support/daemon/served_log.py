@@ -146,8 +146,8 @@ def serving(
     `listen` and `access` are the sections of penstock.yaml with these names. `check` returns the findings
     about the servers of an instance, and `resume` restarts a capture that was set aside. `control` has the
     jobs and members of a fleet, `fleet_status` its state, and `instances` the instances in its store.
-    `alerting` has the alert rules and their receivers. With `copies`, readers get what this many members have
-    synced.
+    `alerting` has the alert rules and their receivers. With `copies`, readers get the data that this many
+    members have synced.
     """
     settings = Settings.model_validate(
         {

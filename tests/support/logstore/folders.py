@@ -22,7 +22,7 @@ from tools.servers import Server
 SEGMENT_BYTES = 1 << 20
 BLOCK_BYTES = 4096
 _PIECE_BYTES = 64 * 1024
-# A segment ends with the hour; the clock of these logs stands still, so no segment ends that way.
+# A segment ends when the hour ends. The clock of these logs stands still, so no segment ends for that reason.
 _TIME_S = time.time()
 
 

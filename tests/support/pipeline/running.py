@@ -67,7 +67,7 @@ def running(
     settings: PipelineSettings,
     report: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Iterator[PipelineRun]:
-    """Run a pipeline in a thread inside the block, which starts once the pipeline has its lease.
+    """Run a pipeline in a thread inside the block. The block starts once the pipeline has its lease.
 
     Raises the error that ended the pipeline.
     """
@@ -77,7 +77,7 @@ def running(
     def go() -> None:
         try:
             run.run()
-        # The block raises the error again at its end, whatever its type is.
+        # At its end, the block raises the error again, whatever the type of the error is.
         except BaseException as problem:  # noqa: BLE001
             failed.append(problem)
 

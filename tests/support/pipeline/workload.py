@@ -158,7 +158,7 @@ class Workload:
                 while not stop.is_set():
                     self.step()
                     stop.wait(pause_seconds)
-            # The block raises the error again at its end, whatever its type is.
+            # At its end, the block raises the error again, whatever the type of the error is.
             except BaseException as error:  # noqa: BLE001
                 failed.append(error)
             finally:

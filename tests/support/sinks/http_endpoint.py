@@ -21,7 +21,8 @@ class Received:
 
 
 class HttpEndpoint:
-    """Runs inside its block. `answers` are the next statuses with headers; afterwards the status is 200.
+    """A server that runs inside the block. `answers` are the next statuses with headers; afterwards the
+    status is 200.
 
     A status of 0 records the request and closes the connection without an answer. `bodies` are the contents
     of the next answers with a status of success; afterwards they are empty. `refusal` is the content of all

@@ -26,7 +26,7 @@ def jobs() -> dict[int, dict[str, Any]]:
 
 
 def defined(last_job: int | None = None) -> TidbTranscoder:
-    """Return a transcoder with the definitions of all jobs up to the given one."""
+    """Return a transcoder with the definitions of all jobs up to the given job."""
     transcoder = TidbTranscoder(cluster_id=CLUSTER_ID, server_id=SERVER_ID)
     for number, job in jobs().items():
         if last_job is None or number <= last_job:
