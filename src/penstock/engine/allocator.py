@@ -5,7 +5,8 @@ import ctypes
 import os
 from functools import cache
 
-# glibc's mallopt(3): buffers of at least this size are mapped, and unmapped when they are freed.
+# The parameter of glibc's mallopt(3) for the size from which on buffers are mapped, and unmapped when they
+# are freed.
 _M_MMAP_THRESHOLD = -3
 _MAPPED_BYTES_MIN = 1 << 20
 

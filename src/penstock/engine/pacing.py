@@ -14,7 +14,7 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.retry import Backoff
 from penstock.sinks.sink import Sink
 
-# How often a run looks for changes, for requests, and whether the pipeline is paused.
+# How often a run looks for changes and requests, and checks whether the pipeline is paused.
 _POLL_SECONDS = 0.2
 # The interval between batches whose overhead is much larger than the cost of their rows.
 _INTERVAL_SECONDS = 1.0

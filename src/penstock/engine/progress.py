@@ -49,7 +49,7 @@ class Progress:
         self._batch_lock = threading.Lock()
         # Whether batches were completed since the progress was last recorded.
         self._is_behind = False
-        # The number of rows in the last batch, and the number in its chunks.
+        # The number of rows in the last batch, and the number of rows in its chunks.
         self.rows_of_batch = 0
         self._loading_since = 0.0
         self._load_started_us = 0

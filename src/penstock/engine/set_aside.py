@@ -149,7 +149,8 @@ def failed_sources(
     """Return the sources that may have caused an error, each with its own error: those that fail when
     queried.
 
-    A source causes an error that is not transient only if it fails with the same error.
+    If the error is not transient, a source may have caused it only if the source fails with the same error
+    when queried.
     """
     if not isinstance(problem, TransientError | OperatorError):
         return {}

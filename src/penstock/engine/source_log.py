@@ -79,7 +79,8 @@ class SourceLog:
         self._may_follow = (
             follows_head
             and source.options.daemon is not None
-            # With several sources, each waits in its own thread; with several sinks, they agree on the ends.
+            # With several sources, each source waits in its own thread; with several sinks, they agree on the
+            # ends.
             and count == 1
             and shared_ends is None
             and settings.batch.rows is None

@@ -289,7 +289,7 @@ class PipelineTables:
             # The columns are the same, but the server declares their types more precisely than the log.
             logged = replace(tracked.current)
         elif source.server is None:
-            # Use the log's definition: the source names no server that could have a later one.
+            # Use the log's definition: the source names no server that could have a later definition.
             tracked.current = logged
         tracked.definitions[value["version"]] = logged
         tracked.logged = tuple(value["columns"])

@@ -131,7 +131,7 @@ class MergeCapture(GeneratedCapture):
         gtid_sets = [captures[name].log().gtid_set(position) for name, position in state.positions.items()]
         # Record the positions first: after a crash in between, the log is still new.
         state.write(log)
-        # The log is unique, so a reader can continue in another log only by GTIDs.
+        # No other log has the positions of this log, so a reader can continue in another log only by GTIDs.
         begin_joined_log(log, f"merge:{uuid.uuid4()}", flavor, reduce(union, gtid_sets, NO_GTIDS))
         return state
 

@@ -142,7 +142,7 @@ class Member:
     # --- How far the server is --------------------------------------------------------------
 
     def watermark_us(self) -> int | None:
-        """Return a time before which the server has committed nothing that was not read; None if unknown.
+        """Return a time: everything that the server committed before it has been read. None if unknown.
 
         The server is queried for the end of its log, so that an idle server advances too. The watermark is
         this host's time of the query, regardless of the server's clock. For a busy server, it applies once
@@ -217,7 +217,7 @@ class Member:
         log = self._capture.log()
         earliest = log.earliest()
         if earliest is None or log.visible is None or position > log.visible:
-            # Nothing was received yet, or the log lost the end in a power failure.
+            # Nothing was received yet, or the log lost its end in a power failure.
             return
         expires_us = int((time.time() + seconds) * 1e6)
         hold = Hold(f"{CONSUMER_PREFIX}merge.{merge}", max(position, earliest), expires_us)

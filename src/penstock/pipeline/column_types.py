@@ -70,7 +70,7 @@ def keeps_column_values(old: Column, new: Column) -> bool:
 
 
 def keeps_logged_values(old: Column, new: Column) -> bool:
-    """Compare like `keeps_column_values`, but as far as a log describes columns.
+    """Compare like `keeps_column_values`, but only as far as a log describes columns.
 
     The log omits the sign and digits of decimal and floating point types, the kind of geometry, and the
     dimensions of vectors.
@@ -86,7 +86,7 @@ def refuses_negative(column: Column) -> bool:
 
 
 def common_column(known: Column, other: Column) -> Column:
-    """Return a column that holds the values of both columns, under the name of the first.
+    """Return a column that holds the values of both columns, under the name of the first column.
 
     A first column that already holds them is returned unchanged, so repeated joining converges. If only text
     can hold both, the values are text as the server displays them. Binary types become bytes.

@@ -25,7 +25,7 @@ _ROWS = "changes_at_hand"
 # Every batch has this column, so there is always a column to select from.
 _ALWAYS = "_commit_version"
 
-# For each DuckDB type the SQL type of the target's column, and the cast to its Arrow type.
+# For each DuckDB type, the SQL type of the target's column, and the cast to its Arrow type.
 _TYPES: Mapping[str, tuple[str, str]] = {
     "BOOLEAN": ("tinyint(1)", "CAST({} AS TINYINT)"),
     "TINYINT": ("tinyint", "{}"),
@@ -156,8 +156,8 @@ class Expressions:
         from sqlglot.errors import SqlglotError
 
         try:
-            # Of sqlglot's dialects of Spark this is the one whose CAST fails on invalid values, as Spark's
-            # does.
+            # Of sqlglot's dialects of Spark, only in this dialect does CAST fail on invalid values, as it
+            # does in Spark.
             part = sqlglot.parse_one(text, dialect="databricks")
         except SqlglotError as problem:
             raise OptionInvalid(

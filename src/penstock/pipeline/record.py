@@ -99,7 +99,7 @@ class BatchRecord:
     `begin` and `end` map sources to offsets (`source.offsets.Offset` as JSON) and contain only sources that
     advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished` are
     the resnapshot requests that end with it. Rows of the targets in `divided` are assigned to parts by their
-    key, rows of other targets stay together. The list is recorded, so a retry divides the same way even if
+    key, rows of other targets stay together. `divided` is recorded, so a retry divides the same way even if
     other keys are known by then. `written` are the targets of an exact load that got rows, recorded before
     the sink commits it; None until then. `groups` says how many consecutive chunks each task reads; () means
     one each, as an earlier version of Penstock ran them. They are recorded, because a sink knows the part of

@@ -16,8 +16,8 @@ class Resnapshot:
     """A request to read a table, or some of its rows, again.
 
     `state` is asked, running, done or failed. `where` is a condition in the server's SQL, None for all rows.
-    With `remove`, rows of the range that only the target has are deleted from it. `by_pipeline` is true for a
-    pipeline's own requests. Times are microseconds UTC since 1970.
+    With `remove`, rows of the range that only the target has are deleted from the target. `by_pipeline` is
+    true for a pipeline's own requests. Times are microseconds UTC since 1970.
     """
 
     number: str

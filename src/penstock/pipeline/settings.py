@@ -273,7 +273,7 @@ def place_of_state(path: str | Path, document: Document | None = None) -> StateP
     """Read from a pipeline file, or its `document`, where its state is stored, and whether it begins with a
     load.
 
-    An operator may not have the secrets that the runner has. Raises OptionInvalid.
+    Needs no secrets, because an operator may not have those of the runner. Raises OptionInvalid.
     """
     path = Path(path)
     document = document or read_yaml(path, os.environ, _HINT_FILE)

@@ -419,7 +419,7 @@ class PipelineState(ResnapshotRequests):
 
         Replayed statements request their tables again, so earlier requests are deleted and table definitions
         lose their log position. Tables without a key are read again, because replaying would duplicate their
-        rows. `keyless` is called with each of them before anything is written; with None, duplicates are
+        rows. `keyless` is called with each such table before anything is written; with None, duplicates are
         accepted. Acquires the lease: raises LeaseLost while the pipeline runs, PositionInvalid if it ran
         since `seen`.
         """

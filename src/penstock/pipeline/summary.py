@@ -44,8 +44,8 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
     """Return the status of a pipeline.
 
     With several sinks or shards, `sinks` or `shards` has the status of each, and the position is the smallest
-    of all. A source has to keep its log from there on. A sink or shard without rows to write advances like
-    the others.
+    of all. A source has to keep its log from that position on. A sink or shard without rows to write advances
+    like the others.
     """
     states = state.parts()
     if not states[0].part:

@@ -201,7 +201,7 @@ class DrainerTransactions:
 def _runs(parts: pyarrow.RecordBatch, bytes_max: int | None) -> Iterator[tuple[int, memoryview]]:
     """Yield the contents of consecutive changes with one commit version, without a copy.
 
-    With `bytes_max`, a run ends after the change with which it reaches this size.
+    With `bytes_max`, a run ends as soon as it has reached this size.
     """
     values, versions = parts.column("value"), parts.column("version").to_numpy(zero_copy_only=False)
     _, offsets, data = values.buffers()

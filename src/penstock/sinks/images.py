@@ -18,7 +18,8 @@ from penstock.errors import ServerUnsupported
 
 # The metadata field with the texts of unrepresentable values, by column name.
 _UNREPRESENTABLE = "unrepresentable"
-# Buffered rows are reduced after this many new bytes, or as many as the last reduction left.
+# Buffered rows are reduced after this many new bytes, or after as many new bytes as the last reduction left
+# if that is more.
 _BYTES_BETWEEN_REDUCTIONS = 48 << 20
 
 

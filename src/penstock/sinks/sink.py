@@ -101,7 +101,7 @@ def applications_of(pipeline: str) -> str:
 def is_repeated(mark: BatchMark, stored: int | None) -> bool:
     """Return whether a target has a batch already, by the number that it stores, None if it stores none.
 
-    A pipeline writes its batches one after the other, so only the last one is ever repeated. Raises
+    A pipeline writes its batches one after the other, so only the last batch is ever repeated. Raises
     StateOutdated for a later number: the state was restored from a backup, so its next batches have other
     changes than the target's batches of the same numbers.
     """
@@ -215,7 +215,7 @@ class Sink(ABC):
     in_driver: bool = False
     # Whether `remembers` looks only at the given tables, not at everything on a server.
     remembers_alone: bool = False
-    # Whether `read` with bounds only costs as much as the range, not the whole table.
+    # Whether `read` with bounds costs only as much as reading the range, not the whole table.
     reads_ranges: bool = True
     # Whether `read` can run only in the process that drives the pipeline, for example because it needs the
     # Spark session.

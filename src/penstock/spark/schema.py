@@ -59,7 +59,7 @@ def envelope_arrow() -> pyarrow.Schema:
 
 
 def spark_schema(arrow: pyarrow.Schema) -> StructType:
-    """Return the Spark schema with which Spark accepts batches of this Arrow schema."""
+    """Return the Spark schema for an Arrow schema, with which Spark accepts batches of the Arrow schema."""
     schema = from_arrow_schema(arrow, prefer_timestamp_ntz=True)
     assert to_arrow_schema(schema, **_UTC).equals(arrow), f"Spark would not take {arrow}"
     return schema

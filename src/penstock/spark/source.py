@@ -28,9 +28,11 @@ from penstock.spark.schema import (
 if TYPE_CHECKING:
     from penstock.spark.stream import StreamReader
 
-# Spark plans a read with filters in a worker of this module, and only if filter pushdown is enabled.
+# The module of Spark's worker that plans a read with filters. Spark runs this worker only if filter pushdown
+# is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-# Spark passes limits to Python streams from 4.2 on. A platform may have added that to an older version.
+# Spark passes limits to Python streams from 4.2 on. A platform may have added this to an older version of
+# Spark.
 _ADMISSION_CONTROL = "pyspark.sql.streaming.datasource"
 
 

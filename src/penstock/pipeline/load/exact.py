@@ -30,8 +30,8 @@ _LOCK_TRIES = 6
 class ExactSnapshot(Closing):
     """Tables at `watermark`, which is exact: they contain every change before it and none after it.
 
-    Read them with `read_rows(snapshot.session, ...)`. Changes of these tables
-    with a `_commit_version` of at least `floor` are not in the snapshot, all others are.
+    Read them with `read_rows(snapshot.session, ...)`. Changes of these tables are in the snapshot exactly if
+    their `_commit_version` is below `floor`.
     """
 
     session: LoadSession

@@ -60,9 +60,10 @@ def read_chunk(
     and has the table's changes below `watermark.floor`. `on_watermark` is called before the first row.
 
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
-    last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged for
-    a server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
-    differently than when the chunk was planned, PrivilegeMissing. Sessions come from `sessions`, if passed.
+    last row yielded. Raises ConnectionLost if the key does not identify that row. Raises ServerChanged for a
+    server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
+    differently than when the chunk was planned, and PrivilegeMissing. Sessions come from `sessions`, if
+    passed.
     """
     open_or_take = open_session if sessions is None else sessions.session
     take_watermark = watermark_of if sessions is None else sessions.watermark

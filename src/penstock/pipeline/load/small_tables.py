@@ -19,7 +19,7 @@ _TABLES_PER_STATEMENT = 50
 
 
 def small_chunks(session: LoadSession, targets: Sequence[Target], rows: int) -> Iterator[Chunk]:
-    """Yield a chunk with all rows of a table for each table that has few rows, and at most `rows`.
+    """For each table that has few rows, and at most `rows`, yield a chunk with all of its rows.
 
     The chunk has no key and no order: it is read from its beginning if the connection is lost. Tables that
     cannot be read, and those of a TiDB cluster, are left to `plan_over`.

@@ -32,8 +32,8 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
     """Return every selected table of a server with columns, primary key and unique keys, by name.
 
     Excludes views, MariaDB's sequences, the server's own databases, and the hidden columns that MariaDB puts
-    after the last one. Runs two or three statements for any number of tables. Raises the errors of `connect`,
-    and OptionInvalid if a selected table is system-versioned.
+    after the last column. Runs two or three statements for any number of tables. Raises the errors of
+    `connect`, and OptionInvalid if a selected table is system-versioned.
     """
     with connect(address, READING_SECONDS_MAX) as connection:
         return read_targets(connection, patterns)

@@ -268,8 +268,8 @@ class LookupStep(Step):
     ) -> list[pyarrow.RecordBatch]:
         """Return the table's rows for keys, in a schema.
 
-        The connection is reopened once if it is lost, because the server closes it after a long time without
-        changes, or if the table's columns have changed since they were read.
+        If the connection is lost, it is reopened once, because the server closes a connection after a long
+        time without changes. It is also reopened if the table's columns have changed since they were read.
         """
         was_open = self._session is not None
         try:

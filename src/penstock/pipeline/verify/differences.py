@@ -34,7 +34,7 @@ class Difference:
 
     Rows are values of `Target.arrow()`, None if the side has no row. The key TEXTS maps columns to the texts
     of values that Arrow cannot represent. `columns` are the columns that differ. In the columns of `not_held`
-    the source has a value that the target cannot represent, and the target has none.
+    the source has a value that the target cannot represent, and the target's value is empty.
     """
 
     kind: Kind

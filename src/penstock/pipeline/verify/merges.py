@@ -58,9 +58,9 @@ def may_have_other_rows(
 ) -> bool:
     """Return whether a table's target may have rows other than the table's current rows.
 
-    They may belong to other tables, to shards that other pipelines write, or, unless it is the `first` load,
-    to rows that the table lost. `tables` are the source tables by key. Other pipelines that write to the same
-    target are not known here.
+    Such rows may come from other tables, or from shards that other pipelines write. Unless it is the `first`
+    load, they may also be rows that the table has lost. `tables` are the source tables by key. Other
+    pipelines that write to the same target are not known here.
     """
     target: Target | None = tables[key]
     for step in chain:

@@ -20,7 +20,7 @@ def narrow_rereads(settings: PipelineSettings, state: PipelineState, spreading: 
     """Compare tables with a pending full reread, and request only the rows that differ.
 
     Applies to sources with `on_lost: repair`. A request ends only after the requests for its rows are stored,
-    so a crash may cause needless reads but never loses one. A table that cannot be compared completely, or
+    so a crash may cause needless reads but never loses a read. A table that cannot be compared completely, or
     has too many differences for a condition, is read as a whole.
     """
     sources = {source.name for source in settings.sources if source.on_lost == "repair"}

@@ -39,12 +39,12 @@ def removals(
     """Yield deletes for rows of a chunk's range that the target has but no source has.
 
     The first of `sources` is the table that is read again. `target` is its target after the steps, and the
-    other sources are further tables whose rows go to that target. With `shard` only the rows of that shard
-    are deleted, with the step `shard` only those that it passes, and none if a step keeps deletes or loads
-    from the target. Deletes go through no step, but mark rows if `soft_delete` does. They carry the version
-    of a log position that this function takes, so later changes win. If ranges of the source's keys do not
-    match ranges of the target's, all rows are checked with the first chunk of the table, and none with the
-    others. Rows that may belong to rejected source rows are kept.
+    other sources are further tables whose rows go to that target. With `shard`, only the rows of that shard
+    are deleted. With the step `shard`, only rows that the step passes are deleted. No rows are deleted if a
+    step keeps deletes or loads from the target. Deletes go through no step, but mark rows if `soft_delete`
+    does. They carry the version of a log position that this function takes, so later changes win. If ranges
+    of the source's keys do not match ranges of the target's, all rows are checked with the first chunk of the
+    table, and none with the others. Rows that may belong to rejected source rows are kept.
 
     Raises OptionInvalid if the sink keeps no table or if rows of other pipelines cannot be distinguished,
     SchemaPending if another source table was altered during the read.

@@ -35,7 +35,7 @@ def compared_tables(
 
     Source tables that the pipeline continues without, or has not completely loaded, are left out. Raises
     OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches: a
-    shard may have none.
+    shard may have no such table.
     """
     refuse_incomparable_steps(settings)
     known = _KnownTables.of(state)

@@ -25,8 +25,9 @@ def as_changes(
 ) -> Changes:
     """Return rows of `target.arrow()` as changes of one kind, as if made just before a position.
 
-    `texts` maps, for each row, columns to the texts of values that Arrow cannot represent. The version of the
-    changes is by default above all transactions before the position, and below all from there on.
+    `texts` maps, for each row, columns to the texts of values that Arrow cannot represent. By default, the
+    version of the changes is above that of every transaction before the position, and below that of every
+    later transaction.
     """
     version = position.commit_version - 1 if version is None else version
     count = rows.num_rows

@@ -359,7 +359,7 @@ class _FeedWriter(_TableWriter):
 def _digest(target: Target, rows: pyarrow.Table) -> str:
     """Return a digest of rows. If a retry cuts parts differently, the digest differs as well.
 
-    Columns without values are ignored, because a later definition may have added them in a retry.
+    Columns without values are ignored, because in a retry, a later definition may have added such columns.
     """
     own = [name for name in target.column_names if rows.column(name).null_count < rows.num_rows]
     columns = [*own, "_change_type", "_commit_version"]

@@ -2,7 +2,7 @@
 """DuckDB: mirrors and feeds in a database file. Each batch is one transaction, which also stores its number.
 
 Only one process may have the file open for writing. The process that drives the pipeline opens it for each
-batch, so that others can read it between batches.
+batch, so that other processes can read the file between batches.
 """
 
 from contextlib import AbstractContextManager

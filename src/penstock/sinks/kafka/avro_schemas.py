@@ -106,8 +106,8 @@ def _properties(connect: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def valid_name(name: str) -> str:
-    """Return a name with underscores in place of letters that Avro does not allow, and before a leading
-    digit.
+    """Return a name for Avro: an underscore replaces each letter that Avro does not allow, and precedes a
+    leading digit.
     """
     valid = _NAME_LETTERS.sub("_", name)
     return f"_{valid}" if not valid or valid[0].isdigit() else valid

@@ -3,8 +3,8 @@
 
 The number is stored in a position topic, in the partition with the part's number, by the same transaction as
 the part's messages. The record also holds the log positions of the tables that the part has loaded. A
-producer that opens a part again fences the previous one, ends its open transaction, and reads the number. A
-part that is already written is skipped.
+producer that opens a part again fences the previous producer, ends its open transaction, and reads the
+number. A part that is already written is skipped.
 """
 
 import json
@@ -335,7 +335,7 @@ class KafkaWriter(Writer):
     def _split_moved_updates(self, changes: Changes) -> Changes:
         """Return changes in which an update that moves a row to another partition is a delete and an insert.
 
-        The columns that determine topic and partition must be in every image: raises ServerUnsupported.
+        Raises ServerUnsupported if an image is missing a column that determines the topic or the partition.
         """
         template = Template(self._settings.topic, changes.target)
         if template.constant is not None and not self._settings.partition_by:

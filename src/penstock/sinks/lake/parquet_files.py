@@ -17,7 +17,8 @@ import pyarrow.parquet as parquet
 from penstock.errors import ConnectionLost, DiskFailed, PenstockError
 from penstock.sinks.lake.syncing import sync_paths
 
-# A row group is buffered while a file is written or read: its maximum number of rows, and bytes in memory.
+# The maximum number of rows, and of bytes in memory, of a row group, which is buffered while a file is
+# written or read.
 ROW_GROUP_ROWS = 128 * 1024
 _ROW_GROUP_BYTES = 64 << 20
 # Bounds of longer texts are omitted, because they would make file lists large.

@@ -100,7 +100,8 @@ class TableSink(Sink, Generic[AnyTable]):
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
-                # The table's rows will cause the same error, and then `errors.table` decides.
+                # Ignore the error here. Writing the table's rows will raise it again, and then `errors.table`
+                # decides.
                 continue
             if table is None:
                 continue
@@ -151,7 +152,8 @@ class TableSink(Sink, Generic[AnyTable]):
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
-                # The table's rows will cause the same error, and then `errors.table` decides.
+                # Ignore the error here. Writing the table's rows will raise it again, and then `errors.table`
+                # decides.
                 continue
             if table is not None and (number := table.number(mark.application)) is not None:
                 numbers.append(number)

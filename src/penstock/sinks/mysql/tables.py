@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a MySQL or MariaDB target, and the statements that create and alter them.
 
-Tables created here compare text columns of keys byte by byte, so that keys that differ in the source under
-any collation differ in the target too. Tables that someone else created keep their types, collations and
-additional columns; only missing columns are added.
+Tables that this sink creates compare text columns of keys byte by byte, so that keys that differ in the
+source under any collation differ in the target too. Tables that someone else created keep their types,
+collations and additional columns; only missing columns are added.
 """
 
 import re
@@ -306,7 +306,7 @@ def _primary_key(target: Target) -> str:
     if sum(map(_bytes, columns)) <= _INDEX_BYTES_MAX:
         return f"PRIMARY KEY ({_names(target.primary_key)})"
     if len(columns) == 1:
-        # The source's key is over a prefix of the column, no longer than this.
+        # The source's key covers a prefix of the column that is no longer than this prefix.
         characters = _INDEX_BYTES_MAX // _character_bytes(columns[0])
         return f"PRIMARY KEY ({quote_name(columns[0].name)}({characters}))"
     share = _INDEX_BYTES_MAX // len(columns)

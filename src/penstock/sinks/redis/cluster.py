@@ -2,8 +2,8 @@
 """Pipelined connections to the masters of a Redis Cluster.
 
 A key belongs to one of 16,384 slots, and each slot to a master. A command is sent to the master of its key's
-slot. If the slot has moved, or is being moved, the master answers with a redirection. Then everything that
-was sent is completed, the slots are read again, and the redirected commands are repeated one by one. So no
+slot. If the slot has moved, or is being moved, the master answers with a redirection. Then all commands that
+were sent are completed, the slots are read again, and the redirected commands are repeated one by one. So no
 later command of a key overtakes an earlier one.
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RocketMQ's remoting protocol: requests to name servers and brokers over a connection.
 
-A frame has its length, the length of its header, the header as JSON, and a body. Source: RocketMQ's classes
-`RemotingCommand`, `RequestCode`, `ResponseCode`, `MessageDecoder` and `AclUtils`. Brokers of the versions 4
-and 5 speak this protocol; the newer one over gRPC needs a proxy beside the broker.
+A frame consists of its length, the length of its header, the header as JSON, and a body. Source: RocketMQ's
+classes `RemotingCommand`, `RequestCode`, `ResponseCode`, `MessageDecoder` and `AclUtils`. Brokers of the
+versions 4 and 5 speak this protocol; the newer protocol over gRPC needs a proxy beside the broker.
 """
 
 import base64

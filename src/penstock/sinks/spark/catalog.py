@@ -11,8 +11,8 @@ from penstock.sinks.spark.statements import quoted, table_name
 
 # The table property with the pipeline that created a table.
 PIPELINE_PROPERTY = "penstock.pipeline"
-# The commit property that identifies the batch, by the name under which the pipeline numbers it and its
-# number.
+# The commit property that identifies the batch: it has the name of the application that numbers the batches,
+# and the batch's number.
 BATCH_PROPERTY = "penstock-batch"
 
 # Settings that the statements depend on. They override the user's session.

@@ -111,7 +111,7 @@ class SparkSink(Sink):
         if self._stores_number:
             self.delivery = Delivery.EXACTLY_ONCE
         self._own_session: Any = None
-        # The tables whose last number was compared before the first batch of this process, by application.
+        # The tables, by application, whose last stored number this process has already compared with a batch.
         self._compared: set[tuple[str, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,7 +232,8 @@ class SparkSink(Sink):
                 with translate_errors(f"read the commits of {table.name}"):
                     number = table.number(mark.application) if table.exists() else None
             except OptionInvalid:
-                # The table's rows will cause the same error, and then `errors.table` decides.
+                # Ignore the error here. Writing the table's rows will raise it again, and then `errors.table`
+                # decides.
                 continue
             if number is not None:
                 numbers.append(number)
@@ -325,7 +326,8 @@ class SparkSink(Sink):
                 key = target.primary_key
                 statement = statements.merge(table.name, stored, key, _STAGED, emptied=emptied)
             if self.settings.using == "delta" and (mark.application, table.name) not in self._compared:
-                # Delta skips every number up to its last one. Only the batch of that number may be repeated.
+                # Delta skips every number up to the last number that it has. Only the batch with that last
+                # number may be repeated.
                 is_repeated(mark, table.number(mark.application))
                 self._compared.add((mark.application, table.name))
             with numbered(session, mark.application, mark.number):

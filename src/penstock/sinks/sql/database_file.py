@@ -220,7 +220,7 @@ class DatabaseFileSink(TableSink[FileTable], Generic[FileTable]):
         return self.translating(f"{self.settings.path}: {POSITIONS}")
 
     def fold(self, name: str) -> str:
-        """Return a name in the case in which the database compares names."""
+        """Return the form of a name that the database compares, such as the name in lower case."""
         return name.lower()
 
     def rows_of(self, changes: Changes) -> tuple[Target, pyarrow.Table]:

@@ -67,7 +67,7 @@ class WriteCounts:
 def refuse_other_key(target: Target, existing_key: Sequence[str]) -> None:
     """Raise SchemaChanged if a retained primary key does not fit the rows of a target.
 
-    It would treat two rows as one, or has columns that the rows do not have.
+    Such a key would treat two rows as one, or it has columns that the rows do not have.
     """
     own = set(target.primary_key)
     if existing_key and not (own and own <= set(existing_key) <= set(target.column_names)):
@@ -126,7 +126,7 @@ def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarro
     sizes = numpy.bincount(groups)
     before = numpy.cumsum(sizes) - sizes
     lane = (before * count // batch.num_rows)[groups]
-    # A large group shifts the following ones and may leave lanes empty.
+    # A large group shifts the following groups and may leave lanes empty.
     lane_rows = [rows.filter(pyarrow.array(lane == number)) for number in range(count)]
     return [lane_table for lane_table in lane_rows if lane_table.num_rows]
 
