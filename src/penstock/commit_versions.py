@@ -50,8 +50,8 @@ def epoch_base(epoch: int) -> int:
     """Return the number that an epoch adds to its file numbers in a commit version.
 
     The sum takes the 31 bits above the offset. For a counted epoch, the file number takes the lower 23 of
-    these bits. The number of a later epoch is its base plus 256, so that the two kinds cannot be confused.
-    Negative numbers denote epochs of another log, which precede all epochs of this log.
+    these bits. The number of a later epoch is its base plus 256, so that it is never equal to the number of a
+    counted epoch. Negative numbers denote epochs of another log, which precede all epochs of this log.
     """
     if abs(epoch) <= EPOCH_COUNTED_MAX:
         return epoch << 23

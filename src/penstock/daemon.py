@@ -299,7 +299,7 @@ class Daemon:
         self._listener_processes = ListenerProcesses(
             settings, settings.listeners, served, self._ports.connections, usages
         )
-        # In the shared usages, the daemon's own usage is the last.
+        # The shared usages have an entry for each listener process, and the daemon's own entry is the last.
         usage_of = partial(usages.usage, process=settings.listeners)
         return Access.of_settings(settings.listen, settings.access, usage_of)
 

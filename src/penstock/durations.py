@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a TIME."""
+"""Conversion between durations and the text of a TIME."""
 
 import re
 from datetime import timedelta

@@ -83,7 +83,7 @@ def run(
 
 
 def _sink_findings(source: str, config: Path | None) -> "list[Finding]":
-    """Return the findings about TiCDC's output, with the settings of its instance if a file has one."""
+    """Return the findings about TiCDC's output. A settings file may have the settings of its instance."""
     from penstock.settings.ticdc import is_ticdc_kafka
 
     settings = _instance_of(source, config).ticdc
@@ -101,7 +101,7 @@ def _sink_findings(source: str, config: Path | None) -> "list[Finding]":
 
 
 def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
-    """Yield the findings about a TiDB cluster, with the settings of its instance if a file has one."""
+    """Yield the findings about a TiDB cluster. A settings file may have the settings of its instance."""
     from penstock.settings.tidb import pd_addresses
 
     # Imported here because only a TiDB cluster needs gRPC.
@@ -140,7 +140,9 @@ def _instance_of(source: str, config: Path | None) -> "InstanceSettings":
 
 
 def _places(source: str) -> set[str]:
-    """Return the parts that identify a source: a PD member, or a sink URL. Raises ValueError."""
+    """Return the addresses that identify a source: the PD members of a cluster, or the URL of a sink. Raises
+    ValueError.
+    """
     from penstock.settings.ticdc import check_ticdc_url, is_ticdc_url
     from penstock.settings.tidb import pd_addresses
 

@@ -487,7 +487,7 @@ def _confirm(yes: bool, question: str) -> None:
         typer.confirm(question, abort=True)
 
 
-# --- Words ----------------------------------------------------------------------------------
+# --- Output ---------------------------------------------------------------------------------
 
 
 def _seconds(seconds: float | None) -> str:

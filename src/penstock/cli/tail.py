@@ -267,7 +267,7 @@ def _hide_secrets(line: bytes) -> bytes:
     return json.dumps(message | {"sql": shown}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-# --- What was given -------------------------------------------------------------------------
+# --- Options --------------------------------------------------------------------------------
 
 
 def _address(instance: str, url: str | None, config: Path | None, ca: Path | None) -> "DaemonAddress":

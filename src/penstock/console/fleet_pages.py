@@ -59,7 +59,7 @@ def _distinct_fleets(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _workers_alone(answers: Answers) -> list[dict[str, Any]]:
-    """Return the workers of stores whose daemons belong to no fleet, in the form of a fleet."""
+    """Return an entry like a fleet's for the workers of each store whose daemons belong to no fleet."""
     workers = {url: answer["workers"] for url, answer in answers.values.items() if answer["workers"]}
     nobody: dict[str, Any] = {"leader": None, "members": [], "instances": []}
     return _distinct_fleets(

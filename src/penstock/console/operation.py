@@ -72,7 +72,7 @@ class Operation:
     is_harmless: bool = False
 
     def page(self, visit: Visit) -> Response:
-        """Say what will happen."""
+        """Show the page, with what will happen."""
         posted = {known.name for known in self.inputs if self.is_posted and known.kind != "hidden"}
         return self._show(visit, {name: "" if name in posted else visit.query(name) for name in self._names})
 

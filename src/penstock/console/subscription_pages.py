@@ -42,7 +42,9 @@ def _subscriptions_of(answers: Answers) -> dict[tuple[str, str], dict[str, Any]]
 
 
 def _grid_of(subscription: Mapping[str, Any]) -> list[tuple[str | None, list[tuple[Mapping[str, Any], int]]]]:
-    """Return a row for each member, and for None if a shard has no owner: its shards with their shades."""
+    """Return a row for each member, with its shards and their shades. The row of None has the shards without
+    an owner.
+    """
     rows: dict[str | None, list[tuple[Mapping[str, Any], int]]] = {
         member: [] for member in sorted(subscription["members"])
     }

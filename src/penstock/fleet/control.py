@@ -23,7 +23,7 @@ from penstock.fleet.jobs import (
 from penstock.fleet.records import DRAINED, FLEET, JOB_RUNS, JOBS, WORKERS, names_below
 from penstock.fleet.status import worker_statuses
 
-# The desired state of a job, by the verb of the command line.
+# The function that changes the desired state of a job, for each verb of the command line.
 JOB_CHANGES: dict[str, Callable[[JobSpec], JobSpec]] = {
     "pause": lambda job: replace(job, paused=True),
     "resume": lambda job: replace(job, paused=False),

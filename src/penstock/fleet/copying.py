@@ -118,7 +118,7 @@ class LogCopy:
         self._heard_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"copy-{instance}", daemon=True)
 
-    # --- Outside ----------------------------------------------------------------------------
+    # --- Called by other threads ------------------------------------------------------------
 
     def start(self) -> None:
         """Start copying in a separate thread."""

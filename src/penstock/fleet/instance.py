@@ -45,11 +45,11 @@ class Directory:
         self._thread = threading.Thread(target=self._run, name="fleet-directory", daemon=True)
 
     def start(self) -> None:
-        """Start answering."""
+        """Start reading the store."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Stop reading the store."""
         with self._changed:
             self._stopping = True
             self._changed.notify()

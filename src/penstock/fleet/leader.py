@@ -77,7 +77,7 @@ class FleetLeadership:
         self._lease.release()
 
     def forget_work(self) -> None:
-        """Read the work again, because it has changed. May be called by any thread."""
+        """Note that the work has changed, so that the leader reads it again. May be called by any thread."""
         self._has_new_work.set()
 
     def lead(self) -> float:

@@ -48,8 +48,8 @@ class _Selection:
     exclude: list[tuple[str, str]]
 
     def overlaps(self, other: "_Selection") -> bool:
-        """Return whether one pipeline could handle tables of one entry in the way that another entry
-        specifies.
+        """Return whether both entries may concern the same table: both select it, or one selects it and the
+        other excludes it.
         """
         return any(
             _have_common_names(database, other_database) and _have_common_names(table, other_table)
@@ -326,7 +326,7 @@ def _list_of(properties: OriginalProperties, name: str) -> list[Any]:
 
 
 def _columns(fields: Any, synchronisation: OriginalProperties) -> dict[str, str]:
-    """Return source column to target column; none if a field is a template."""
+    """Return the mapping from source column to target column; empty if a field is a template."""
     columns = {}
     for entry in fields or []:
         source = str(entry.get("FromMysqlField") or entry.get("MySQL") or "")

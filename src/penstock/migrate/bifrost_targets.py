@@ -189,7 +189,9 @@ def _same(parameters: Sequence[OriginalProperties], name: str, *options: str) ->
 
 
 def _chosen_by_all(parameters: Sequence[OriginalProperties], name: str, option: str, value: str) -> bool:
-    """Return whether all tables of a target have a value. Raises OptionInvalid if only some have it."""
+    """Return whether an option has this value for all tables of a target. Raises OptionInvalid if it has the
+    value for only some.
+    """
     choices = {properties.get(f"PluginParam.{option}") == value for properties in parameters}
     if len(choices) > 1:
         raise _different_values(name, option)
@@ -204,7 +206,9 @@ def _different_values(name: str, option: str) -> OptionInvalid:
 
 
 def _template(properties: OriginalProperties, option: str, default: str) -> str:
-    """Return a template with Bifrost's tags as placeholders. Raises OptionInvalid for a tag without one."""
+    """Return a template with Bifrost's tags as placeholders. Raises OptionInvalid for a tag without a
+    placeholder.
+    """
     text = properties.get(f"PluginParam.{option}")
     if not text:
         return default

@@ -52,7 +52,7 @@ class CanalCursor:
 
     @property
     def position(self) -> str:
-        """The position as Penstock writes it."""
+        """The position in Penstock's text form."""
         return f"{self.file}:{self.offset}"
 
     @property

@@ -47,7 +47,7 @@ def outbox_of(properties: OriginalProperties) -> dict[str, Any] | None:
 
 
 def _headers(properties: OriginalProperties, name: str) -> dict[str, str]:
-    """Return header name to column of the additional fields that are placed in headers."""
+    """Return the mapping from header name to column, for the additional fields that are placed in headers."""
     headers: dict[str, str] = {}
     left_out = []
     for rule in filter(None, (part.strip() for part in properties.get(name).split(","))):

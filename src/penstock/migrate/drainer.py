@@ -28,7 +28,7 @@ _DAEMON_PORT = "127.0.0.1:7070"
 _DRAINER_PORT = 8249
 _CONNECTIONS_MAX = 64
 _SERVERS, _FILES = ("mysql", "tidb"), ("file", "pb")
-# The largest message of librdkafka.
+# The size of the largest message that librdkafka accepts.
 _MESSAGE_BYTES_MAX = 1_000_000_000
 _CHECKPOINT_TABLE = ("tidb_binlog", "checkpoint")
 # The database of Drainer's own tables for loop control, and Drainer's default for ignore-schemas.

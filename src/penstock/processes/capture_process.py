@@ -187,7 +187,7 @@ class CaptureProcess:
         try:
             self._channel.send(answer)
         except OSError:
-            # The daemon has ended.
+            # The daemon has ended, so this process ends too.
             self._stopping.set()
 
     def _call_daemon(self, call: str, *arguments: Any) -> Any:

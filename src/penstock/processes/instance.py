@@ -166,7 +166,7 @@ class ProcessInstance:
 
     @property
     def exits(self) -> Sequence[ProcessExit]:
-        """The latest exits of its process, the newest last."""
+        """The latest exits of the instance's process, the newest last."""
         return self._exits
 
     @property

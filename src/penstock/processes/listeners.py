@@ -254,7 +254,7 @@ class ListenerProcesses:
 
     def start_of(self, number: int) -> ListenerStart:
         """Return the first message to a process."""
-        # In the shared usages, the daemon's own usage is the last.
+        # The shared usages have an entry for each listener process, and the daemon's own entry is the last.
         return ListenerStart(
             self._settings,
             self.usages.file.fileno(),
@@ -434,7 +434,7 @@ class ListenerProcesses:
 
     def _report_ptubes(self, process: ListenerProcess, clients: Sequence[ClientReport]) -> None:
         ptubes = clients_of(self._served)
-        # Other threads read it.
+        # Replace the mapping as a whole, because other threads read it.
         ptubes.elsewhere = {**ptubes.elsewhere, process.number: clients}
 
     # --- In other threads -------------------------------------------------------------------

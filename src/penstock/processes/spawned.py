@@ -72,7 +72,7 @@ class SpawnedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The id of the process."""
         return self._process.pid
 
     @property

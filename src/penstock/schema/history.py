@@ -210,7 +210,7 @@ class SchemaHistory:
             )
         return definition
 
-    # --- Looking up ----------------------------------------------------------------------------
+    # --- Reading definitions -------------------------------------------------------------------
 
     def schema(self, database: str, table: str, position: Position | None = None) -> TableSchema | None:
         """Return the schema in force at a position, by default the newest; None if no schema is known."""
@@ -237,7 +237,7 @@ class SchemaHistory:
 
     @property
     def unsurveyed(self) -> Doubt | None:
-        """The position since which tables that no statement names are unknown; None once all tables have been
+        """The position since which only tables named in statements are known; None once all tables have been
         read.
         """
         return self._unsurveyed
@@ -283,7 +283,7 @@ class SchemaHistory:
             name for name in self._entries.keys() | self._doubts.keys() if self._newest(name) is not None
         )
 
-    # --- Moving on -----------------------------------------------------------------------------
+    # --- Applying changes ----------------------------------------------------------------------
 
     def defines(self, text: str, database: str, session: StatementSession) -> bool:
         """Return whether a logged statement can change a definition."""
@@ -426,7 +426,7 @@ class SchemaHistory:
             dropped.add(key)
         return dropped
 
-    # --- The store -----------------------------------------------------------------------------
+    # --- Entries -------------------------------------------------------------------------------
 
     def _record(self, name: TableName, definition: TableDefinition, position: Position | None) -> bool:
         """Append a definition unless it equals the newest; return whether it was appended."""
@@ -483,7 +483,7 @@ class SchemaHistory:
     def _key(self, name: TableName) -> TableName:
         return TableName(self._fold(name.database), self._fold(name.table))
 
-    # --- Keeping -------------------------------------------------------------------------------
+    # --- Saving and loading --------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole history as plain JSON values."""
@@ -514,7 +514,7 @@ class SchemaHistory:
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
         """Return the JSON form of the definitions in force at a position, by default the newest.
 
-        With a name, only the definition of that table.
+        With a name, the JSON has only the definition of that table.
         """
         value = self.to_json()
         if name is not None:

@@ -24,7 +24,9 @@ def contradiction_of(request: Any, schema: TableSchema) -> SchemaMismatch | None
 
 
 def with_types_of(logged: TableSchema, declared: TableSchema) -> TableSchema:
-    """Return the logged columns, with plain strings replaced by the declared types of the same names."""
+    """Return the logged columns, with plain strings replaced by the declared types of the columns with the
+    same names.
+    """
     types = {column.name: column.type_text for column in declared.columns}
     columns = tuple(
         replace(column, type_text=types.get(column.name, column.type_text))

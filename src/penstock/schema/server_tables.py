@@ -113,7 +113,9 @@ class ServerTables:
         return [statement for statement in self._statements if statement.position > position]
 
     def _read_statements(self, position: Position) -> None:
-        """Cache the statements that change definitions, from at most the position to the head of the log."""
+        """Cache the statements that change definitions, from the position or an earlier one to the head of
+        the log.
+        """
         if self._from is None or self._read_to is None or not self._from <= position < self._read_to:
             # Drop the range between the previous read and a later position: no caller needs it, and the
             # server may have purged it.

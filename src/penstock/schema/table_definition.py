@@ -68,7 +68,7 @@ class TableDefinition:
         """Read the output of `to_json`. Raises SchemaInvalid."""
         match value:
             case {"schema": schema, "charset": str() | None as charset, "hidden_columns": int(hidden)}:
-                # Earlier versions did not write this field.
+                # Earlier versions did not write `unique_columns`.
                 unique = value.get("unique_columns")
                 unique_columns = None if unique is None else frozenset(map(str, unique))
                 return cls(TableSchema.from_json(schema), charset, hidden, unique_columns)
@@ -235,7 +235,7 @@ class _Draft:
     def may_drop_hash(self, step: Step) -> bool:
         """Return whether a step may remove the hidden hash of a unique key.
 
-        A wrong answer is not silent: the table map of the next row has another number of columns.
+        A wrong answer is noticed: the table map of the next row then has another number of columns.
         """
         match step:
             case ChangeColumn(name=name) | DropColumn(name=name):

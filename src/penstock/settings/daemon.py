@@ -182,7 +182,7 @@ class LogSettings(Section):
 
 
 class LogOverrides(Section):
-    """One instance's deviations from `log`."""
+    """One instance's overrides of `log`."""
 
     folder: Path | None = None
     segment_bytes: Bytes = Field(default=GIB, ge=MIB)
@@ -378,7 +378,7 @@ class InstanceSettings(Section):
         return addresses
 
 
-# --- The whole ------------------------------------------------------------------------------
+# --- The whole file -------------------------------------------------------------------------
 
 
 class Settings(Section):

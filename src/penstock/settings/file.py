@@ -209,7 +209,7 @@ def _expanded(text: str, value_path: ValuePath, document: Document, environment:
     return REFERENCE.sub(value_of, text)
 
 
-# --- Telling --------------------------------------------------------------------------------
+# --- Problems -------------------------------------------------------------------------------
 
 
 def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) -> list[Problem]:

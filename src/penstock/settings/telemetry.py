@@ -16,7 +16,7 @@ _TABLES_MAX = 10_000
 
 
 class MetricsSettings(Section):
-    """What `GET /metrics` reports in addition."""
+    """Additional metrics that `GET /metrics` reports."""
 
     tables: int = Field(
         default=0,

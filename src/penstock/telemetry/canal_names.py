@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics under the names of Canal's server, so that its dashboards and rules keep working.
 
-The names, types and labels are those of Canal's `prometheus` module. Metrics of its internal buffers have no
-counterpart here.
+The names, types and labels are those of Canal's `prometheus` module. Metrics of Canal's internal buffers have
+no counterpart in Penstock.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ ALIASES = (
 
 
 def canal_metrics(readings: Readings) -> Iterator[Metric]:
-    """Yield the metrics that have a value under Canal's names."""
+    """Yield, under Canal's names, the metrics that have a value."""
     for alias in ALIASES:
         sums: dict[str, float] = {}
         for labels, value in readings.values(alias.source).items():

@@ -38,8 +38,8 @@ class CanalJsonRows:
         self._columns = {column.name: _reader(column, zone) for column in columns}
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
-        """Return the rows of all complete lines, and the bytes that they take. Raises what `read_message`
-        raises.
+        """Return the rows of all complete lines, and the number of bytes that they occupy. Raises what
+        `read_message` raises.
         """
         end = content.rfind(b"\n") + 1
         return [self.read_message(line) for line in content[:end].split(b"\n")[:-1]], end

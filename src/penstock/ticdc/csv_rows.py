@@ -55,7 +55,7 @@ class CsvRows:
         )
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
-        """Return the rows of all complete lines, and the bytes that they take.
+        """Return the rows of all complete lines, and the number of bytes that they occupy.
 
         Raises EventMalformed for a line of another form, EventUnsupported for an update without its old row,
         ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.

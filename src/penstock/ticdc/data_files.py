@@ -20,8 +20,8 @@ class RowFormat(Protocol):
     """Reads rows of one version of a table."""
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
-        """Return the rows in the content, and the bytes that they occupy. An incomplete row at the end is
-        left over.
+        """Return the rows in the content, and the number of bytes that they occupy. An incomplete row at the
+        end is left over.
 
         Raises StreamError and OptionInvalid.
         """

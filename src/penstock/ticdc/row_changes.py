@@ -35,7 +35,7 @@ class RowChange:
 
 
 def utc_text(text: str, zone: ZoneInfo | None, column: SinkColumn) -> str:
-    """Return a TIMESTAMP in UTC, given in the time zone of TiCDC's server.
+    """Convert a TIMESTAMP from the time zone of TiCDC's server to UTC.
 
     Raises OptionInvalid if the zone is not set, ValueMalformed for a time that the zone has twice or never.
     """

@@ -21,8 +21,8 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
     """Holds entries until all partitions are past them. Used by one thread."""
 
     def __init__(self, offsets: Iterable[tuple[PartitionT, int]], position: int) -> None:
-        """`offsets` are where each partition is read from. Everything up to `position` was released
-        before.
+        """`offsets` has the offset from which each partition is read. Everything up to `position` was
+        released before.
         """
         # The commit timestamp up to which everything was released.
         self.position = position

@@ -40,7 +40,7 @@ class Deciding:
         self._thread = threading.Thread(target=self._run, name=f"pump-resolve-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start looking up outcomes."""
         self._thread.start()
 
     def stop(self, seconds: float) -> None:

@@ -83,8 +83,8 @@ class Definitions:
     def apply(self, job: DdlJob, commit_ts: int = 0) -> Sequence[TableVersion]:
         """Apply a job; return the definitions that it created, replaced or dropped.
 
-        They are in force for rows from `commit_ts` on. A job that was applied before, also early, or that has
-        no effect, changes no definition.
+        They are in force for rows from `commit_ts` on. A job that was already applied (perhaps early) or that
+        has no effect changes no definition.
         """
         if job.schema_version <= self.version:
             return ()
@@ -96,7 +96,7 @@ class Definitions:
     def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
         """Bring the definitions of a job into force before its version; return them.
 
-        With `is_logged`, its statement is logged here. Apply the job when its own binlog comes.
+        With `is_logged`, its statement is logged now. Apply the job when its own binlog comes.
         """
         early = self._early.get(job.job_id)
         self._early[job.job_id] = EarlyJob(job.schema_version, is_logged or self.is_logged(job))
@@ -238,7 +238,7 @@ class Definitions:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the definitions of `to_json`."""
+        """Read the output of `to_json`."""
         definitions = cls()
         definitions.version = values["version"]
         definitions._databases = {int(number): name for number, name in values["databases"].items()}

@@ -108,7 +108,7 @@ class GrpcCall:
 
 
 class GrpcService(Protocol):
-    """Answers calls."""
+    """Answers the calls of gRPC clients."""
 
     def receive(self, calls: Sequence[GrpcCall]) -> None:
         """Begin to answer calls that arrived together."""
@@ -165,7 +165,7 @@ class GrpcPeer:
         self._is_paused = True
 
     def resume(self) -> None:
-        """Continue the calls that send."""
+        """Wake the calls that wait to send."""
         self._is_paused = False
         calls, self._paused_calls = self._paused_calls, []
         for call in calls:

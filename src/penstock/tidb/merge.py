@@ -116,7 +116,7 @@ class Merge:
         """The commit timestamp up to which all members have sent everything."""
         if self._members:
             return min(member.reached for member in self._members.values())
-        # Nothing more can arrive.
+        # Without members, nothing more can arrive.
         return max((entry[0] for entry in self._queue), default=self._position)
 
     @property

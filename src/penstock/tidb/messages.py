@@ -231,13 +231,13 @@ def etcd_revision(response: bytes) -> int:
 
 
 def etcd_put_request(key: str, value: bytes, *, exists: bool) -> bytes:
-    """Return a TxnRequest that puts a value if the key exists, or if it does not."""
+    """Return a TxnRequest that puts a value, on the condition that the key exists or that it is missing."""
     return _put_if(key, value, _GREATER if exists else _EQUAL, 0)
 
 
 def etcd_replace_request(key: str, value: bytes, revision: int) -> bytes:
-    """Return a TxnRequest that puts a value if the key is unchanged since a revision; 0 means if it is
-    missing.
+    """Return a TxnRequest that puts a value, on the condition that the key is unchanged since a revision.
+    With the revision 0, the key must be missing.
     """
     return _put_if(key, value, _EQUAL, revision)
 

@@ -129,7 +129,7 @@ class NodePort:
         self._failure: OSError | None = None
         self._stopping = asyncio.Event()
         self._connections: set[_Connection] = set()
-        # Of all connections.
+        # The number of bytes of incomplete calls over all connections.
         self._unfinished_bytes = 0
         self._service: GrpcService | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,7 +145,7 @@ class NodePort:
             ) from self._failure
 
     def stop(self) -> None:
-        """Refuse new calls, give the running ones a moment, and end the thread."""
+        """Refuse new calls, give running calls a moment to end, and end the thread."""
         if self._thread.ident is None:
             self._bound.close()
             return
@@ -196,7 +196,7 @@ class NodePort:
         await self._wait_for_no_connection()
         for connection in list(self._connections):
             connection.transport.abort()
-        # The loop closes their sockets.
+        # Wait again, because the loop closes the sockets of the aborted connections later.
         await self._wait_for_no_connection()
 
     async def _wait_for_no_connection(self) -> None:

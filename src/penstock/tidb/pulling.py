@@ -180,7 +180,7 @@ class MergeQueue:
             return taken, self._merge.position
 
     def close(self) -> None:
-        """End all waiting."""
+        """Wake all threads that wait; nothing can be added any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -132,7 +132,7 @@ class Pump:
         self._rate = 0.0
         self._thread = threading.Thread(target=self._run, name=f"pump-{instance}", daemon=True)
 
-    # --- From outside -----------------------------------------------------------------------
+    # --- Called by other threads ------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to serve. The status and the log show what the Pump waits for."""
@@ -495,7 +495,7 @@ class Pump:
         self._wake.set()
         return {"message": f"{action} of {node_id} has begun", "code": 200, "data": None}
 
-    # --- Inside -----------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------
 
     @property
     def _store(self) -> PumpStore:

@@ -222,7 +222,7 @@ class PumpLog:
             del pending[:first]
             offset, at, first = offset + first, at - first, 0
 
-    # --- Inside -----------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------
 
     def _begin_file(self, number: int) -> None:
         self._number = number

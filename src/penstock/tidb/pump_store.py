@@ -300,7 +300,7 @@ class PumpStore:
         """Return the key that identifies a transaction in TiKV. Raises an error for a damaged log."""
         return tidb_prewrite_key(self.log.read(prewrite.location))
 
-    # --- The end ----------------------------------------------------------------------------
+    # --- Closing ----------------------------------------------------------------------------
 
     def close(self) -> None:
         """Make everything durable and close the files. Raises DiskFailed, LogFull."""

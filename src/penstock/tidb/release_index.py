@@ -61,7 +61,7 @@ class ReleaseEntry:
 
     @classmethod
     def decode(cls, record: bytes) -> Self:
-        """Read 64 bytes with a correct CRC32."""
+        """Read an entry from 64 bytes with a correct CRC32."""
         commit_ts, start_ts, offset, size, replay_offset, number, replay_number, kind = _ENTRY.unpack_from(
             record
         )
@@ -227,7 +227,7 @@ class ReleaseIndex:
         for file in files:
             self._retire(file)
 
-    # --- Inside -----------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------
 
     @contextmanager
     def _reading(self) -> Iterator[list[_File]]:

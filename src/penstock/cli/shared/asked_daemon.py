@@ -62,7 +62,7 @@ class AskedDaemon:
         """Return the daemon selected by `--url`, the settings file, or the default; see `daemon_address`."""
         return cls(daemon_address(instance, url, config, ca))
 
-    # --- How far ----------------------------------------------------------------------------
+    # --- Lag --------------------------------------------------------------------------------
 
     def lag(self, checkpoint: Checkpoint) -> Lag:
         """Return how far a checkpoint is behind."""
@@ -91,7 +91,7 @@ class AskedDaemon:
         shift = epoch_shift([(position.epoch, checkpoint.server_key)], self._epochs(), str(self.address))
         return position.shifted(-shift)
 
-    # --- Where ------------------------------------------------------------------------------
+    # --- Positions --------------------------------------------------------------------------
 
     def find_checkpoint(self, bound: Bound | str) -> Checkpoint:
         """Return the checkpoint for `earliest`, `latest` or a bound, verified against the log.
@@ -211,7 +211,7 @@ class AskedDaemon:
             return False
         return True
 
-    # --- Answers ----------------------------------------------------------------------------
+    # --- Responses --------------------------------------------------------------------------
 
     def _epochs(self) -> list[tuple[int, str]]:
         return [(epoch["epoch"], epoch["server_key"]) for epoch in self._client.ask("epochs")["epochs"]]

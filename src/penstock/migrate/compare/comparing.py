@@ -57,7 +57,9 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether at least one entry was compared, and Penstock reached all of them."""
+        """Whether at least one entry was compared, and Penstock's log reached the positions of all
+        entries.
+        """
         return self.entries > 0 and self.behind is None
 
 

@@ -93,7 +93,9 @@ class SetKey:
 
 @dataclass(frozen=True)
 class AddUnique:
-    """A unique key of MariaDB, which may use a hidden hash: columns with their prefix lengths or None."""
+    """A unique key of MariaDB, which may use a hidden hash. `columns` are its columns with their prefix
+    lengths, None for a whole column.
+    """
 
     columns: tuple[tuple[str, int | None], ...]
     characters_max: int = 768
