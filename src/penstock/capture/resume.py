@@ -205,8 +205,8 @@ class Resumption:
         return replace(beginning, note=f"{note}; {beginning.note}" if beginning.note else note)
 
     def _is_logged(self, position: Position, gtid_set: LoggedSet) -> bool:
-        """Return whether the server's log contains a set before a position, even if the server does not count
-        the set as executed yet.
+        """Return whether the server's log contains the transactions of a GTID set before a position, even if
+        the server does not count them as executed yet.
 
         MySQL sends a transaction before counting it as executed. With semi-synchronous replication, MySQL
         first waits for the acknowledgement, which may have been lost with the connection.
@@ -215,10 +215,11 @@ class Resumption:
             return GtidSet.parse(lookup.gtid_set(position)).contains(GtidSet.parse(gtid_set))
 
     def _complete_gtid_set(self, last: EpochRecord) -> str | None:
-        """Complete the GTID set of an epoch that version 0.1 began, which may be missing transactions.
+        """Complete the GTID set of an epoch that version 0.1 began.
 
-        Version 0.1 stored the set that the server reported as executed. If the file is gone, the set is left
-        unchanged. Returns a note if the log skipped transactions at the start of the epoch, else None.
+        The set may be missing transactions, because version 0.1 stored the set that the server reported as
+        executed. If the file is gone, the set is left unchanged. Returns a note if the log skipped
+        transactions at the start of the epoch, else None.
         """
         if last.is_logged_set:
             return None
@@ -255,7 +256,7 @@ class Resumption:
         return str(GtidSet.parse(logged).subtract(received))
 
     def _resume_without_loss(self, position: Position, gtid_set: LoggedSet) -> Beginning | None:
-        """Return where to resume if a purged file has no transactions missing from the log, else None.
+        """Return where to resume if the log has all transactions of the purged files, else None.
 
         When a log ends at the end of a server's file, its position names that file until the next file
         arrives.

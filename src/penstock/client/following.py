@@ -52,9 +52,9 @@ class FollowingStatus:
     """The status of a member.
 
     `behind_bytes` is the size of the log after the received part, None until it is known. `shards` maps each
-    shard of this member to the position before which everything is consumed. `consumed_us` maps it to the
-    commit time of the last transaction before that position, in microseconds UTC since 1970, 0 if unknown.
-    `is_consumed` is true if the whole log has been consumed.
+    shard of this member to the position before which everything is consumed. `consumed_us` maps each shard to
+    the commit time of the last transaction before that position, in microseconds UTC since 1970, 0 if
+    unknown. `is_consumed` is true if the whole log has been consumed.
     """
 
     member: str

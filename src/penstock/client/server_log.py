@@ -46,8 +46,8 @@ _Answer = TypeVar("_Answer")
 class ServerLog:
     """The binary log of one server.
 
-    Each query has its own session, so any thread may send one. Surveys, position checks and reads of answer
-    frames must all happen in a single thread, because they refer to the server that was surveyed last.
+    Each query has its own session, so any thread may send a query. Surveys, position checks and reads of
+    answer frames must all happen in a single thread, because they refer to the server that was surveyed last.
     """
 
     def __init__(self, address: ServerAddress, instance: str) -> None:

@@ -3,7 +3,7 @@
 
 One thread serves all shards of a process. For each shard, the thread writes the newest noted checkpoint once
 the previous write is old enough. A store therefore sees about one write per second and shard, regardless of
-the consumer's speed. After a crash, a consumer repeats at most the work of that time.
+the consumer's speed. After a crash, a consumer repeats at most the work since the last write.
 """
 
 import threading

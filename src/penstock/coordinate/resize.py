@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resizing from one number of shards to another: where each new shard starts, and what it skips.
 
-Slot s is in shard s % count. So a new shard shares slots with exactly those old shards that are equal to it
-modulo the greatest common divisor of the two counts.
+Slot s is in shard s % count. So a new shard shares slots with exactly those old shards whose numbers equal
+its own number modulo the greatest common divisor of the two counts.
 """
 
 import math

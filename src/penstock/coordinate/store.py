@@ -136,8 +136,8 @@ class CoordinationStore(Protocol):
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version.
 
-        `version` is the expected current version: ABSENT for a record that must not exist, None for any.
-        Raises VersionConflict, CoordinationLost, and LimitExceeded for a value that is too large.
+        `version` is the expected current version: ABSENT for a record that must not exist, None for any
+        version. Raises VersionConflict, CoordinationLost, and LimitExceeded for a value that is too large.
         """
 
     def delete(self, path: str, version: int | None = None) -> None:

@@ -26,8 +26,8 @@ class EpochRecord:
     `server_key` is `ServerIdentity.key`, `flavor` "mysql" or "mariadb", `version` the version string of the
     server. `gtid_set` holds the transactions before the epoch. `time_us` is when the epoch began, in
     microseconds UTC since 1970. `is_logged_set` is true if `gtid_set` was read from the server's log. Version
-    0.1 did not do that, so its sets may miss transactions. `lost` are transactions of the log that the server
-    lacks, which an operator has accepted.
+    0.1 did not do that, so its sets may miss transactions. `lost` are transactions of the log that are
+    missing from the server; an operator has accepted their loss.
     """
 
     epoch: int

@@ -49,9 +49,9 @@ class Scan:
     """The result of scanning a range of events, up to the first invalid event.
 
     `records` are the block records, the last block ending at `boundary`: the offset after the last whole
-    transaction, or the start of the range. `end` is the offset after the last valid event, and `problem` the
-    error in the next one, None if there is no error. `gtid_set` is the set passed in plus all transactions of
-    the range.
+    transaction, or the start of the range. `end` is the offset after the last valid event, and `problem` is
+    the error in the next event, None if there is no error. `gtid_set` is the set passed to `scan` plus all
+    transactions of the range.
     """
 
     records: bytes

@@ -106,8 +106,8 @@ class Locator:
     def time(self, time_us: int) -> Located:
         """Return a boundary before which no commit is at or after a time, in microseconds UTC since 1970.
 
-        For a time after all commits, this is the end of the log as indexed. Raises PositionInvalid for an
-        empty log.
+        For a time after all commits, the boundary is the end of the indexed log. Raises PositionInvalid for
+        an empty log.
         """
         search = self._search()
         # The latest time of an open segment is unknown, so the last segment is always a match.
@@ -138,8 +138,9 @@ class Locator:
     def gtid(self, gtid: str) -> Located:
         """Return a boundary at or before one transaction, so that reading from there includes it.
 
-        Accepts MySQL's `uuid:5` and MariaDB's `0-1-5`. For a transaction that the log does not have yet, this
-        is the end of the log. Raises PositionPurged if the transaction precedes the log, OptionInvalid.
+        Accepts MySQL's `uuid:5` and MariaDB's `0-1-5`. For a transaction that the log does not have yet, the
+        boundary is the end of the log. Raises PositionPurged if the transaction precedes the log,
+        OptionInvalid.
         """
         wanted = GtidSet.parse(gtid)
         return self._after(

@@ -80,7 +80,7 @@ class MemoryTier:
     def put(
         self, data: bytes | bytearray | memoryview, *, epoch: int, file: str, start: int, end: int
     ) -> bool:
-        """Store a chunk, and evict the oldest chunks if necessary; return whether it was kept.
+        """Store a chunk, and evict the oldest chunks if necessary; return whether the chunk was kept.
 
         The buffer must not change afterwards. A chunk above the bound is not kept, and all earlier chunks are
         dropped, because there would be a gap.

@@ -3,8 +3,8 @@
 
 Their rows are needed when they commit, so the daemon keeps their segments with a hold. The file records how
 far the log was surveyed and is replaced atomically; without it, the log is surveyed again. The survey never
-passes the oldest hold of a reader: transactions prepared there are kept for that reader, even if they commit
-later.
+passes the oldest hold of a reader: a transaction that is prepared at that position is kept for the reader,
+even if the transaction commits later in the log.
 """
 
 import time

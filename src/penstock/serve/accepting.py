@@ -121,7 +121,8 @@ class ListeningSocket(socket.socket):
         """Accept the next connection.
 
         Raises ConnectionAbortedError for a rejected one, and BlockingIOError after a batch of connections, so
-        that the event loop first serves the others and connections that have ended are no longer counted.
+        that the event loop first serves the accepted connections, and stops counting connections that have
+        ended.
         """
         self._accepted = (self._accepted + 1) % (_ACCEPTED_AT_ONCE + 1)
         if not self._accepted:

@@ -211,7 +211,8 @@ class Account:
             )
 
     def prove_may_take_over(self, subscription: str, owner: str) -> None:
-        """Raise AccessDenied if a subscription belongs to another account and this one may not take it over.
+        """Raise AccessDenied if a subscription belongs to another account and the client's account may not
+        take it over.
 
         An admin may take it over, and so may an account whose `subscriptions` name it by more than a
         wildcard. `owner` is "" if unknown. The caller has already checked that the account may read as the

@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 def read_certificate(readings: Readings, files: TlsFiles | None) -> None:
-    """Add the expiry time of the certificate file, whose first certificate counts if it holds a chain.
+    """Add the expiry time of the certificate file. If the file holds a chain, its first certificate counts.
 
     A renewed file counts from its renewal on, although the listeners use it only after a restart.
     """

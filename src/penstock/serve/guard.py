@@ -22,7 +22,7 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz"})
 class Guard:
     """Authenticates clients and passes their account to the routes.
 
-    Without authentication on loopback, only requests to a name of this machine are accepted. This keeps a web
+    On loopback without authentication, only requests to a name of this machine are accepted. This keeps a web
     page in a browser from reaching the daemon under the page's own host name (DNS rebinding).
     """
 

@@ -225,8 +225,8 @@ class Handover(Protocol):
     ) -> None:
         """Begin to hand over connections. Called in the event loop.
 
-        `serve_here` serves a connection from one of the processes, for an HTTP request that it forwards for
-        the client with this address. `report_accepting` is called when connections of a listener begin or
+        `serve_here` serves a connection over which one of the processes forwards an HTTP request; its second
+        argument is the client's address. `report_accepting` is called when connections of a listener begin or
         cease to be accepted.
         """
 

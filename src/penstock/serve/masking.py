@@ -119,7 +119,7 @@ class Masking:
 
         `definitions` are the columns of every known definition of the table. Each name must be a column in
         one of them, and `columns` must have as many of the names as any definition. Otherwise, a column may
-        have had another name here, which no rule hides.
+        have had another name when the row was logged, which no rule hides.
         """
         known = {name.casefold() for name in columns}
         every = [known, *({name.casefold() for name in names} for names in definitions)]

@@ -31,8 +31,8 @@ class View:
 
     `columns` and `changes` are those of `Selection`. `shard_columns` are (table pattern, columns) that
     determine a row's shard, the primary key if no pattern matches; with `with_keys` they are decoded even if
-    `columns` leaves them out. Transactions of `gtid_after` are skipped. With `with_gtid_set`, messages with a
-    field for it carry the set of transactions executed up to theirs.
+    `columns` leaves them out. Transactions of `gtid_after` are skipped. With `with_gtid_set`, messages that
+    have a field for a GTID set carry the set of all transactions executed up to their own.
     """
 
     shape: str
@@ -71,10 +71,10 @@ class Piece:
     """The changes of whole transactions in [start, end) of the log, in one view.
 
     `rows` and `bytes` are the totals of the batches, `gtid_set` all transactions before `end`, and `time_us`
-    the commit time of the last transaction, in microseconds UTC since 1970, 0 without one. If `is_whole` is
-    false, this is one part of a piece, numbered by `part` from 0, and `end` equals `start`: only the last
-    part ends the piece. `within` lies in the file of the changes, which is the next file if `start` is the
-    end of a file. `derived` caches what was computed from the piece for all its consumers.
+    the commit time of the last transaction, in microseconds UTC since 1970, 0 if there is no transaction. If
+    `is_whole` is false, this is one part of a piece, numbered by `part` from 0, and `end` equals `start`:
+    only the last part ends the piece. `within` lies in the file of the changes, which is the next file if
+    `start` is the end of a file. `derived` caches what was computed from the piece for all its consumers.
     """
 
     start: Position
@@ -198,7 +198,7 @@ class Follower:
         return self._build_piece(start, self.position, batches, part), self if ready else None
 
     def _next_part(self) -> list[Batch]:
-        """Return the batches of the next part, unless it is the last; then return none.
+        """Return the batches of the next part, or no batches if the next part is the last.
 
         Parts are cut by content alone, so they are the same no matter how the bytes arrive, even if the log
         grows.
@@ -286,9 +286,10 @@ def make_piece(
 ) -> tuple[Piece, Follower | None] | None:
     """Decode the piece that starts at a position, using a decoder positioned there if there is one.
 
-    With `part` it may be one of several parts of the piece, counted from 0; without, it is whole. Also
-    returns the decoder if it can continue. None if nothing is visible yet. The whole transactions before an
-    error form a separate piece, and the error is raised at the start of the next piece.
+    With `part`, the result may be one of several parts of the piece, numbered from 0; without `part`, it is
+    the whole piece. Also returns the decoder if it can continue. None if nothing is visible yet. The whole
+    transactions before an error form a separate piece, and the error is raised at the start of the next
+    piece.
     """
     fresh = least = False
     while True:

@@ -94,8 +94,8 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
 def position_here(source: OwnSource, position: Position, server_key: str | None) -> Position:
     """Return a position with this log's number for its server's epoch. Raises ServerChanged.
 
-    A server may have several epochs: the epoch with the same number wins, else the newest that contains the
-    position.
+    A server may have several epochs: the epoch with the same number wins, else the newest epoch that contains
+    the position.
     """
     if server_key is None:
         return position

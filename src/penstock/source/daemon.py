@@ -145,9 +145,9 @@ class DaemonLog:
 
     @contextmanager
     def listed(self, listing: Listing | None = None) -> Iterator[None]:
-        """Answer the questions of the block about epochs, runs and the head from one listing of the log.
+        """Inside the block, answer questions about epochs, runs and the head from one listing of the log.
 
-        A daemon of version 0.1 returns no listing, and is asked each question.
+        A daemon of version 0.1 returns no listing, and is asked each question separately.
         """
 
         def list_log(client: DaemonClient, shift: int) -> _Listed | None:

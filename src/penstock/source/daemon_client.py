@@ -94,8 +94,8 @@ class DaemonClient:
     ) -> None:
         """A daemon that sends nothing for `silence_seconds` counts as lost.
 
-        `member` names the member of the fleet that asks, if it copies the log. With `silent`, the timeout is
-        shorter for a daemon that did not answer before.
+        `member` names the member of the fleet that asks, if it copies the log. `silent` shortens the timeout
+        for a daemon that did not answer before.
         """
         self._silence_seconds = silence_seconds
         self._silent = silent
@@ -182,7 +182,7 @@ class DaemonClient:
     ) -> ArrivedBytes | None:
         """Wait up to `seconds` for transactions after an offset of a file, and return them.
 
-        Return None if they have more than `bytes_max`, or if the daemon cannot tell where they end. Raises
+        Return None if they are larger than `bytes_max`, or if the daemon cannot tell where they end. Raises
         what `stream` raises.
         """
         query: Query = {"epoch": epoch, "file": file, "start": start, "timeout": str(seconds)}

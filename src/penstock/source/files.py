@@ -2,8 +2,8 @@
 """Binlog and relay log files, plain or compressed, as byte ranges.
 
 A server sets a file's in-use flag (bit 0 of the format description's flags) while it writes the file. The
-flag stays set in a copy taken in the meantime and after a crash. In such a file, an unfinished transaction at
-the end is ignored; in any other file it raises FileTruncated.
+flag stays set in a copy that is taken while the server writes the file, and after a crash. In such a file, an
+unfinished transaction at the end is ignored; in any other file it raises FileTruncated.
 """
 
 import os

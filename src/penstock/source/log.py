@@ -124,7 +124,7 @@ class FolderLog:
         """Yield the bytes from a position on, to the end of the part of the file that the log has.
 
         `resume_at` is not used, because there is no connection to lose. Raises PositionPurged if the log
-        begins after the position, PositionInvalid if it ends before it.
+        begins after the position, PositionInvalid if the log ends before the position.
         """
 
         def find(reader: LogReader) -> tuple[LogReader, Extent]:

@@ -108,9 +108,9 @@ class LoggedTables:
 def prove_table_known(
     source: Source, table: TableName, may_read: Callable[[str, str], bool] = lambda database, name: True
 ) -> None:
-    """Raise OptionInvalid if the definitions at the end of a log have no table of that name.
+    """Raise OptionInvalid if a table is not among the definitions at the end of a log.
 
-    Its hint names no table that `may_read` refuses. A log without definitions refuses no table.
+    The error's hint names no table that `may_read` refuses. A log without definitions refuses no table.
     """
     try:
         history = source.schema_history(source.head())

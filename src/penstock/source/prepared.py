@@ -39,8 +39,8 @@ class PreparedSearch:
     def find(self, xid: str, before: Position) -> ByteRange | None:
         """Return the range where the transaction with this id was last prepared before a position.
 
-        None if neither a file within PREPARED_SEARCH_BYTES_MAX of log nor `noted` has it, and if the
-        transaction last prepared under this id ended before the position.
+        Return None if neither a file within PREPARED_SEARCH_BYTES_MAX of log nor `noted` has the transaction,
+        or if the transaction that was last prepared under this id has ended before the position.
         """
         bytes_left = PREPARED_SEARCH_BYTES_MAX
         files = self._files(before)

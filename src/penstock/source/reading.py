@@ -66,7 +66,7 @@ class Selection:
     """The requested part of a log. Can be pickled.
 
     `columns` are the names to decode, including system columns; None means all. `changes` are the row kinds
-    of CHANGE_TYPES to emit; None means all. Only the filters of `bounds` apply here; its positions are for
+    of CHANGE_TYPES to emit; None means all. Of `bounds`, only the filters apply; the positions are for
     planning. `shard_columns` are (table pattern, columns that determine a row's shard), first match wins;
     tables without a match use the primary key. With `with_keys`, these columns are decoded even if `columns`
     leaves them out.
@@ -116,9 +116,10 @@ class Batch:
     """Rows of one table, or of the whole log if `table` is "".
 
     `position` is the end of the last whole transaction when the batch was closed: reading can continue from
-    there. `primary_key` names its columns, and `key` the columns that determine a row's shard; both may be
-    (). `columns` are the table's columns as declared when the rows were written, () if there is no table.
-    Implements Arrow's C data interface, so Polars, DuckDB and pandas read it directly.
+    there. `primary_key` has the names of the primary key's columns, and `key` the names of the columns that
+    determine a row's shard; either may be (). `columns` are the table's columns as declared when the rows
+    were written, () if there is no table. Implements Arrow's C data interface, so Polars, DuckDB and pandas
+    read it directly.
     """
 
     __slots__ = ("_native", "columns", "key", "position", "primary_key", "rows", "schema_version", "table")

@@ -103,10 +103,11 @@ class ServerSource(OpenedSource):
         return self._position(head.file, head.offset)
 
     def gtid_set(self, position: Position) -> LoggedSet:
-        """Return the GTIDs of all transactions before a position, according to its file; "" if it has none.
+        """Return the GTIDs of all transactions before a position, according to the position's file; "" if the
+        log has no GTIDs.
 
-        Includes transactions that the server has logged but not committed yet, and those before its oldest
-        file.
+        Includes transactions that the server has logged but not committed yet, and transactions before the
+        server's oldest file.
         """
         if self._ask(Connection.identity).gtid_mode.upper() == "OFF":
             return NO_GTIDS

@@ -234,7 +234,8 @@ class Source(Protocol):
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
     ) -> Iterator[memoryview]:
-        """Yield raw event bytes from the range's start on, past its stop as far as the caller asks.
+        """Yield raw event bytes from the range's start on, past its stop for as long as the caller requests
+        more.
 
         Requesting the next buffer invalidates the previous one. After a lost connection, `resume_at` returns
         a transaction boundary where the bytes resume, with a bounded number of retries; without `resume_at`,
@@ -283,8 +284,8 @@ class Source(Protocol):
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Position:
-        """Return the last transaction end up to `end` with at most that many rows and log bytes after
-        `start`.
+        """Return the last transaction end up to `end` with at most `rows_max` rows and `bytes_max` log bytes
+        after `start`.
 
         Includes at least one transaction, if there is one. Reads event headers but no row values.
         """

@@ -4,10 +4,10 @@
     up to the position     the last change of each key: its image after, or the row is gone
     after the position     the first change of each other key: its image before, if the row was there
 
-Rows that the kept log never changed are not in it and are not shown, unless a statement emptied the table
-before the position: from there on, the log has them all. Changes that the server does not log, such as those
-of foreign keys' actions, stay unknown. After a statement that may have moved rows without logging them, no
-earlier row is known.
+Rows that no change in the kept log touches are unknown and are not shown, unless a statement emptied the
+table before the position: from there on, the log has them all. Changes that the server does not log, such as
+those of foreign keys' actions, stay unknown. After a statement that may have moved rows without logging them,
+no earlier row is known.
 """
 
 import functools
@@ -218,7 +218,7 @@ def _size_of(key: _Key, earlier: dict[str, Any] | None) -> int:
 
 
 class TableAsOf:
-    """Reads a log for one table at one moment. Call `read` once, then the other members.
+    """Reads a log for one table at one moment. Call `read` once, then use the other members.
 
     `is_complete` says whether the log has every logged row of the table, since it was emptied at
     `complete_since`. `columns` are the columns of the newest logged row at the moment, and `key` is the

@@ -67,7 +67,7 @@ class TrackedSchemas:
         """Return the schema history of a read from `start` on, None if the log itself has the definitions.
 
         A server that writes full metadata now may have written rows without it before. Executors ask the
-        server for the columns of such rows. Raises SchemaInvalid.
+        server for the columns of those rows. Raises SchemaInvalid.
         """
         address = settings.source.address
         reread = _server_tables(address) if address is not None else None

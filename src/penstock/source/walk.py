@@ -130,7 +130,8 @@ def _last_end_before(source: Source, extent: Extent, start: Position, target: Po
 def _last_end_in(source: Source, byte_range: ByteRange, tail: int, end_max: int) -> Position | None:
     """Return the last end, at most `end_max`, of a transaction that starts in an aligned range.
 
-    Reads windows that end at `tail` and grow until one contains such an end or reaches the range's start.
+    Reads windows that end at `tail` and grow until a window contains the end of a transaction or reaches the
+    range's start.
     """
     window = RANGE_BYTES_MIN
     while True:

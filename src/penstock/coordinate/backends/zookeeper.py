@@ -82,8 +82,8 @@ logging.getLogger("kazoo").addHandler(logging.NullHandler())
 class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads and sockets with bounded waits.
 
-    Otherwise an attempt to connect lasts as long as the session. A single server that accepts but does not
-    answer, such as a hung server or ZooKeeper in its first moments, would cost the session.
+    Without bounds, an attempt to connect would last as long as the session. A single server that accepts but
+    does not answer, such as a hung server or ZooKeeper in its first moments, would cost the session.
     """
 
     def __init__(self, seconds_max: float) -> None:

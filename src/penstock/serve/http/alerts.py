@@ -4,7 +4,7 @@
     GET  /v1/alerts         the conditions that are true now
     POST /v1/alerts/test    send an alert and its end to the channel, for full administrators
 
-With `dry_run`, the default, the test only says where they would be sent.
+With `dry_run`, the default, the test only says where the alert would be sent.
 """
 
 from collections.abc import Callable

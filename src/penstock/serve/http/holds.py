@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds over HTTP: a reader reports its position, and until that expires the log keeps everything after it.
+"""Holds over HTTP: a reader reports its position, and until the report expires, the log keeps everything
+after that position.
 
-An account sees, moves and removes its own holds; an admin those of all accounts.
+An account sees, moves and removes its own holds; an admin sees, moves and removes the holds of all accounts.
 """
 
 import functools
