@@ -349,9 +349,9 @@ class _Work:
                 yield self._plan.targets.get(target.name, target)
 
     def _is_written(self, work: RangeWork, statement: LoggedStatement) -> bool:
-        """Return whether the sink receives a statement. It does not if a step changed the tables that the
-        statement defines or keeps the rows that the statement removes, nor if the loads of all its tables
-        already include the statement's effect.
+        """Return whether the sink receives a statement. The sink does not receive the statement if a step
+        changed the tables that the statement defines, if a step keeps the rows that the statement removes, or
+        if the loads of all its tables already include its effect.
         """
         if self._surprised or not self._plan.takes_statements:
             return False

@@ -103,7 +103,8 @@ class Loading:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
-        # Check only now: the target of a table that is read again has been prepared again.
+        # Check the columns only after the requested tables were planned, because planning them again has also
+        # prepared their targets again.
         tables.check_columns()
         self._let_go(tables, loads)
         unfinished = {key: load for key, load in loads.items() if not load.finished}

@@ -190,7 +190,7 @@ def slices(changes: Changes) -> Iterator[Changes]:
 
 
 def in_log_order(wave: Sequence[Changes]) -> list[Run]:
-    """Return the runs in which changes of several tables follow one another in the log."""
+    """Return the runs of changes of several tables, in the order of the log."""
     versions = numpy.concatenate(
         [changes.rows.column("_commit_version").to_numpy(zero_copy_only=False) for changes in wave]
     )

@@ -154,8 +154,8 @@ class SinkRuns:
         return not self._stop.wait(pause)
 
     def end_after(self, name: str) -> None:
-        """End all runs after the run of one sink ended because of a pause. A sink that has caught up ends
-        alone.
+        """End all runs after the run of one sink ended because of a pause. If a sink has caught up, only its
+        own run ends.
         """
         if not self._until_caught_up and not self._stop.is_set():
             _log.info("the runs of all sinks end with a pause", pipeline=self._name, sink=name)
@@ -216,7 +216,8 @@ class _SinkRun:
                     self._runs.end_after(self._settings.sink.name)
                     return
         except BaseException as bug:
-            # An exception in a thread does not reach the caller.
+            # Report the exception to the other runs, because an exception in a thread does not reach the
+            # caller.
             self._runs.end_with(bug)
             raise
 

@@ -337,6 +337,8 @@ def _stop_all(processes: Sequence[_ShardProcess]) -> None:
 
 
 def _severity(problem: PenstockError) -> int:
-    """Return the rank of an error: 0 for a defect, then errors that only an operator can correct."""
+    """Return the rank of an error: 0, the worst, for a defect, then the errors that only an operator can
+    correct.
+    """
     kinds = (TransientError, StreamError, OperatorError)
     return next((len(kinds) - rank for rank, kind in enumerate(kinds) if isinstance(problem, kind)), 0)

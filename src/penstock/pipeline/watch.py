@@ -105,7 +105,8 @@ class PipelineWatch:
 
     def look(self) -> None:
         """Query every store once."""
-        # A daemon without pipelines needs neither their code nor its memory.
+        # Imported only if needed, because a daemon without pipelines needs neither the code of pipelines nor
+        # its memory.
         from penstock.coordinate.store import open_store, without_password
 
         for url in self._stores:

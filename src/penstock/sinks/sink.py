@@ -176,7 +176,8 @@ class Writer(ABC):
     def statement(self, statement: DefiningStatement) -> None:
         """Write a statement that follows all rows written before.
 
-        Called for sinks that take statements. Other sinks follow the columns of the rows, by `Sink.prepare`.
+        Called for sinks that accept statements. Other sinks follow the columns of the rows, by
+        `Sink.prepare`.
         """
 
     @abstractmethod

@@ -35,7 +35,9 @@ def small_chunks(session: LoadSession, targets: Sequence[Target], rows: int) -> 
 
 
 def _count(session: LoadSession, names: Sequence[TableName], rows_max: int) -> list[int]:
-    """Return the number of rows of each table, at most one more than `rows_max`; [] if a table is refused."""
+    """Return the number of rows of each table, at most one more than `rows_max`; [] if the server refuses to
+    read a table.
+    """
     counts = (
         f"SELECT {number} AS number, COUNT(*) AS row_count"
         f" FROM (SELECT 1 FROM {name.sql} LIMIT {rows_max + 1}) AS first_rows"

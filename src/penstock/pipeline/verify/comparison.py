@@ -284,7 +284,7 @@ class Comparison:
             logs.read()
             self._mark_open(logs, checkpoint)
             first = self._find_suspects(logs.touched)
-            # Changes since then may have hidden a difference, so their keys are compared as well.
+            # Changes since the first read may have hidden a difference, so their keys are compared as well.
             later_changes = _KeysOfChanges(self._tables)
             logs.read(later_changes.take)
             for share, keys in zip(self._shares, first, strict=True):

@@ -2,7 +2,7 @@
 """Target rows that cannot be judged, because a step rejected their source row.
 
 The expected target row is then unknown. The row that the target has was written before the step failed, and
-counts neither as correct nor as extra.
+does not count as correct or as extra.
 """
 
 from collections.abc import Sequence

@@ -160,7 +160,9 @@ def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Fol
 
 
 class ObjectStorage(DeltaStorageHandler):
-    """The file system of `deltalake`, whose output streams accept `bytes` alone; pyarrow writes buffers."""
+    """The file system of `deltalake`, whose output streams accept only `bytes`, while pyarrow writes
+    buffers.
+    """
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pyarrow.PythonFile:
         stream = self._handler.open_output_stream(path, metadata)
