@@ -102,8 +102,8 @@ class BatchRecord:
     key, rows of other targets stay together. `divided` is recorded, so a retry divides the same way even if
     other keys are known by then. `written` are the targets of an exact load that got rows, recorded before
     the sink commits it; None until then. `groups` says how many consecutive chunks each task reads; () means
-    one each, as an earlier version of Penstock ran them. They are recorded, because a sink knows the part of
-    a retry by its number.
+    one each, as an earlier version of Penstock ran them. `groups` is recorded too, because a sink knows the
+    part of a retry by its number.
     """
 
     number: int

@@ -117,7 +117,7 @@ class _Part:
 
 
 def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column in the form for comparing keys: integers, and a single zero for floats."""
+    """Return a column in the form in which keys are compared: integers, and a single zero for floats."""
     types = pyarrow.types
     if types.is_date32(column.type):
         column = column.cast(pyarrow.int32())

@@ -89,7 +89,7 @@ def _conditions(
 def delete_equal_statements(
     batch: pyarrow.RecordBatch, target: Target, columns: Sequence[str], mariadb: bool
 ) -> Iterator[bytes]:
-    """Yield one statement for each row, which deletes one equal row."""
+    """Yield a statement for each row, which deletes one of the table's rows that equal it."""
     compared = [name for name in columns if not target.column(name).type_text.startswith("vector")]
     comparisons = [_equal(target.column(name), mariadb) for name in compared]
     before = [f"DELETE FROM {target.name.sql} WHERE {comparisons[0]}"] + [

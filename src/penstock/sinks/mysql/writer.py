@@ -292,7 +292,7 @@ class MysqlWriter(SqlWriter):
             transaction.execute(STRICT, idempotent=True)
 
     def _write_in_order(self, target: Target, rows: pyarrow.RecordBatch, layout: Layout) -> None:
-        """Write rows of a table without a key. A delete removes one equal row."""
+        """Write rows of a table without a key. Each delete removes only one of several equal rows."""
         columns = columns_written(target, layout)
 
         def make_statements(share: pyarrow.RecordBatch) -> Iterable[tuple[bytes, ...]]:

@@ -255,7 +255,7 @@ class PostgresWriter(SqlWriter):
             self._session.run(insert)
 
     def _write_in_order(self, target: Target, rows: pyarrow.RecordBatch, columns: list[str]) -> None:
-        """Write rows of a table without a key. A delete removes one equal row."""
+        """Write rows of a table without a key. Each delete removes only one of several equal rows."""
         table = table_sql(target.name)
         for is_put, run_rows in runs(rows):
             if is_put:

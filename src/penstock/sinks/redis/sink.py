@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Redis: values, hashes and lists that follow tables, or cache invalidation.
 
-Arrow arrays become Redis commands (`commands.py`), which each task pipelines over one connection. Replaying a
-batch is idempotent, except for lists.
+Arrow arrays become Redis commands, which each task pipelines over one connection. Replaying a batch is
+idempotent, except for lists.
 """
 
 from collections import Counter, deque
