@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon in a separate process on the server of a corpus, started like by a user."""
+"""A daemon in a separate process on the server of a corpus, started as a user would start it."""
 
 import json
 import os

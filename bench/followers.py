@@ -28,7 +28,9 @@ _END_SECONDS_MAX = 120.0
 
 @contextmanager
 def following(port: int, instance: str, table: str, count: int, shards: int = 1) -> Iterator[dict[str, Any]]:
-    """Run this many followers of a table inside the block. Afterwards the result has what they received."""
+    """Run this many followers of a table inside the block. Afterwards the result has the data that they
+    received.
+    """
     numbers = (str(count), str(shards))
     words = [sys.executable, "-m", "bench.followers", str(port), instance, table, *numbers]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT, text=True)

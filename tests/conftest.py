@@ -3,7 +3,7 @@
 
 A test is skipped only if the machine cannot provide a part that the test needs. The summary of the run lists
 the missing parts and how to get them. Under `CI=true`, a missing part is a failure. `--server-flavors
-mysql,mariadb` (or `PENSTOCK_FLAVORS`) excludes the other servers. `CI=true` refuses that.
+mysql,mariadb` (or `PENSTOCK_FLAVORS`) excludes the other servers. `CI=true` refuses this option.
 """
 
 import functools

@@ -40,7 +40,7 @@ public class Main {
 
 
 def install() -> Path:
-    """Return the folder of its program, built if missing. Raises PartMissing."""
+    """Return the folder of the server's program, built if missing. Raises PartMissing."""
     jars = artifacts(f"mongo-java-server-{VERSION}", _ARTIFACTS)
 
     def build(folder: Path) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tools.sample_log`: write the log that `penstock demo` reads, and the rows to compare with.
 
-A real server writes the log. The rows are what its SELECT returns after the last transaction.
+A real server writes the log. The rows are what the server's SELECT returns after the last transaction.
 """
 
 import datetime

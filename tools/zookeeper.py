@@ -54,8 +54,8 @@ class ZooKeeper(Companion):
             f"tickTime={TICK_MILLISECONDS}\nmaxSessionTimeout={SESSION_MILLISECONDS_MAX}\nmaxClientCnxns=0\n"
             "admin.enableServer=false\n4lw.commands.whitelist=isro\n" + self._peer_settings(folder)
         )
-        # Without syncs its data survives a kill of the process but not a power failure, which tests do not
-        # simulate.
+        # Without syncs, the server's data survives a kill of the process but not a power failure, which tests
+        # do not simulate.
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return [program("java"), *options, "-cp", f"{jars}{os.sep}*", main, str(folder / "zoo.cfg")]

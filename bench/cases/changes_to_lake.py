@@ -241,7 +241,7 @@ def _delta_result(spent: tuple[float, float], table: DeltaTable, expected: int) 
 def _iceberg_result(spent: tuple[float, float], table: pyiceberg.table.Table, expected: int) -> Written:
     total = pyarrow.compute.sum(table.scan(selected_fields=("amount",)).to_arrow()["amount"]).as_py()
     _compare(total, expected)
-    # The first snapshot has the initial rows. An upsert creates two more.
+    # The first snapshot has the initial rows. An upsert creates two more snapshots.
     added = [int((snapshot.summary or {})["added-files-size"] or 0) for snapshot in table.snapshots()[1:]]
     return Written(*spent, sum(added))
 

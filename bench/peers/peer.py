@@ -169,7 +169,7 @@ def _median(outcomes: Sequence[Outcome]) -> Outcome:
     middle = statistics.median_low(outcome.seconds_cpu for outcome in outcomes)
     chosen = next(outcome for outcome in outcomes if outcome.seconds_cpu == middle)
     if not chosen.complete:
-        # A partial run's rows belong to its own time.
+        # The rows of a partial run belong to the time of that run.
         return chosen
     return replace(chosen, seconds_wall=statistics.median_low(outcome.seconds_wall for outcome in outcomes))
 

@@ -59,7 +59,7 @@ ALONE = "memory"
 
 @pytest.fixture(params=backend_names())
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    """Yield each backend; a backend that exists in the folder but is missing here is an error."""
+    """Yield each backend; a backend that exists in the folder but is missing on this machine is an error."""
     makers: dict[str, Callable[[], Backend]] = {
         ALONE: MemoryBackend,
         "sqlite": lambda: SqliteBackend(tmp_path),

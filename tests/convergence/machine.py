@@ -98,7 +98,7 @@ class Machine:
             "sink": target.sink(database),
             "batch": {"interval": 0},
             "load": {"chunk_rows": 5},
-            # An error that stops one table must not hide problems of the others.
+            # An error that stops one table must not hide problems of the other tables.
             "errors": {"table": "skip_table"},
             **target.settings,
         }

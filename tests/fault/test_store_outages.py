@@ -18,7 +18,7 @@ TARGET = target_of({"id": "int", "name": "varchar(40)"}, name="outages.orders")
 
 
 def write(sink: Sink, changes: Changes, kill: Any = None) -> None:
-    """Write a batch; `kill` is called in its middle."""
+    """Write a batch; `kill` is called in the middle of the batch."""
     sink.prepare(TARGET, Evolution.EVOLVE)
     mark = BatchMark("outages", "1", 1)
     writer = sink.open(mark, 0)

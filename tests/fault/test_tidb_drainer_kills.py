@@ -50,7 +50,7 @@ def _values(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _received(batch: ChangeBatch) -> list[tuple[int, str]]:
-    """Return the same changes from a subscriber's batch, as text."""
+    """Return the changes in a subscriber's batch, as text."""
     return [
         (row["_commit_version"], str((row["_change_type"], _values(row))))
         for row in pyarrow.record_batch(batch).to_pylist()

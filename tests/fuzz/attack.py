@@ -92,7 +92,7 @@ def make_decoder(data: bytes, chance: random.Random, plain: bool) -> tuple[Decod
         }
         if chance.random() < 0.3 and len(data) > 200:
             with suppress(PenstockError):
-                # A range must start at an event, if the damage has left one.
+                # A range must start at an event, if the damage has left any event.
                 start = follow_events(data[4:], 4, chance.randrange(4, len(data)))[0] or 4
             start = max(start, 4)
             options |= {"offset": start, "aligned": False, "head": head_of(data)}

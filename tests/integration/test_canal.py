@@ -172,7 +172,7 @@ def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
 ) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.u")
-        # More rows than the daemon decodes at once.
+        # These are more rows than the daemon decodes at once.
         ids = list(map(str, range(200_001, 230_001)))
         rows = ", ".join(f"({id_}, REPEAT('y', 1000))" for id_ in ids)
         server.sql(f"INSERT INTO canal_p.u VALUES {rows}")
@@ -290,7 +290,7 @@ def test_client_that_does_not_read_its_response_blocks_no_other_client(
         stalled.subscribe()
         other.subscribe()
         ids = write(server, daemon, 4, width=1 << 20)
-        # More bytes than the system buffers for a client that does not read.
+        # These are more bytes than the system buffers for a client that does not read.
         for _ in range(12):
             stalled.ask(8000)
             stalled.rollback(0)

@@ -253,7 +253,7 @@ def test_plain_passwords_and_tls_are_accepted_if_configured(
             CanalClient(0, over=raw)
         raw = socket.create_connection(("127.0.0.1", secured.ports["canal"]), WAIT_SECONDS_MAX)
         with CanalClient(0, over=context.wrap_socket(raw)) as client:
-            # Bytes that are not TLS, after a completed handshake.
+            # Send bytes that are not TLS after a completed handshake.
             os.write(client.socket.fileno(), b"garbage" * 100)
             with pytest.raises((EOFError, OSError)):
                 client.receive_bytes()
@@ -326,7 +326,7 @@ def test_silent_or_slow_client_is_disconnected(daemon: DaemonProcess, server: Se
     assert serves(daemon, server)
     assert all(ends(client) for client in silent)
     assert time.monotonic() - started > 8
-    # The whole frame would take five minutes.
+    # The client would need five minutes for the whole frame.
     dripping.join(WAIT_SECONDS_MAX)
     assert not dripping.is_alive()
     assert time.monotonic() - started > 15

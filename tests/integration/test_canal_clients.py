@@ -191,7 +191,7 @@ def test_client_receives_every_type_and_statement_as_on_the_server(
         missing_part(f"{name} client of Canal", str(problem))
     wanted, port = written[flavor][1], daemon.ports["canal"]
     with CanalClient(port, flavor) as before:
-        # The clients share one client id, so each starts over.
+        # The clients share one client id, so each client starts over.
         before.log_in(USER, PASSWORD).unsubscribe()
     entries = entries_of(client.start(port, flavor, USER, PASSWORD, f"{wanted.database}\\..*"))
     own = [entry for entry in entries if entry["schema"] == wanted.database]

@@ -54,7 +54,7 @@ def test_restored_mariadb_server_knows_the_transactions_of_its_backup(start_serv
         server.sql("CREATE DATABASE d")
         assert check_gtid_set(connection, f"0-{other_id}-99") is None
         assert isinstance(check_gtid_set(connection, f"0-{other_id}-100"), PositionInvalid)
-        # The transactions between this one and the backup are in no log of the server.
+        # The transactions between this transaction and the backup are in no log of the server.
         assert isinstance(check_gtid_set(connection, f"0-{other_id}-90"), PositionPurged)
 
 

@@ -131,7 +131,7 @@ def test_unlogged_cascades_are_reported_with_their_fix(server: Server, fresh_dat
     )
     findings = severe(checked(server, f"{database}.*"), "foreign_keys")
     if server.family == "mysql":
-        # MySQL 9.7 executes foreign keys where they are logged.
+        # MySQL 9.7 executes foreign keys in a way that logs their changes.
         assert findings == []
         return
     (finding,) = findings

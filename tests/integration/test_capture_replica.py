@@ -356,7 +356,7 @@ def test_position_beyond_the_command_limit_is_reached(
     head = head_of(server)
     server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
     direct = logged(address, at(head))
-    # Simulates a file larger than 4 GiB.
+    # With this limit, the offset is too large for the command, as in a file larger than 4 GiB.
     monkeypatch.setattr(replica, "DUMP_OFFSET_MAX", 100)
     with open_stream(address, at(head), bounded=True) as stream:
         wide = [event.body for event in events_of(stream.event_chunks()) if event.logged]
@@ -404,7 +404,7 @@ def test_closing_twice_is_harmless_and_ends_the_servers_side(server: Server, add
         stream.receive_into(memoryview(bytearray(8)))
 
     def is_gone() -> bool:
-        # The dump thread notices at its next write.
+        # The dump thread notices the closed connection at its next write.
         server.sql("FLUSH BINARY LOGS")
         return stream.name.host not in _listed(server)
 

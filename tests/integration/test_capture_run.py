@@ -62,7 +62,7 @@ def test_log_equals_the_servers_bytes_over_several_files(
         for _ in range(2):
             rotate(server)
             write(server, database, 20)
-        # The counters are updated shortly after the bytes.
+        # The counters are updated shortly after the bytes have been stored.
         status = wait_for(
             capture,
             lambda status: (
@@ -296,8 +296,8 @@ def test_commit_waiting_for_a_lost_acknowledgement_returns_once_it_is_durable(
         lose.set()
         commit = threading.Thread(target=server.sql, args=("INSERT INTO d.t (b) VALUES ('y')",), daemon=True)
         commit.start()
-        # MySQL sends a transaction before it counts it as executed. In this test it waits for Penstock's
-        # acknowledgement in between.
+        # MySQL sends a transaction before it counts the transaction as executed. In this test MySQL waits for
+        # Penstock's acknowledgement in between.
         commit.join(WAIT_SECONDS_MAX)
         assert not commit.is_alive()
         durable = capture.snapshot().durable

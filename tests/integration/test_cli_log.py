@@ -120,7 +120,8 @@ def test_locate_returns_the_exact_transaction_and_its_cost(kept: KeptLog) -> Non
         assert by_gtid["position"] == str(transaction.start)
         assert 0 < by_gtid["pages_read"] < 12
         assert 0 < by_gtid["bytes_read"] < 8192
-        # The set contains the transaction, so the next one follows, even across the end of a file.
+        # The GTID set contains the transaction, so the next transaction follows, even across the end of a
+        # file.
         after = penstock(
             "log", "locate", kept.folder, "--gtid-set", kept.set_upto(transaction.gtid), "--json"
         ).one

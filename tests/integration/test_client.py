@@ -186,7 +186,7 @@ def test_oversized_transaction_is_delivered_before_its_end(
         )
     start = running.batches[0].position
     ends = [batch.position for batch in running.batches if batch.shard == running.batches[0].shard]
-    # A reader that resumes anywhere before the transaction's end starts with it again.
+    # A reader that resumes anywhere before the transaction's end receives the whole transaction again.
     assert ends.count(start) > 3
     assert ends == sorted(ends)
 

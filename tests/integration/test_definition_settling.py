@@ -57,7 +57,7 @@ def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
     ]
 
 
-# More tokens than the reader accepts in one statement, so it is not parsed to its end.
+# The statement has more tokens than the reader accepts, so it is not parsed to its end.
 TOKENS_MAX = 60
 DOUBTED = f"ADD CHECK (a NOT IN ({', '.join(map(str, range(100, 200)))})), MODIFY b TEXT CHARACTER SET latin1"
 

@@ -82,7 +82,7 @@ def test_restarted_log_is_detected_at_every_position(
     (byte_range,) = stream.plan(begin, stream.unlimited(begin, stream.head_behind(begin)))[1]
     assert byte_range.fingerprint == begin.fingerprint
 
-    # An offset of version 0.1 has no fingerprint, and its set may be incomplete.
+    # An offset of version 0.1 has no fingerprint, and its GTID set may be incomplete.
     assert StreamLog(settings_for(server)).resume(replace(begin, fingerprint="", gtid_set=NO_GTIDS)) == begin
 
     reset(server, keep_gtids=False)

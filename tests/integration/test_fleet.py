@@ -58,7 +58,7 @@ class Fleet:
             yield self
 
     def url(self, *members: str) -> str:
-        """Return the address of the instance at some members."""
+        """Return the address of the instance at the given members."""
         hosts = ",".join(f"127.0.0.1:{self.daemons[name].port}" for name in members)
         return f"penstock://{hosts}/shop"
 
@@ -70,7 +70,7 @@ class Fleet:
         return shown
 
     def states(self, *members: str) -> dict[str, str]:
-        """Return the state of the instance at some members."""
+        """Return the state of the instance at the given members."""
         return {name: self.daemons[name].status()["state"] for name in members}
 
     def wait_for_capturer(self, *members: str) -> str:

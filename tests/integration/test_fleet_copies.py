@@ -261,7 +261,8 @@ def test_reader_of_a_durable_log_saw_only_what_the_copy_has_when_the_capturer_di
                 assert kept is not None
                 assert kept >= seen
                 wait_until(lambda second=second: fleet.holders(second)[0] == second)
-                # The member serves data that readers have already seen at once, even without another copy.
+                # At once the member serves the data that readers have already seen, even without another
+                # copy.
                 wait_until(lambda second=second, start=start: readable(second) >= start)
                 dead.start()
                 # Readers continue once there are two copies again.

@@ -148,7 +148,7 @@ def test_instance_of_the_store_is_captured_by_one_member_of_a_fleet(
         apply({**source, "tables": ["a.b"]})
         wait_until(lambda: all(daemon.status("users")["tables"] == ["a.b"] for daemon in daemons))
         wait_until(lambda: states("users") == ["elsewhere", "running"])
-        # The API of any member stores the instance for all of them.
+        # The API of any member stores the instance for all members.
         daemons[1].fetch("/v1/instances/users", method="DELETE")
         wait_until(lambda: [names(daemon) for daemon in daemons] == [["shop"], ["shop"]])
         assert states("shop") == ["elsewhere", "running"]

@@ -174,7 +174,7 @@ def test_unmodified_client_follows_through_a_listener_process(
     database = f"canal_l_{name}"
     server.sql(f"CREATE DATABASE {database}; CREATE TABLE {database}.t (id INT PRIMARY KEY)")
     server.sql(f"CREATE TABLE {database}.stop (a INT)")
-    # The clients share one client id, so each starts over.
+    # The clients share one client id, so each client starts over.
     with CanalClient(daemon.ports["canal"], "shop") as before:
         before.log_in().unsubscribe()
     running = client.start(daemon.ports["canal"], "shop", "", "", f"{database}\\..*")

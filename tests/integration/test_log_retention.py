@@ -39,7 +39,7 @@ SECOND_US = 1_000_000
 
 
 class Clock:
-    """Seconds since 1970; each requested segment advances the clock by an hour."""
+    """A clock in seconds since 1970, which each requested segment advances by an hour."""
 
     def __init__(self, now: float = TIME_S) -> None:
         self.now = now
@@ -64,7 +64,7 @@ def capture(log: Log, clock: Clock) -> None:
 
 @cache
 def recorded_disk() -> tuple[SimulatedDisk, float]:
-    """Return a disk with such a log, and its capture time."""
+    """Return a disk with a captured log, and its capture time."""
     disk, clock = SimulatedDisk(), Clock()
     with open_log(disk, clock) as log:
         capture(log, clock)
@@ -534,7 +534,7 @@ def test_hold_name_is_restricted(log: Log, name: str) -> None:
 
 
 def everything(disk: SimulatedDisk, log: Log) -> None:
-    """Two passes, so that both phases run, with a hold set and removed between them."""
+    """Run two passes, so that both phases run, and set and remove a hold between them."""
     kept = Retention(disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=3000))
     segment = log.segments[1]
     kept.holds.put(Hold("job", Position(segment.epoch, log.segment_head(segment).file, segment.base)))

@@ -71,7 +71,7 @@ class Shop:
         return sorted(rows)
 
     def ids(self) -> list[int]:
-        """Return the ids of the merged orders, in their order."""
+        """Return the ids of the merged orders, in the order of the merged log."""
         return [id_ for _, _, id_ in self.rows()]
 
     def wait_for(self, count: int) -> None:

@@ -256,7 +256,7 @@ def test_debezium_reports_each_change_with_its_position(changed: tuple[str, Path
 
 
 def shape(fields: Any) -> Any:
-    """Return the names in a message in order; those of a row are its table's columns."""
+    """Return the names in a message in order; the names in a row are the columns of its table."""
     if not isinstance(fields, dict):
         return None
     of_table = ("before", "after", "data", "old", "mysqlType", "sqlType")
@@ -384,7 +384,7 @@ def test_invalid_text_and_dates_do_not_stop_the_stream(
         zero = "0000-00-00"
         cursor.execute(f"INSERT INTO {table} VALUES (1, '{zero}', '{zero}', '{zero}', x'61e462c3a4')")
     file = mysql_server.binlog_files()[-1]
-    # Bytes decoded as text, as when a column's character set was set incorrectly.
+    # The bytes are decoded as text, as if the column's character set were set incorrectly.
     schemas = {table: {"id": "int", "d": "date", "t": "datetime", "s": "timestamp(3)", "x": "varchar(9)"}}
     (debezium,) = [message.content["after"] for message in rows_of(read(file, "debezium", table, schemas))]
     assert debezium == {"id": 1, "d": 0, "t": 0, "s": "1970-01-01T00:00:00Z", "x": "YeRiw6Q="}

@@ -81,7 +81,7 @@ def test_definitions_are_named_by_the_objects_they_define(
     ]
     assert all(message["isDdl"] and message["data"] is None and message["old"] is None for message in flat)
     events = [event_of(message.value) for message in read(file, "ptubes", f"{database}.*")]
-    # Ptubes reports the statement under the first name in it.
+    # Ptubes reports the statement under the first table name in it.
     before = {"RENAME TABLE a TO b": "a", "ALTER TABLE b RENAME TO c": "b"}
     assert [(event.isDdl, event.eventType, event.ddlSchemaName) for event in events] == [
         (True, 7, f"{database}.{before.get(text, table)}") for text, _, table in wanted
@@ -396,7 +396,7 @@ def test_events_have_a_position_and_heartbeats_are_distinguished(
     messages = read(file, "ptubes", f"{database}.t,ptubes_heartbeat.heartbeat", None)
     kinds = [message.kind for message in messages]
     assert kinds == [INSERT, INSERT, END, HEARTBEAT, END, UPDATE, END]
-    # Heartbeats alone send no end of a transaction.
+    # If a transaction has only heartbeats, its end is not sent.
     assert messages[4].value == b""
     assert messages[4].end_offset is not None
     events = [event_of(message.value) for message in messages if message.value]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of targets that were dropped by hand: an error for their table, which a resnapshot repairs."""
+"""Columns of targets that were dropped by hand: their table stops with an error, and a resnapshot repairs
+it.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

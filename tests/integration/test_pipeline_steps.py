@@ -37,7 +37,9 @@ def rows(server: Server, statement: str) -> list[tuple[Any, ...]]:
 
 
 class Fleet:
-    """Four shards of a table in one database, and the pipeline that merges them into another server's."""
+    """Four shards of a table in one database, and the pipeline that merges them into a table of another
+    server.
+    """
 
     def __init__(self, source: Server, target: Server, database: str, folder: Path) -> None:
         self.source, self.target, self.database, self.folder = source, target, database, folder

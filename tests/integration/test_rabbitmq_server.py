@@ -204,7 +204,8 @@ def test_batch_completes_once_the_broker_returns(
         writer = sink.open(MARK, 0)
         writer.write(changes[0])
         if queue_type == "quorum":
-            # Killed within seconds of the declaration, RabbitMQ 3.10 leaves the queue without a leader.
+            # If RabbitMQ 3.10 is killed within seconds of the declaration, it leaves the queue without a
+            # leader.
             broker.stop()
         else:
             broker.kill()

@@ -255,7 +255,7 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
     shop.server.sql(
         "CREATE TABLE shop.moves (id INT PRIMARY KEY, customer INT, n INT);"
         " INSERT INTO shop.moves VALUES (1, 1, 0), (2, 2, 0);"
-        # Customers 1 and 2 are in different shards of 2; 1 and 3 are in the same.
+        # Customers 1 and 2 are in different shards of 2; 1 and 3 are in the same shard.
         " UPDATE shop.moves SET customer = 2 WHERE id = 1; UPDATE shop.moves SET customer = 3 WHERE id = 1;"
         " UPDATE shop.moves SET customer = 1 WHERE id = 1; UPDATE shop.moves SET n = 1"
     )
@@ -285,7 +285,8 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
         ("update_postimage", 2, 2),
     ]
     assert sorted(moved_rows([0, 1])) == sorted(one + other)
-    # A condition is evaluated on each half separately; for `changes` the halves are still an update.
+    # A condition is evaluated on each half of an update separately; for `changes` both halves are still an
+    # update.
     entered = [row for shard in (0, 1) for row in moved_rows([shard], where="customer = 2 AND id = 1")]
     assert sorted(entered) == [("delete", 1, 2), ("insert", 1, 2)]
     inserts = [row for shard in (0, 1) for row in moved_rows([shard], changes=["insert"])]

@@ -300,7 +300,7 @@ def test_repeated_batch_is_stored_once(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     assert sink.delivery is Delivery.EXACTLY_ONCE
     for _ in range(2):
-        # The second attempt runs in another process without the first one's memory.
+        # The second attempt runs in another process without the memory of the first process.
         write(pickle.loads(pickle.dumps(sink)), mark(1, table), some(table))
     write(sink, mark(1, table), some(table))
     assert len(records(broker, table)) == 7

@@ -76,7 +76,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def in_another_process(path: Path, numbers: range) -> None:
-    """Write batches of one row each from a process that shares nothing with this one."""
+    """Write batches of one row each from a process that shares nothing with this process."""
     program = (
         "import sys; from pathlib import Path\n"
         "from tests.integration.test_sink_lakes import Lake, ORDERS, changes_of, insert\n"

@@ -108,7 +108,7 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
 
 
 def is_waited_for(backend: PostgresBackend, session: Any) -> bool:
-    """Return whether another session waits for this one."""
+    """Return whether another session waits for this session."""
     pid = session.info.backend_pid
     return bool(backend.sql(f"SELECT 1 FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))"))
 
@@ -219,8 +219,8 @@ def test_values_that_postgresql_cannot_hold_are_null_and_counted(
 
 def test_refused_account_is_reported(backend: PostgresBackend) -> None:
     url = backend.server.url.replace("postgres@", "nobody_here@")
-    # libpq reports no SQLSTATE here: a server with too many sessions looks the same, and the connection is
-    # retried.
+    # libpq reports no SQLSTATE for this failure. A server with too many sessions looks the same, so the
+    # connection is retried.
     with pytest.raises(ConnectionLost, match="nobody_here"):
         make_sink("postgres", settings_of("postgres")(url=url)).check()
     assert backend.sink().check() == []

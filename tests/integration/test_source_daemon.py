@@ -53,7 +53,9 @@ on_one = pytest.mark.parametrize("served", ["mysql"], indirect=True)
 
 @dataclass
 class Served:
-    """A server without column names in its log, a daemon with the whole log, and one with its later part."""
+    """A server without column names in its log, a daemon with the whole log, and a daemon with the later part
+    of the log.
+    """
 
     server: Server
     whole: DaemonProcess
@@ -263,7 +265,7 @@ def test_port_without_a_daemon_is_reported(served: Served) -> None:
         opened("penstock://127.0.0.1:1/shop").head()
     assert "penstock serve" in str(raised.value)
     with pytest.raises((StreamError, ConnectionLost)):
-        # The database server sends its greeting first, and not in HTTP.
+        # A database server sends its greeting first, and not in HTTP.
         opened(f"penstock://127.0.0.1:{served.server.port}/shop").head()
 
 

@@ -394,7 +394,9 @@ def kept_bytes(kept: Kept, file: str, start: int, stop: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def failed_over(lend_server: LendServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A log of two servers: the second replayed the first's transactions in another order, and continued."""
+    """A log of two servers: the second server replayed the transactions of the first in another order, and
+    continued.
+    """
     folder = tmp_path_factory.mktemp("epochs") / "shop"
     with lend_server() as first, lend_server() as second:
         for statement in ("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY, who TEXT)"):

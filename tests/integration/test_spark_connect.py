@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source through a Spark Connect server in another process."""
+"""Read Spark's source `penstock` through a Spark Connect server in another process."""
 
 import json
 from pathlib import Path

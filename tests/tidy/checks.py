@@ -119,7 +119,7 @@ def _checks_unknown(path: Path, function: Function, seen: frozenset[tuple[Path, 
             name = _name_called(node)
             if name in _RAISING or name.startswith(_CHECKING_PREFIXES):
                 return True
-        # A function that is passed on is called by its receiver.
+        # A function that is passed as an argument is called by its receiver.
         if isinstance(node, (ast.Name, ast.Attribute)):
             for home, target in _targets(path, node):
                 if _checks(home, target, seen):

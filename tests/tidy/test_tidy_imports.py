@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ticdc": LEAVES | {"settings", "mysql", "check", "logstore", "capture", "tidb"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
-    # Instances that join the logs of others.
+    # Instances that join the logs of other instances.
     "merge": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "serve"},
     "client": LEAVES | {"source", "coordinate", "telemetry"},
     # Daemons that share the capture of instances.

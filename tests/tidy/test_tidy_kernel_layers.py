@@ -251,7 +251,7 @@ def catch_all_arms(code: str) -> Iterator[str]:
 
 
 def _patterns(code: str, at: int) -> Iterator[str]:
-    """Yield the patterns of the arms of a match whose body starts there."""
+    """Yield the patterns of the arms of a match, whose body starts at `at`."""
     depth, pattern, in_pattern = 0, "", True
     while at < len(code):
         letter = code[at]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of differences from the original systems agrees with its page."""
+"""The list of differences from the original systems agrees with the page that documents them."""
 
 import re
 

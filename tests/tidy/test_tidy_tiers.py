@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every deep test names an everyday test of the same capability as its guard; a long test guards no other."""
+"""Every deep test names an everyday test of the same capability as its guard; a long test guards no other
+test.
+"""
 
 import ast
 from collections.abc import Iterator

@@ -10,14 +10,14 @@ import pytest
 
 from tests.tidy.tree import files, name_of, python_functions, python_nodes, python_tree, rust_code
 
-# Names without meaning: as any word of a name, and as the whole name.
+# Words without meaning: those forbidden anywhere in a name, and those forbidden as a whole name.
 HOLLOW_WORDS = {"manager", "handler", "helper", "helpers", "util", "utils"}
 HOLLOW_NAMES = {*HOLLOW_WORDS, "common", "base", "info", "data", "impl", "misc"}
 
 # This file contains the words that it searches for.
 HERE = Path(__file__)
 
-# Variables, parameters, attributes and functions of the product carry their noun instead.
+# Variables, parameters, attributes and functions of the product carry a noun instead of these words.
 HOLLOW_VARIABLES = {"one", "found", "told", "made", "place", "standing", "manner", "mend"}
 # Remove a file from this list when its last hollow variable is renamed; add no file.
 FILES_WITH_HOLLOW_VARIABLES = {

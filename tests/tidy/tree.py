@@ -103,7 +103,7 @@ def _nodes_by_type(path: Path) -> dict[type[ast.AST], list[ast.AST]]:
     nodes: dict[type[ast.AST], list[ast.AST]] = {}
     for node in ast.walk(python_tree(path)):
         nodes.setdefault(type(node), []).append(node)
-    # Otherwise the garbage collector would walk millions of nodes repeatedly.
+    # Freeze the nodes, because the garbage collector would otherwise walk millions of them repeatedly.
     gc.freeze()
     return nodes
 

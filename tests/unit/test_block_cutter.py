@@ -145,7 +145,7 @@ def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
 
 
 def gtid_of(record: Record, like: str) -> str:
-    """Return a record's GTID in the form of another GTID; a record has no field for a tag."""
+    """Return a record's GTID in the form of another GTID, because a record has no field for a tag."""
     if "-" in like and ":" not in like:
         domain, server = struct.unpack_from("<II", record.source)
         return f"{domain}-{server}-{record.number}"

@@ -27,7 +27,8 @@ def daemon() -> Iterator[ServedLog]:
     [
         ([], [], "", True),
         (["nowhere.*"], [], "", False),
-        # A filter of the client replaces the tables of the instance, and never what it excludes.
+        # A filter of the client replaces the tables of the instance, and never the tables that the instance
+        # excludes.
         (["nowhere.*"], [], ".*\\..*", True),
         ([], ["*.*"], "", False),
         ([], ["*.*"], ".*\\..*", False),

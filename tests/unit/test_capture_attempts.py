@@ -68,7 +68,7 @@ def test_lost_server_is_retried_before_the_next_server_is_tried(clock: Clock) ->
     clock.seconds += 0.01
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 1
-    # The next server gets its own period.
+    # The next server gets its own period before the capture leaves it.
     assert made.failed(ConnectionLost("gone")) is None
     assert made.chosen == 1
 
@@ -187,7 +187,7 @@ def test_backoff_grows_while_two_replicas_replace_each_other(clock: Clock) -> No
     made = attempts()
     pauses = []
     for _ in range(9):
-        # Each server sends data before the capture switches to the other.
+        # Each server sends data before the capture switches to the other server.
         made.progressed()
         made.failed(DumpReplaced("another replica has our id"))
         pauses.append(made.pause_seconds())

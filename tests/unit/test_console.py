@@ -380,7 +380,7 @@ def test_account_sees_and_does_what_the_daemon_permits_it(guarded: ServedLog) ->
 
 
 def test_login_is_refused_where_the_daemon_asks_for_no_credentials(daemon: ServedLog) -> None:
-    # Otherwise the console would accept any token from visitors on other hosts.
+    # A login is refused, because the console would otherwise accept any token from visitors on other hosts.
     with console_of(daemon, hosts=("console.example.com",)) as browser:
         assert browser.get("/").status == 303
         refused = browser.post("/login", {"token": "anything"})

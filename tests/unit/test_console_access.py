@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may enter the web console: daemons that are down or disagree, host names, proxies."""
+"""Access to the web console: daemons that are down or disagree, host names, and proxies."""
 
 import re
 from pathlib import Path

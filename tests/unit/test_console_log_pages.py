@@ -95,7 +95,8 @@ def test_rows_of_a_transaction_are_those_that_readers_get(log: Log, daemon: Serv
         position = Position(logged["epoch"], logged["file"], logged["offset"])
         changes = list(changes_of(source, find_at(log, source, position), TablePatterns()))
         rows = [change for change in changes if isinstance(change, TableChange)]
-        # The rows of a prepared XA transaction are decoded at its commit, so only one of the two has rows.
+        # The rows of a prepared XA transaction are decoded at its commit, so only one of the two transactions
+        # has rows.
         assert len(rows) == logged["rows"] or 0 in (len(rows), logged["rows"]), position
         balance += len(rows) - logged["rows"]
         answer = ask(daemon, "transaction", position=position, limit=5000).json

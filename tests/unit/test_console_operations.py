@@ -56,7 +56,7 @@ def test_every_operation_has_a_page_that_is_linked_from_another() -> None:
 
 _INSTANCE = "/v1/instances/{instance}"
 _SUBSCRIPTION = f"{_INSTANCE}/subscriptions/{{subscription}}"
-# What a pipeline records is in its state store, which the console opens itself.
+# The records of a pipeline are in its state store, which the console opens itself.
 _STORE = ""
 
 # Each verb that the console has: the calls of the control API, and its pages.

@@ -33,7 +33,7 @@ from tests.support.logstore.source import Captured, open_log
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
-# Longer than a test may wait.
+# This time is longer than a test may wait.
 NEVER_SECONDS = 10 * WAIT_SECONDS_MAX
 
 
@@ -246,7 +246,7 @@ def test_bytes_of_another_server_are_refused(daemon: ServedLog) -> None:
     ("sink", "batch", "seconds"),
     [
         ({"redis": {"key": "{id}"}}, {}, 0.0),
-        # Tables of files slow down with each commit.
+        # Commits to a table of files become slower with each commit.
         ({"files": {"path": "feed"}}, {}, 1.0),
         ({"redis": {"key": "{id}"}}, {"interval": 3}, 3.0),
     ],

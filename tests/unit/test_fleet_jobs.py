@@ -36,7 +36,7 @@ from tests.support.suite.patience import wait_until
 
 _numbers = itertools.count(1)
 
-# Programs in place of the command line; the verb, the file and the options follow.
+# Programs that run in place of the command line, with the verb, the file and the options as arguments.
 FAILING = (
     sys.executable,
     "-c",

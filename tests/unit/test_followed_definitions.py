@@ -121,7 +121,7 @@ def test_column_that_only_a_lenient_server_accepts_puts_a_table_in_doubt(
     "statements",
     [
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t MODIFY b TEXT",
-        # A statement that adds nothing but a unique key counts too.
+        # A unique key counts too if it was added by a statement that adds nothing else.
         "CREATE TABLE t (a INT, b VARCHAR(20)); ALTER TABLE t ADD UNIQUE (b); ALTER TABLE t MODIFY b TEXT",
         "CREATE TABLE t (a INT, b CHAR(9)); CREATE UNIQUE INDEX i ON t (b); ALTER TABLE t MODIFY b TEXT",
         # It is unknown whether an index of this name exists.

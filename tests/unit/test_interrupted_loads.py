@@ -31,7 +31,9 @@ Settled = Callable[[Position, dict[str, Any], int], dict[str, int] | None]
 
 @pytest.fixture
 def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settled:
-    """Return the floors of a load whose batch a feed has, with one row of a commit version in the target."""
+    """Return the floors of a load whose batch is already in the feed, for a target with one row of a given
+    commit version.
+    """
     monkeypatch.setattr(tables_module, "targets_of", lambda *_: [VISITS])
     monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
     settings = pipeline_of_values(

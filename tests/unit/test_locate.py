@@ -370,7 +370,7 @@ def test_out_of_order_numbers_are_not_taken_for_a_sequence(tmp_path: Path) -> No
     records["sequence_start"][half:] = BASE + half * BLOCK_BYTES
     log = with_blocks(tmp_path, records)
     consumed = f"{SOURCE}:1-{transactions_before(2, 100)}"
-    # The segment starts with numbers missing from the set, so reading starts with the segment.
+    # The segment starts with numbers that are missing from the GTID set, so reading starts with the segment.
     assert log.locator().gtid_set(consumed).position.offset == BASE
 
 

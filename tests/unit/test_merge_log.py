@@ -184,7 +184,7 @@ def test_long_transactions_and_full_files_are_joined_in_pieces(monkeypatch: pyte
     disk = SimulatedDisk()
     merge = Merge(servers, disk)
     while merge.joining.step():
-        # Each step runs in another process; some end at the end of a file.
+        # Each step runs in another process; some steps end at the end of a file.
         merge = Merge(servers, disk.after_kill())
     assert rows_of(merge.log) == expected
     assert len({extent.file for extent in merge.log.extents()}) > 3

@@ -20,7 +20,7 @@ REFERENCE = ROOT / "docs/reference/metrics.md"
 GUIDE = ROOT / "docs/guides/operating.md"
 
 _METRIC = re.compile(r"\b(?:penstock|process|python)_[a-z_]+[a-z]\b")
-# Words of the same form that are not metrics: labels, and names of settings and files.
+# Words in the form of metric names that are not metrics: labels, and names of settings and files.
 _NO_METRICS = {"penstock_instance", "process_name"}
 _SUFFIXES = ("_bucket", "_count", "_sum")
 

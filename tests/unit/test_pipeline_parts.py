@@ -78,7 +78,7 @@ def test_keys_of_every_type_spread_evenly(kind: str, arrow: pyarrow.DataType, va
     parts = parts_of(target_of(kind), keys_of(values, arrow), Spread.KEYS, 8, divided=True)
     counts = numpy.bincount(parts, minlength=8)
     assert counts.min() > 250, counts
-    # A slice of a column has the same parts as its rows have in the whole column.
+    # A slice of a column assigns its rows to the same parts as the whole column.
     sliced = parts_of(target_of(kind), keys_of(values, arrow).slice(100, 50), Spread.KEYS, 8, divided=True)
     assert sliced.tolist() == parts[100:150].tolist()
 

@@ -75,7 +75,8 @@ def test_only_the_lease_holder_writes_pipeline_state(url: str) -> None:
         other.take()
     with pytest.raises(LeaseLost):
         other.reset()
-    # The lease expires and another runner takes over while the first still believes that it holds the lease.
+    # The lease expires and another runner takes over while the first runner still believes that it holds the
+    # lease.
     assert first._lease is not None
     first.store.delete(first._lease.path)
     other.take()

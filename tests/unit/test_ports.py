@@ -64,7 +64,7 @@ def test_port_of_a_process_is_reserved_until_the_process_ends() -> None:
     assert holder.stdout is not None
     port = int(holder.stdout.readline())
     assert not ports.reserve(port)
-    # Closing its standard input would end it in order; a kill simulates a crash.
+    # Closing the standard input would end the process in order; a kill simulates a crash.
     holder.kill()
     holder.communicate()
     assert ports.reserve(port)

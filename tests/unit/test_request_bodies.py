@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of requests to a daemon that no client of Penstock sends."""
+"""Request bodies that no client of Penstock sends to a daemon."""
 
 import re
 

@@ -19,7 +19,7 @@ ORDERS, USERS = TableName("shop", "orders"), TableName("shop", "users")
         # The table is read only once, after all of the statements.
         ([(ORDERS, False)] * 3, [(ORDERS, False)]),
         ([(ORDERS, True), (ORDERS, False), (USERS, False)], [(ORDERS, True), (USERS, False)]),
-        # A request that deletes no rows does not suffice.
+        # A request that deletes no rows is not enough for a statement that deletes rows.
         ([(ORDERS, False), (ORDERS, True)], [(ORDERS, False), (ORDERS, True)]),
     ],
 )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error numbers of a server have one table; a target lists only the errors that it classifies differently."""
+"""All error numbers of a server are in one table; a target lists only the errors that it classifies
+differently.
+"""
 
 import ssl
 from collections.abc import Callable

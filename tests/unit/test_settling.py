@@ -57,7 +57,7 @@ class ToldServer:
         self.head_offset = 900
         self.readings = 0
         self.address = ServerAddress("localhost")
-        # Called with each table name that is read, and at each query for prepared commits.
+        # This function is called with each table name that is read, and at each query for prepared commits.
         self.on_read: Callable[[TableName], object] = lambda name: None
         self.owned: Callable[[], str] = lambda: ""
 

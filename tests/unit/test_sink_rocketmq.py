@@ -58,7 +58,7 @@ class FakeServer:
         self.queues = 0
         self.messages: dict[int, list[bytes]] = defaultdict(list)
         self.garbage = self.garbage_for_messages = b""
-        # Whether the server stores the requests; until then they wait.
+        # Whether the server stores the requests; otherwise the requests wait.
         self.stores = threading.Event()
         self.stores.set()
         self.requests = 0
@@ -201,7 +201,7 @@ def test_refused_batch_raises_the_error_of_its_answer(server: FakeServer) -> Non
 def test_batch_is_sent_again_only_once_its_first_request_is_answered(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # If the server stored a request after the retry and later batches, it would undo them.
+    # If the server stored a request after the retry and later batches, the request would undo them.
     monkeypatch.setattr("penstock.sinks.rocketmq.remoting._ANSWER_SECONDS_MAX", 0.05)
     options = {"url": f"rocketmq://{server.address}", "queues": 1, "format": "json"}
     sink_of(**options).prepare(ORDERS, Evolution.EVOLVE)

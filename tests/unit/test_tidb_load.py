@@ -48,7 +48,9 @@ Cluster = Callable[[int], list[str]]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Open sessions on a cluster that collected all versions up to a timestamp; return its statements."""
+    """Open sessions on a cluster that garbage-collected all versions up to a timestamp; return its
+    statements.
+    """
 
     def start(collected_ts: int) -> list[str]:
         statements: list[str] = []

@@ -372,7 +372,7 @@ def test_decision_waits_for_its_prewrite(start: Start, tmp_path: Path) -> None:
     begun = start()
     path = Decisions(LocalDisk(), tmp_path / "shop.pump").put(9, 11)
     wait_until(lambda: begun.pump.status()["decisions"] == {"9": "waits for its prewrite"})
-    # A decision about another transaction shows that a pass is over.
+    # A decision about another transaction shows that a pass of the resolver is over.
     begun.client.write(prewrite(1))
     Decisions(LocalDisk(), tmp_path / "shop.pump").put(1, 5)
     assert begun.client.pull_some(1) == [matched(1, 5)]

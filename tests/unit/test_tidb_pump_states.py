@@ -96,7 +96,7 @@ def test_new_pump_is_online_only_after_every_drainer_knows_it(
         cluster.notified = True
         begun.wait_for(NodeState.ONLINE)
     assert cluster.calls.count(NOTIFY) >= 2
-    # The Drainer knows the Pump now, so a restart does not wait for it.
+    # The Drainer knows the Pump now, so a restart does not wait for the Drainer.
     cluster.notified = False
     with running_pump(tmp_path, cluster) as begun:
         begun.wait_for(NodeState.ONLINE)
@@ -163,8 +163,8 @@ def test_closing_pump_waits_for_drainers_to_store_its_last_commit(start: Start) 
     register_drainer(begun.cluster, max_commit_ts=5)
     ask(begun.pump.address, "PUT", "/state/pump-1/close")
     wait_until(lambda: "the transaction 1 has no outcome" in str(begun.pump.status()["problem"]))
-    # The transaction commits after the Pump has begun to close, so its timestamp is later than the first
-    # fake's.
+    # The transaction commits after the Pump has begun to close, so its timestamp is later than that of the
+    # first fake binlog.
     commit_ts = begun.cluster.next_timestamp()
     begun.client.write(commit(1, commit_ts))
     register_drainer(begun.cluster, max_commit_ts=commit_ts - 1)

@@ -221,7 +221,7 @@ def test_restart_during_drop_column_writes_the_same_log(tmp_path: Path, restart:
     whole.write(*drop.stream)
     before = TranscribedLog(tmp_path / "parts", drop.history)
     before.write(*drop.stream[:restart])
-    # The definitions of the last transaction are durable, and its events were lost.
+    # The definitions of the last transaction are durable, but its events were lost.
     logged = 0 if restart == 0 else restart - 1
     kept = TranscribedLog(tmp_path / "kept", drop.history)
     kept.write(*drop.stream[:logged])

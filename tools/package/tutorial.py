@@ -41,7 +41,8 @@ def follow(folder: Path, environment: Mapping[str, str]) -> str:
             reader.type(reading)
             listening = daemon.replace("log:", f"listen: {{http: 127.0.0.1:{daemon_port}}}\nlog:", 1)
             with Program(folder / "daemon.log", listening, environment, daemon_port) as capturing:
-                # A reader of the page continues only after the daemon has started, so wait for its rows.
+                # A reader of the page continues only after the daemon has started, so wait for the daemon's
+                # rows.
                 rows = f"penstock inspect {home}/log/shop --rows --tables shop.orders"
                 reader.type(f"until {rows} 2>&1 | grep ' delete '; do sleep 0.2; done")
                 reader.type(asking.replace("penstock status", f"penstock status {url}"))

@@ -175,7 +175,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the cache's lock of that name, across processes; the kernel drops it if the holder dies."""
+    """Hold the cache's lock with the given name, across processes; the kernel drops it if the holder dies."""
     with open(cache_directory() / f"{name}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

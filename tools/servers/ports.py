@@ -23,8 +23,8 @@ from tools.servers.packages import cache_directory
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 EPHEMERAL_PORT_MIN = 32_768
 
-# Most registered ports are below the first number; the second is for a wide ephemeral range. A Redis node
-# also uses the port 10,000 above its own, so both limits leave space for that port.
+# Most registered ports are below the first number; the second number allows for a wide ephemeral range. A
+# Redis node also uses the port 10,000 above its own, so both limits leave space for that port.
 PORT_MIN = 20_000
 PORT_MIN_OF_WIDE_RANGE = 10_000
 PORTS_MIN = 1000

@@ -284,8 +284,8 @@ class Server:
         return [self.data_directory / name for name in names if name]
 
     def url(self, user: str = REPLICATION_USER) -> str:
-        """Return the server's address for an account: the replica's with its password, other accounts have
-        none.
+        """Return the server's address for an account: with a password for the replica's account, without one
+        for others.
         """
         secret = f":{REPLICATION_PASSWORD}" if user == REPLICATION_USER else ""
         return f"mysql://{user}{secret}@127.0.0.1:{self._port}"
@@ -343,7 +343,7 @@ class Server:
         return False
 
     def _answers(self) -> bool:
-        """Return whether this server, and no other that took the port, answers on the port."""
+        """Return whether this server, and no other server that took the port, answers on the port."""
         try:
             rows = self.sql("SELECT @@pid_file")
         except pymysql.err.OperationalError:

@@ -92,5 +92,5 @@ def _remedy(message: ErrorMessage) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text whose characters have no meaning in Markdown or HTML."""
+    """Return a text escaped so that no character has a meaning in Markdown or HTML."""
     return _MARKS.sub(r"\\\g<0>", html.escape(" ".join(text.split()), quote=False))

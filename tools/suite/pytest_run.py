@@ -28,7 +28,9 @@ _STOP_SECONDS_MAX = 60.0
 
 @dataclass(frozen=True)
 class TestOutcome:
-    """The outcome of a test: passed, failed or skipped; `lines` end the failure, or are the reason."""
+    """The outcome of a test: passed, failed or skipped; `lines` are the last lines of the failure, or the
+    reason for skipping.
+    """
 
     # Tells pytest not to collect this class.
     __test__ = False
@@ -113,7 +115,8 @@ class PytestProcess:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-suite-"))
             self._folder = Path(folder)
             self._started_at = time.monotonic()
-            # A separate session, so that Ctrl-C reaches only this process, which then ends the tree.
+            # The runner gets a separate session, so that Ctrl-C reaches only this process, which then ends
+            # the tree.
             self._process = subprocess.Popen(
                 self._argv(),
                 cwd=ROOT,

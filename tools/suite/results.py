@@ -47,7 +47,7 @@ class SweepResult:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """The key: a file has at most one result for it."""
+        """The key of the result. A file has at most one result for each key."""
         return self.sweep, self.seed
 
 

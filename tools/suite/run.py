@@ -76,7 +76,9 @@ def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
 
 
 def run_step(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command and return its exit status. An interrupted command ends its tests before this returns."""
+    """Run a command and return its exit status. An interrupted command ends its tests before the function
+    returns.
+    """
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         try:
             return process.wait()

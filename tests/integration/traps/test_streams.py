@@ -96,8 +96,8 @@ def test_stream_without_annotations_has_gaps_and_correct_positions(
     stop = (int(path.suffix[1:]) + 1, 0)
     assert ends(sent, path.name, offset=4, live=True, stop=stop) == ends(path.read_bytes(), path.name)
     if flavor == "mariadb":
-        # MariaDB 11.8 logs no positions inside a transaction, so after a gap only those of transactions are
-        # known.
+        # MariaDB 11.8 logs no positions inside a transaction, so after a gap only the positions of
+        # transactions are known.
         assert live.rows(table) == whole.rows(table)
 
 

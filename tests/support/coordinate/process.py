@@ -58,8 +58,8 @@ def increment(store: CoordinationStore, path: str, count: int) -> None:
 def hold(store: CoordinationStore, path: str, holder: str, seconds: float) -> None:
     """Hold a lease, print its token, and keep it until the process is killed.
 
-    After a SIGSTOP and SIGCONT the process prints whether it still believes to hold the lease. If not, it
-    acquires the lease again under a new session.
+    After a SIGSTOP and SIGCONT the process prints whether it still believes that it holds the lease. If not,
+    it acquires the lease again under a new session.
     """
     held: Lease | None = None
 

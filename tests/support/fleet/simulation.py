@@ -451,7 +451,7 @@ class Simulation:
     # --- The current state ---------------------------------------------------------------------
 
     def holders(self) -> dict[str, list[tuple[str, int]]]:
-        """Return, for each work, the members that now believe to hold its lease, with their tokens."""
+        """Return, for each work, the members that now believe that they hold its lease, with their tokens."""
         holders: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for process in self.processes.values():
             tenures = [*process.member._tenures.values(), *process.member._leaving]

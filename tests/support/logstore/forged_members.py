@@ -19,7 +19,7 @@ from tests.support.logstore.source import FOLDER, SETTINGS
 
 _FILE = "binlog.000001"
 _UUID, _TIME = slice(1, 17), slice(42, 49)
-# A clock that no forged transaction reaches.
+# A clock that is later than every forged transaction.
 _now_us = itertools.count(1 << 60)
 
 

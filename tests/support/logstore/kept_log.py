@@ -103,7 +103,7 @@ class KeptLog:
         kept.run_capture()
         if len(LogReader.open(kept.folder).segments) > len(kept.files):
             # The hour and with it a segment ended during the capture. The tests need one segment per file, so
-            # repeat.
+            # the capture is repeated.
             shutil.rmtree(kept.folder)
             kept.run_capture()
         kept.logged = [

@@ -276,7 +276,7 @@ def check_indexes(log: LogReader) -> None:
                 cutter.close_block()
                 position = stop
             rebuilt = cutter.take_records()
-            # Without the removed segments before it, the first segment cannot know the latest time.
+            # Without the removed segments before it, the first segment cannot know the latest commit time.
             if time_max_us is not None or record.base == len(reader.head.file_head):
                 assert_same_blocks(rebuilt, stored, record.base)
             if record.source_end and record.state != TIERED and time_max_us is not None:

@@ -20,7 +20,7 @@ BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 GEOMETRIES = ("geometry", "point", "polygon")
 
-# The Connect type and semantic name of each SQL type without parameters that matter.
+# The Connect type and semantic name of each SQL type whose parameters do not matter.
 MEANINGS = {
     "tinyint": ("int16", None),
     "smallint": ("int16", None),

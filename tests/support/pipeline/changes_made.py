@@ -12,7 +12,7 @@ from penstock import _native
 from penstock.changes import SYSTEM_COLUMNS, Changes, Origin, Target
 from penstock.model import Column, TableName
 
-# Commit times are seconds after this time.
+# Commit times are counted in seconds from this time.
 EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
 
 

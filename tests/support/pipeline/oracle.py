@@ -275,7 +275,7 @@ def _integer(value: Any) -> int:
 
 
 def _bits(value: Any) -> int:
-    # A server sends the bits as bytes; a lake has a number or its digits.
+    # A server sends a BIT value as bytes; a lake has the number or its digits.
     return int.from_bytes(value) if isinstance(value, bytes) else int(value)
 
 
@@ -333,7 +333,7 @@ def _time(value: Any) -> int:
 
 
 def _json(value: Any) -> tuple[str, Any]:
-    # The marker distinguishes parsed values, because a document may be a text itself.
+    # The marker distinguishes parsed values, because a JSON document may itself be a text.
     if isinstance(value, tuple):
         return "json", value[1]
     return "json", _hashable(value if isinstance(value, dict | list) else json.loads(_text(value)))

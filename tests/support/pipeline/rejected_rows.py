@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in a pipeline's dead letter, without a run."""
+"""Put rows into a pipeline's dead letter, without a run."""
 
 from penstock.changes import Changes
 from penstock.errors import StepFailed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline with shards over a binlog file of many tables that grows."""
+"""A pipeline with shards over a growing binlog file of many tables."""
 
 from collections.abc import Sequence
 from pathlib import Path

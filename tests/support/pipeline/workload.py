@@ -47,7 +47,7 @@ TABLES = {
     "tokens": "token BINARY(16) PRIMARY KEY, kind TINYINT NOT NULL, used DATETIME",
 }
 KEYS = {"accounts": ("id",), "seats": ("id",), "order_lines": ("code", "line"), "tokens": ("token",)}
-# A table without any key, and a table whose columns change; both only on request.
+# A table without any key, and a table whose columns change; both exist only on request.
 KEYLESS = {"visits": "page VARCHAR(30), seconds INT, seen DATETIME(6)"}
 CHANGING = {"shapes": "id INT PRIMARY KEY, c0 VARCHAR(30)"}
 
@@ -71,10 +71,10 @@ _WORDS = (
 class Workload:
     """One writer of one database; the same `seed` repeats the same actions.
 
-    `keyless` adds a table without a key, `ddl` a table whose columns change. `truncates`, `xa` and
-    `rollbacks` exclude those actions if they are false. `rows` is the approximate size of a table, `big_rows`
-    the number of rows that a large transaction changes. An instance is for one thread; several may write the
-    same tables.
+    `keyless` adds a table without a key, `ddl` a table whose columns change. Without `truncates`, `xa` or
+    `rollbacks`, the writer runs no actions of that kind. `rows` is the approximate size of a table,
+    `big_rows` the number of rows that a large transaction changes. An instance is for one thread; several may
+    write the same tables.
     """
 
     def __init__(
@@ -418,7 +418,9 @@ class Workload:
             self._sql("UPDATE order_lines SET line = %s WHERE code = %s AND line = %s", line, *key)
 
     def _key_by_case(self) -> None:
-        """Change a key in its case alone: the same key to the server, other bytes in the log."""
+        """Change only the case of a key, which stays the same key to the server but has other bytes in the
+        log.
+        """
         key = self._some_key("order_lines")
         if key is not None:
             code = self._random.choice((key[0].upper(), key[0].lower(), key[0].title()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a batch of keyed rows with a sink, to be killed in its middle.
+"""Writes a batch of keyed rows with a sink, to be killed in the middle of the batch.
 
     python -m tests.support.programs.write_keys KIND SETTINGS
 

@@ -121,7 +121,7 @@ class SinkBackend(ABC):
         return cls.KIND or cls.NAME
 
     def spoil(self, sink: Any, target: Target) -> None:
-        """Make a target's table refuse two rows of one name."""
+        """Make a target's table refuse two rows with the same name."""
 
     @classmethod
     def has_table_errors(cls) -> bool:
@@ -367,7 +367,7 @@ class MysqlBackend(SqlBackend):
             self.server = Server(self.FLAVOR)
         if not self.server.running:
             self.server.start()
-        # Their account distinguishes the sinks' connections from all others.
+        # The sinks' separate account distinguishes their connections from all others.
         self.sql(f"CREATE USER IF NOT EXISTS {self.ACCOUNT}@'%'; GRANT ALL ON *.* TO {self.ACCOUNT}@'%'")
 
     def close(self) -> None:
@@ -472,7 +472,7 @@ class DeltaBackend(_FolderBackend):
     NAME = "delta"
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
     FEED_HAS_METADATA = True
-    # Small files, so that a table has several files.
+    # The files are small, so that a table has several files.
     SETTINGS: ClassVar[Mapping[str, Any]] = {"file_bytes": 1 << 16, "memory_bytes": 1 << 20}
 
     def spoil(self, sink: Any, target: Target) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a test waits for an event that must happen.
 
-A machine that runs many servers may pause for seconds. A timeout ends a run whose event never happens; it
-does not measure. A test makes statements about time with counts and order.
+A machine that runs many servers may pause for seconds. A timeout only ends a run whose event never happens. A
+test checks time by counts and by the order of events.
 """
 
 import time

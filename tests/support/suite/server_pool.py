@@ -140,7 +140,7 @@ class ServerPool:
     """The servers of one worker that are lent to one test at a time.
 
     At most `idle_max` servers run without being lent. Beyond that the pool stops the server whose settings
-    were requested least often, of several the one that has been idle longest.
+    were requested least often; of several such servers, it stops the one that has been idle longest.
     """
 
     def __init__(self, idle_max: int = IDLE_SERVERS_MAX) -> None:
@@ -287,7 +287,7 @@ def _remove_additions(cursor: Any, initial: ServerState) -> None:
             cursor.execute(f"UNINSTALL PLUGIN {plugin}")
     for name, host in _rows(cursor, "SELECT user, host FROM mysql.user"):
         if (name, host) not in initial.accounts:
-            # Roles of MariaDB have no host. Those of MySQL are accounts.
+            # Roles of MariaDB have no host. Roles of MySQL are accounts.
             cursor.execute("DROP USER %s@%s" if host else "DROP ROLE %s", (name, host) if host else (name,))
     cursor.execute("SET SESSION foreign_key_checks = 0")
     for (database,) in _rows(cursor, "SHOW DATABASES"):

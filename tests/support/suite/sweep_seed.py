@@ -18,5 +18,5 @@ def sweep_seed(default: int) -> int:
 
 
 def sweep_random(default: int | str) -> random.Random:
-    """Return a generator seeded with `default`, or with it and the seed of the sweep."""
+    """Return a generator seeded with `default`, or with `default` and the seed of the sweep."""
     return random.Random(default if SEED is None else f"{default} of sweep {SEED}")

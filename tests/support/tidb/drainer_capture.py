@@ -24,7 +24,7 @@ def sample_payloads() -> list[bytes]:
 
 
 def sample_jobs() -> list[dict[str, Any]]:
-    """Return the DDL jobs of the same cluster."""
+    """Return the DDL jobs of the cluster of the sample."""
     jobs: list[dict[str, Any]] = json.loads((SAMPLES / "ddl_jobs.json").read_text())
     return jobs
 

@@ -13,7 +13,7 @@ from penstock.protobuf import Message
 from penstock.tidb.messages import PULL_BINLOGS, WRITE_BINLOG, BinlogHead, BinlogKind
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-# More threads than the writers and drainers of a test need, because each stream occupies a thread.
+# There are more threads than the writers and drainers of a test need, because each stream occupies a thread.
 _THREADS = 64
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
