@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of an instance that its operator should know about."""
+"""The conditions of an instance of which its operator should be alerted."""
 
 import time
 from collections.abc import Iterator

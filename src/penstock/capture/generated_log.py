@@ -21,7 +21,7 @@ from penstock.logstore.reader import LogReader
 from penstock.model import Position
 from penstock.mysql.replica import FIRST_EVENT_OFFSET
 
-# A generated log has one epoch.
+# The number of the only epoch of a generated log.
 EPOCH = 0
 # The server name in rotation and format description events.
 SERVER_ID = 1

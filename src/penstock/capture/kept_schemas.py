@@ -55,8 +55,8 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
     schema_log = SchemaLog(log.folder, SchemaHistory.from_json, log.disk, earliest=log.earliest)
     newest = schema_log.position
     if newest is not None and position == log.visible and newest.epoch != position.epoch:
-        # The definitions come from another server that never sent any bytes, so the log contains no data from
-        # that epoch.
+        # The definitions come from an epoch of another server that never sent any bytes, so the log has no
+        # data of that epoch.
         schema_log.cut(position)
     starts_anew = schema_log.position is None or position != log.visible
     if starts_anew:

@@ -242,7 +242,7 @@ class Resumption:
         )
 
     def _skipped_before(self, last: EpochRecord, logged: LoggedSet) -> str:
-        """Return the transactions before an epoch that are in neither this epoch nor the previous one."""
+        """Return the transactions before an epoch that neither its start nor the previous epoch includes."""
         before = next(
             (epoch for epoch in reversed(self._log.epochs.epochs) if epoch.epoch < last.epoch), None
         )

@@ -500,7 +500,8 @@ class Capture:
         """Record a failure; return whether there is nothing left to try."""
         self._record_error(problem)
         if isinstance(problem, DiskFailed):
-            # After a failed sync, the contents of the disk are unknown until the file is read again.
+            # After a failed sync, the contents of the disk are unknown until the file is read again, so leave
+            # the files unchanged.
             self._close_log(finish=False)
         if isinstance(problem, ServerBehind):
             self._missing_gtids = problem.missing

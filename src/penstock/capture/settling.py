@@ -178,7 +178,7 @@ class DefinitionSettler:
         return self._thread
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the tables in doubt for the status, limited to the first _LISTED_MAX."""
+        """Return the tables in doubt for the status, limited to the first _LISTED_MAX tables."""
         return self._listed
 
     # --- For readers ----------------------------------------------------------------------------
@@ -394,7 +394,9 @@ class DefinitionSettler:
         return True
 
     def _is_partly_stored(self, question: Question) -> bool:
-        """Return whether a crash left an answer stored although later snapshots still contain the doubt."""
+        """Return whether a crash interrupted the storing of an answer: the answer is stored, but later
+        snapshots still contain the doubt.
+        """
 
         def doubt(history: SchemaHistory) -> Doubt | None:
             return history.unsurveyed if question.name is None else history.doubt(question.name)

@@ -181,8 +181,8 @@ class Consumption(Consumer):
         """Wait for running callbacks, write checkpoints, and release the shards. Thread-safe."""
         self._stopping.set()
         self._wake()
-        # Called inside a callback or loop whose current batch is still to be acked. The runner of that batch
-        # finishes the stop.
+        # `stop` was called inside a callback or loop whose current batch is still to be acked. The thread
+        # that runs this batch finishes the stop.
         inside = threading.current_thread() in self._workers.values()
         if self._begun and not inside and self._loop_thread != threading.get_ident():
             self._supply.stop()

@@ -96,8 +96,8 @@ class AsyncConsumption(Consumer):
         # The event loop closes the iterator of an abandoned `async for` a moment later.
         for _ in range(2):
             await asyncio.sleep(0)
-        # Called inside a callback or loop whose current batch is still to be acked. The runner of that batch
-        # finishes the stop.
+        # `stop` was called inside a callback or loop whose current batch is still to be acked. The task that
+        # runs this batch finishes the stop.
         here = asyncio.current_task()
         if self._loop is not None and here not in self._workers.values() and self._loop_task is not here:
             await asyncio.to_thread(self._supply.stop)

@@ -144,7 +144,7 @@ class Daemons:
         if start.end is not None:
             position = client.ask("earliest" if start.end == EARLIEST else "head")["position"]
             if position is None:
-                # The first bytes have not arrived yet.
+                # The log is still empty: its first bytes have not arrived yet.
                 raise ServerBehind(
                     f"{client.url} has nothing yet to start at", hint="See how far it is: penstock status"
                 )

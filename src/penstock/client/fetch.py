@@ -132,7 +132,8 @@ class ChangesAnswer:
         consumed: Position | None = None,
     ) -> None:
         self._client = client
-        # Sent as a header, because earlier versions of the daemon reject unknown fields in the body.
+        # The position is sent as a header, because earlier versions of the daemon reject unknown fields in
+        # the body.
         headers = {} if consumed is None else {CONSUMED_HEADER: str(consumed)}
         self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds, headers)
         connection = self._response.connection

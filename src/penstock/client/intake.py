@@ -82,7 +82,7 @@ class Intake:
 
     @property
     def url(self) -> str | None:
-        """The URL of the current daemon, None before the first."""
+        """The URL of the current daemon, None before the first daemon is chosen."""
         return None if self._current is None else self._publishers.url(self._current)
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class Intake:
         self._thread.start()
 
     def turn(self) -> None:
-        """Re-evaluate the shards, because one was gained or lost."""
+        """Re-evaluate the shards, because a shard was gained or lost."""
         with self._answer_lock:
             if self._answer is not None:
                 self._answer.cut()
@@ -122,7 +122,7 @@ class Intake:
         except PenstockError as problem:
             self._failed(problem)
         except BaseException as problem:
-            # Report bugs to the subscriber's caller as well, who would otherwise wait forever.
+            # Report bugs to the subscriber's caller as well: otherwise, the caller would wait forever.
             self._failed(problem)
             raise
 

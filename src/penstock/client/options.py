@@ -34,7 +34,7 @@ class SubscriberOptions:
     address: DaemonAddress | ServerAddress
     name: str
     member: str
-    # The URL of a store may contain a password.
+    # Left out of the representation, because the URL of a store may contain a password.
     coordination: str = field(repr=False)
     tables: tuple[str, ...]
     exclude: tuple[str, ...] = ()

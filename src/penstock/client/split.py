@@ -78,7 +78,7 @@ def _by_shard(
     cuts: Mapping[int, Cut],
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
     shard_of_row = numpy.zeros(len(versions), numpy.int16) if slots is None else slots % numpy.int16(shards)
-    # Commit versions increase within a batch, so if the first version is high enough, all are.
+    # Commit versions increase within a batch, so if the first version is high enough, all versions are.
     passed = not len(versions) or all(
         versions[0] >= cut.floor and cut.floors is None for cut in cuts.values()
     )

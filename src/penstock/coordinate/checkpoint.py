@@ -23,7 +23,7 @@ from penstock.coordinate.store import (
 )
 from penstock.errors import LeaseLost, VersionConflict
 
-# Larger than every token: rejects all writers.
+# A fence that is larger than every token, so it rejects all writers.
 TOKEN_MAX = (1 << 63) - 1
 
 # A conflict means that the holder, its successor or an operator wrote at the same time.

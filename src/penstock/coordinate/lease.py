@@ -91,7 +91,7 @@ class Lease:
         return self._released or not self._session.alive
 
     def on_lost(self, lost: Callable[[], None]) -> None:
-        """Register a callback for the loss of the session before the release. It must not block."""
+        """Register a callback for the loss of the session before the release. The callback must not block."""
 
         def notify() -> None:
             if not self._released:

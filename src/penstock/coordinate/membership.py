@@ -264,7 +264,7 @@ class Member:
         for path in [path for path in self._watches if path.endswith("/lease") and path not in lease_paths]:
             self._unwatch(path)
         for shard in sorted(assigned - self._held.keys()):
-            # A shard that this member is still releasing wakes this thread once released.
+            # If this member is still releasing a shard, the release wakes this thread again.
             if shard not in leaving:
                 self._take_shard(shard)
         return pause

@@ -514,7 +514,7 @@ class Subscriptions:
     ) -> Subscription:
         """Change a record atomically; the function is called again after a concurrent change.
 
-        Raises OptionInvalid if there is no such subscription.
+        Raises OptionInvalid if the subscription does not exist.
         """
         for _ in range(_TRIES_MAX):
             record = self._store.get(subscription_path(instance, name) + "/record")

@@ -21,7 +21,7 @@ class SegmentCatalog(Protocol):
         """The current segments."""
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Replace the record with the same version, durably."""
+        """Replace the record that has the same version, durably."""
 
     def drop(self, versions: set[int]) -> None:
         """Remove segments from L1, durably. Readers are no longer sent to them."""
@@ -48,7 +48,7 @@ class FolderCatalog:
         return cls(disk, layout, segment_index)
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Replace the record with the same version."""
+        """Replace the record that has the same version."""
         self._write(self.segments.put(segment))
 
     def drop(self, versions: set[int]) -> None:

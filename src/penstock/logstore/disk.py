@@ -341,7 +341,7 @@ class LocalAppendFile(_LocalFile):
                 offset += written
                 pending = _after(pending, written)
         except OSError as problem:
-            # Drop the partial append: no reader may ever see it.
+            # Drop the partial append, because no reader may ever see it.
             self.truncate(self._size)
             refuse(problem, "writing", self.path)
         self._size = offset

@@ -34,7 +34,7 @@ def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> L
     for start, stop in _runs(records):
         run = records[start:stop]
         if run[0]["flags"] & GTIDS_IN_SEQUENCE:
-            # A transaction still open at the end of these blocks has not ended yet.
+            # A transaction that is still open at the end of these blocks does not count as ended.
             covered_end = max(covered_end, int(run["last_boundary"].max()))
             for text in _numbered_gtids(run):
                 gtids = gtids.union(GtidSet.parse(text))

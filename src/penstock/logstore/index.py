@@ -219,7 +219,7 @@ class BlockIndex:
             if block < 0 or offset < self._fetch(block).source_end:
                 return block
             if block + 1 < len(self):
-                # Blocks are contiguous, so the index is damaged.
+                # Blocks are contiguous. If none of them contains the offset, the index is damaged.
                 raise _Unsound
             return block + 1
 
@@ -291,7 +291,7 @@ class BlockIndex:
         if len(content) < RECORD_BYTES or IndexHeader.decode(content) != index_header(self._reader.head):
             return None
         whole = self._reader.head.base
-        # The last block of an open segment may end after the readable boundary.
+        # The last block of an open segment may end after the readable boundary, so skip such blocks.
         while count > 0:
             last = BlockRecord.decode(
                 self._disk.read(self._path, count * RECORD_BYTES, (count + 1) * RECORD_BYTES)

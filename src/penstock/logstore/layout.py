@@ -26,7 +26,8 @@ SEGMENT_SUFFIX = ".binlog"
 COLD_SUFFIX = ".binlog.zst"
 INDEX_SUFFIX = ".index"
 
-# Decodes a commit version into an epoch and a file number: `EpochFile.decode_version`.
+# A function that decodes a commit version into an epoch and a file number, such as
+# `EpochFile.decode_version`.
 DecodeVersion = Callable[[int], tuple[int, int]]
 
 _HOUR = re.compile(r"\d{10}")

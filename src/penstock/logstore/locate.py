@@ -47,7 +47,7 @@ class Located:
 
 
 class SegmentAccess(Protocol):
-    """How the locator opens segments. The log passes segments that it already has open."""
+    """How the locator opens segments. The log supplies the segments that it already has open."""
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
         """Return the segment's head."""

@@ -215,7 +215,8 @@ class Log(LogReader, Closing):
     ) -> EpochRecord:
         """Record durably that the following bytes come from another server. Repeating the call is harmless.
 
-        Raises PositionInvalid for an epoch that does not follow the latest, LogFull, DiskFailed."""
+        Raises PositionInvalid for an epoch that does not follow the latest epoch, LogFull, DiskFailed.
+        """
         source = (server_key, server_id, flavor, version)
         time_us = int(self._clock() * 1_000_000)
         return self.adopt_epoch(EpochRecord(epoch, *source, file, offset, gtid_set, time_us, True, lost))
@@ -370,7 +371,7 @@ class Log(LogReader, Closing):
     # --- What retention, compression and tiering change -------------------------------------
 
     def replace(self, segment: SegmentRecord) -> None:
-        """Replace the L1 record with the same version, durably. Raises LogFull, DiskFailed."""
+        """Replace the L1 record that has the same version, durably. Raises LogFull, DiskFailed."""
         self._change_index(lambda index: index.put(segment))
 
     def drop(self, versions: set[int]) -> None:
@@ -518,7 +519,7 @@ class Log(LogReader, Closing):
     def _change_index(self, change: Callable[[SegmentIndex], SegmentIndex]) -> None:
         with self._indexing:
             if self._closed.is_set():
-                # Another writer may have opened the log since.
+                # This log is closed, and another writer may have opened it.
                 raise ServerBusy(f"the log in {self.folder} was closed")
             with self._changed:
                 self._index = change(self._index)

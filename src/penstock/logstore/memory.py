@@ -14,7 +14,7 @@ from penstock.model import Position
 
 # Smaller parts of a buffer are copied: a view would keep the whole buffer alive.
 _COPY_BYTES_MAX = 64 * 1024
-# The overhead of a chunk, so that a million tiny chunks are bounded too.
+# The overhead of a chunk counts against the bound, so that a million tiny chunks are bounded too.
 CHUNK_OVERHEAD_BYTES = 512
 # Evicted chunks are removed from the list in batches of this size, which keeps eviction cheap.
 _LEFT_MAX = 1024

@@ -27,7 +27,7 @@ from penstock.logstore.records import OPEN, SegmentRecord
 from penstock.model import Position
 from penstock.settings.daemon import LogSettings
 
-# Acknowledged data is removed in whole segments, so the log must have several.
+# Acknowledged data is removed in whole segments, so the log must have several segments.
 _SEGMENTS_MIN = 8
 MEMORY_BYTES_MIN = MIB
 
@@ -119,7 +119,7 @@ class MemoryLog(Log):
         return first
 
     def _register(self, hold: Hold, first: Position | None) -> None:
-        # The position is checked again only if segments left the log since the first check.
+        # The position is checked again only if segments have left the log since the first check.
         if self.earliest() != first and hold.position != self._visible:
             self.locate_position(hold.position)
         self._readers[hold.name] = hold
@@ -159,7 +159,8 @@ class MemoryLog(Log):
         why, visible = super().full_because(), self._visible
         slowest = min(self.acknowledged().items(), key=lambda reader: reader[1], default=None)
         if why is None or visible is None or slowest is None or slowest[1] >= visible:
-            # Only the open segment is left, which keeps growing or contains a transaction that is too large.
+            # Readers have acknowledged everything visible. Only the open segment is left, which keeps growing
+            # or has a transaction that is too large.
             return None
         return f"memory is full, and {slowest[0]} has acknowledged up to {slowest[1]}"
 
@@ -192,7 +193,7 @@ class MemoryLog(Log):
                     data, start, end, boundary, records, time_max_us=time_max_us, gtid_set=gtid_set
                 )
             except LogFull as problem:
-                # Readers have acknowledged more in the meantime, which frees space for a retry.
+                # Readers have acknowledged more data during the call, which frees space for a retry.
                 if consumed != self._visible:
                     raise
                 raise LimitExceeded(

@@ -22,7 +22,7 @@ def open_store(url: str, hint: str) -> tuple[Any, str]:
     try:
         files, root = fsspec.core.url_to_fs(url)
     except ImportError as problem:
-        # The package for this scheme is missing. The fsspec error names it.
+        # fsspec's package for this scheme is not installed. The error of fsspec names the package.
         raise DependencyMissing(
             f"a URL of the kind {kind!r} needs another package: {problem}", hint="pip install it"
         ) from problem

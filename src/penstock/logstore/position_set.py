@@ -36,7 +36,7 @@ class Stretch:
     time_last_us: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether the range has any bytes, as far as its size is known."""
+        """Whether the range has any bytes, or may have some because its size is unknown."""
         return self.bytes != 0
 
     def plus(self, other: "Stretch") -> "Stretch":
@@ -215,7 +215,7 @@ def _prove_boundary(reader: LogReader, position: Position) -> None:
     if record is not None:
         start = record.source_start if record.begins_at_boundary else record.transaction_start or start
     if located.segment.file_number != position.file_number:
-        # This is the end of a file's last segment; the next segment begins a different file.
+        # The position is the end of a file's last segment; the next segment begins a different file.
         return
     with reader.open_segment(located.segment) as data:
         boundary = scan(data, start, min(position.offset, data.end)).boundary

@@ -151,7 +151,9 @@ class LogReader:
 
     @property
     def segments(self) -> SegmentIndex:
-        """The current L1 records of all segments. The index is immutable: a change replaces it."""
+        """The current L1 records of all segments. The index is immutable: every change creates a new
+        index.
+        """
         return self._index
 
     def extents(self) -> list[Extent]:
@@ -203,10 +205,10 @@ class LogReader:
         return self._pieces(Position(epoch, file, start), stop, SegmentReader.read)
 
     def pieces(self, epoch: int, file: str, start: int, stop: int) -> Iterator[memoryview | FileRange]:
-        """Yield the bytes like `read`, but the bytes of plain local segments as file ranges that are not read
-        yet.
+        """Yield the same bytes as `read`.
 
-        A range is valid until the next piece is requested.
+        The bytes of plain local segments are yielded as file ranges that are not read yet. A range is valid
+        until the next piece is requested.
         """
         return self._pieces(Position(epoch, file, start), stop, SegmentReader.pieces)
 

@@ -251,7 +251,7 @@ class Retention:
     def _broken(self, holds: list[Hold], segments: SegmentIndex, due: list[Departure]) -> list[BrokenHold]:
         """Return the holds that exceed a limit and therefore keep nothing."""
         floor = self._hold_bytes_floor(segments)
-        # After a restart, only the log itself shows which segments left.
+        # After a restart, only the start of the log shows which segments have left.
         gone_to = self._gone_to or (_begin_of(segments[0]) if len(segments) else ())
         broken = []
         within = []

@@ -33,7 +33,7 @@ FOLDER = "schemas"
 SUFFIX = ".schemas"
 FORMAT = 1
 
-# A generation ends when its lines exceed this size, or the size of its snapshot if that is larger.
+# A generation ends when its lines exceed this size, or the size of its snapshot if the snapshot is larger.
 LINES_BYTES_MAX = 4 * MIB
 # A longer statement is not stored. Instead, a new generation stores the resulting definitions.
 STATEMENT_BYTES_MAX = MIB

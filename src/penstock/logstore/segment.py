@@ -162,13 +162,13 @@ class SegmentReader(Closing):
         return content
 
     def read(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes of [start, stop) of the source file in pieces of READ_BYTES. Raises LogDamaged."""
+        """Yield the bytes of [start, stop) of the source file, in pieces of READ_BYTES. Raises LogDamaged."""
         for begin in range(start, stop, READ_BYTES):
             yield memoryview(self.read_bytes(begin, min(begin + READ_BYTES, stop)))
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview | FileRange]:
-        """Yield the bytes like `read`, but the bytes of a plain local file as file ranges that are not read
-        yet.
+        """Yield the same bytes as `read`. The bytes of a plain local file are yielded as file ranges that are
+        not read yet.
         """
         if not isinstance(self._stored, LocalReadFile) or not self.head.base <= start <= stop <= self.end:
             yield from self.read(start, stop)

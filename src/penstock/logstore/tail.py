@@ -103,7 +103,8 @@ class Tail:
         return self.file is not None and position == self.file.position(self.file.boundary)
 
     def file_following(self, start: int, end: int, size: int, retried: tuple[int, int] | None) -> OpenFile:
-        """Return the file to append bytes [start, end) to. Raises SequenceGap if the bytes do not follow.
+        """Return the file to which the bytes [start, end) are appended. Raises SequenceGap if the bytes do
+        not follow.
 
         The bytes of an append that failed midway may be passed again.
         """

@@ -44,7 +44,7 @@ class Upkeep:
         self._layout = layout
         self._cold_after = settings.cold_after
         self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
-        # Counts of segments moved to the tier, and of failures, by outcome.
+        # Counts of segments moved to the tier and of failures, by outcome.
         self.uploads = Counter("moved", "failed")
         # When work on a segment last failed, by the segment's state and version, in monotonic seconds.
         self._failed: dict[tuple[int, int], float] = {}
@@ -138,7 +138,8 @@ class Upkeep:
     def _is_cold(self, segment: SegmentRecord) -> bool:
         """Return whether a segment is due for compression; its age counts from the end of its hour."""
         if self._cold_after is None:
-            # Segments are compressed before they move to the tier.
+            # A segment has to be compressed before it moves to the tier, so it is due at once if there is a
+            # tier.
             return self._tier is not None
         started = timegm(time.strptime(str(segment.hour), "%Y%m%d%H"))
         return time.time() - (started + _HOUR_SECONDS) >= self._cold_after

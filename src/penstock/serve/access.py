@@ -64,7 +64,9 @@ class Account:
     # --- Permissions ------------------------------------------------------------------------
 
     def may_read(self, instance: str, subscription: str | None = None) -> bool:
-        """Return whether the account may read tables of an instance, as a subscription if one is named."""
+        """Return whether the account may read tables of an instance and, if a subscription is named, read as
+        this subscription.
+        """
         return _matches(instance, self.instances) and (
             subscription is None or _matches(subscription, self.subscriptions)
         )
@@ -98,7 +100,9 @@ class Account:
         return NarrowedPatterns(requested, self.tables)
 
     def prove_reads(self, instance: str, subscription: str | None = None) -> None:
-        """Raise AccessDenied unless the account may read the instance, as a subscription if one is named."""
+        """Raise AccessDenied unless the account may read the instance and, if a subscription is named, read
+        as this subscription.
+        """
         if not _matches(instance, self.instances):
             raise AccessDenied(
                 f"account {self.name} may not read instance {instance}",
@@ -265,7 +269,7 @@ class Account:
         return max(int(self.spend(0, now) - _DEBT_SECONDS_MAX) + 1, 1)
 
 
-# The account of clients with listen.token, and of all clients if no credentials are configured.
+# The account of clients that present listen.token, and of all clients if no credentials are configured.
 WHOLE = Account("everything", admin=True)
 
 

@@ -47,9 +47,10 @@ class Connection:
         self._close = close
         self._when_lost: list[Callable[[], None]] = []
         self.lost = False
-        # Sends a range of a file as the next bytes of a response; None if the connection is encrypted.
+        # Sends a range of a file as the next bytes of a response. None if the connection is encrypted.
         self.send_file: Callable[[FileRange], Awaitable[None]] | None = None
-        # Set once the next request is pipelined behind the current one.
+        # An event that is set once the client has sent its next request before the response to the current
+        # one is complete.
         self.asked_again = asyncio.Event()
 
     def when_lost(self, call: Callable[[], None]) -> None:

@@ -47,7 +47,8 @@ class _Consumer:
 
     def note(self, account: Account, shard_count: int, shards: Collection[int], position: Position) -> None:
         if shard_count != self.shard_count:
-            # The rows are distributed differently now, so the old positions are void.
+            # The number of shards has changed, so the rows are distributed differently and the old positions
+            # are void.
             self.shard_count, self.positions = shard_count, {}
         self.account = account
         self.positions.update(dict.fromkeys(shards, position))

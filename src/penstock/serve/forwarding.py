@@ -21,7 +21,7 @@ from penstock.serve.problems import problem_response
 
 _SERVED_HERE = re.compile(r"/v1/instances/([^/]+)/(?:changes|bytes)")
 _READ_BYTES = 256 * 1024
-# These headers belong to a single connection.
+# Headers that belong to a single connection and are not forwarded.
 _HOP_HEADERS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server"})
 
 

@@ -215,7 +215,7 @@ class Handover(Protocol):
 
     @property
     def listeners(self) -> Collection[Listening]:
-        """The listeners whose connections the processes serve, if the daemon has these listeners."""
+        """The listeners whose connections other processes serve, as far as the daemon has these listeners."""
 
     def begin(
         self,
@@ -356,7 +356,7 @@ class Listener(HttpListener):
         if self._store is None:
             return
         server = CanalServer(self._served, self._access, self._store, self._settings)
-        # The TLS context, if any, is loaded by now.
+        # The TLS context, if there is one, has been loaded before this point.
         canal = CanalListener(server.serve, self._connections, self.config.ssl, self._ports.sockets["canal"])
         await canal.start()
         self._telemetry.health.listening.add("canal")

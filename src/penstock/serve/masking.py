@@ -32,7 +32,9 @@ _Rules = tuple[tuple[TablePatterns, frozenset[str]], ...]
 
 @dataclass(frozen=True)
 class MaskedColumns:
-    """The masked columns of a table, in lower case: `names`, and all but `shown` unless that is None."""
+    """The masked columns of a table, in lower case: `names`, and, unless `shown` is None, all columns except
+    `shown`.
+    """
 
     names: frozenset[str] = frozenset()
     shown: frozenset[str] | None = None
@@ -73,7 +75,8 @@ class Masking:
     def of_settings(
         cls, masked: Mapping[str, Sequence[str]], shown: Mapping[str, Sequence[str]] | None = None
     ) -> "Masking":
-        """Return the masking of the settings `masked` and `columns`: table pattern to column names.
+        """Return the masking of the settings `masked` and `columns`, which map table patterns to column
+        names.
 
         Raises OptionInvalid.
         """

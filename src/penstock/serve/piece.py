@@ -56,7 +56,7 @@ class View:
         return self._hash
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Hashes from another process are not valid here.
+        # A cached hash is not valid in another process, so leave it out.
         self.__dict__.update(state)
         self.__post_init__()
 
@@ -110,8 +110,8 @@ class Follower:
         # Batches decoded for a later part, and whether the piece is decoded completely.
         self._pending: list[Batch] = []
         self._decoded = False
-        # The number of full batches among the decoded ones. Later batches were closed early, and would differ
-        # if the log grew.
+        # The number of full batches among the decoded batches. Later batches were closed early, and would
+        # differ if the log grew.
         self._full = 0
         before = source.gtid_set(self.position)
         options: dict[str, Any] = {"emit": TYPED}
@@ -303,14 +303,15 @@ def make_piece(
         except LimitExceeded:
             if least or part is not None:
                 raise
-            # Smaller transactions may precede the one that is too large.
+            # Smaller transactions may precede the transaction that is too large.
             least = True
         except StreamError as problem:
             if follower.boundary > piece_start and not part:
                 end = follower.boundary
             elif fresh or not isinstance(problem, SequenceGap):
                 raise
-            # A gap does not have to mean missing data: opening at the position decides.
+            # A gap in the log does not have to mean missing data: opening the log at the position shows
+            # whether data is missing.
         else:
             if (
                 decoded is not None
@@ -322,5 +323,5 @@ def make_piece(
                 continue
             if decoded is not None or fresh or stopping.is_set():
                 return decoded
-            # The file ended here, and the log continues in the next file.
+            # The file ended at this position, and the log continues in the next file.
         follower = None

@@ -58,7 +58,7 @@ class PieceMemory:
         """Cache a piece, evicting the least recently used ones."""
         cost = piece.bytes + _PIECE_COST
         if cost > self.bytes_max // 2:
-            # The piece would evict everything that followers share.
+            # The piece would evict every piece that followers share.
             return
         self._pieces[key] = piece, cost
         self.bytes += cost
@@ -162,7 +162,7 @@ class Pieces:
         """The log as a source. Raises what `log` raises."""
         log = self.log
         if self._source is None or self._source.log is not log:
-            # The log was reopened, so cached state of the old one is invalid.
+            # The log was reopened, so the cached state of the old log is invalid.
             self._source = OwnSource(self.name, log)
             self._followers.clear()
         return self._source
@@ -182,7 +182,7 @@ class Pieces:
     async def _at(self, key: _Key, *, has_waited: bool) -> Piece | None:
         _, view, start, end, part = key
         source = self.source
-        # Nearly every piece is whole, and then it is the same piece with and without `part`.
+        # Nearly every piece is whole. A whole piece is the same with and without `part`.
         for candidate in {self._key(view, start, None, part or None), key}:
             cached = self._memory.get(candidate) or self._prefetched.pop(candidate, None)
             if cached is not None and self._fits(cached, end):
@@ -191,14 +191,14 @@ class Pieces:
             return None
         flight = self._flights.get(key)
         if flight is not None and flight.stopping.is_set():
-            # All waiters left, so this flight was cancelled and returns nothing.
+            # All waiters have left, so this flight was cancelled and returns nothing.
             assert flight.task is not None, "a flight has its task from the first moment"
             await asyncio.wait({flight.task})
             return await self._at(key, has_waited=has_waited)
         if flight is None and not part:
             if not has_waited and (gap := self._gap(view, start, end)) > 0:
-                # A shared task would need two more turns of the event loop, and captures may run before each
-                # turn.
+                # Sleep in this task: a shared task would need two more turns of the event loop, and captures
+                # may run before each turn.
                 await asyncio.sleep(gap)
                 return await self._at(key, has_waited=True)
             if (decoded := self._decode_now(view, start, end)) is not None:
@@ -309,7 +309,7 @@ class Pieces:
         return piece
 
     def _shared_key(self, key: _Key, piece: Piece) -> _Key:
-        """Return the cache key under which all matching requests find a piece."""
+        """Return the cache key of a piece, under which every matching request looks for it."""
         _, view, start, end, _ = key
         return self._key(view, start, end, None if piece.is_whole and not piece.part else piece.part)
 

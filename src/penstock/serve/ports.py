@@ -11,7 +11,7 @@ from penstock.settings.daemon import Listening, ListenSettings
 
 _BACKLOG = 256
 
-# Available on Linux only.
+# TCP_USER_TIMEOUT is available on Linux only.
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -68,6 +68,7 @@ def _bind(name: Listening, host: str, port: int) -> socket.socket:
     # Keepalive detects a peer whose machine is gone.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if _USER_TIMEOUT is not None:
-        # Data that a peer does not read is dropped with its connection, even while the connection is closing.
+        # The data that a peer has not read is dropped together with its connection, even while the connection
+        # is closing.
         bound.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, int(SEND_SECONDS_MAX * 1000))
     return bound

@@ -35,7 +35,9 @@ class RowConditions:
 
     @classmethod
     def of_settings(cls, where: Mapping[str, str]) -> "RowConditions":
-        """Return the conditions of the setting `where`: table pattern to condition. Raises OptionInvalid."""
+        """Return the conditions of the setting `where`, which maps table patterns to conditions. Raises
+        OptionInvalid.
+        """
         rules = tuple((in_any_case(pattern), Predicate.compile(text)) for pattern, text in where.items())
         return cls(rules, tuple(where))
 

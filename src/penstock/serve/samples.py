@@ -42,7 +42,7 @@ class Samples:
                 self._rings[name].add(_sample(status))
 
     def read(self, instance: str, seconds: int, points: int) -> dict[str, list[float | None]]:
-        """Return the series of an instance, empty ones if there was no sample yet."""
+        """Return the series of an instance; they are empty if no sample was taken yet."""
         with self._lock:
             ring = self._rings.get(instance)
             return {name: [] for name in SERIES} if ring is None else ring.read(seconds, points)

@@ -58,8 +58,8 @@ class Served:
         self.configure(instances, shard_columns, canal_gtid, hold_seconds, canal_filters)
         self._memory = PieceMemory()
         self.threads = Threads()
-        # pyarrow imports pandas, if installed, for its first array. Do that now, not while a subscriber
-        # waits.
+        # pyarrow imports pandas, if it is installed, for the first array. Let it do that now, not while a
+        # subscriber waits.
         self.threads.decoding.submit(pyarrow.array, [0])
         self._pieces: dict[str, Pieces] = {}
 
@@ -103,7 +103,7 @@ class Served:
     ) -> Position | None:
         """Return the end of the whole transactions once it is past `after` or the timeout expires.
 
-        Returns at once without `after`. `log` replaces the log that readers see.
+        Without `after`, return at once. `log` replaces the log that readers see.
         """
         log = log or self.instance(name).log()
         loop = asyncio.get_running_loop()

@@ -83,7 +83,9 @@ class Sieve:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a piece may come in parts: not if messages are filtered by separately decoded rows."""
+        """Whether a piece may come in parts. It may not if messages are filtered by separately decoded
+        rows.
+        """
         return self.view.is_typed or self.where is None
 
     @property
@@ -226,7 +228,7 @@ def sieve_of(
 
 
 def _preimages(piece: Piece) -> Sequence[Mask]:
-    """Return a mask of the preimages for each batch; the postimage follows each."""
+    """Return for each batch a mask of its preimages that are followed by their postimage."""
     masks: Sequence[Mask] | None = piece.derived.get("befores")
     if masks is None:
         masks = piece.derived["befores"] = [preimages_of(arrow) for arrow in piece.arrow()]
@@ -284,7 +286,9 @@ def _plain_name(table: str) -> str:
 
 
 def _messages_passing(arrow: pyarrow.RecordBatch, kinds: numpy.ndarray, passing: dict[str, Mask]) -> Mask:
-    """Return a mask of the messages that pass; removes what it used from `passing`, for the next batch."""
+    """Return a mask of the messages that pass, and remove the used entries from `passing`, so that it
+    continues with the next batch.
+    """
     mask = kinds >= _NO_CHANGE
     tables = arrow.column("table")
     codes = tables.indices.to_numpy()

@@ -39,7 +39,7 @@ class Subscriber:
     seen_us: int = 0
 
     def sent(self, size: int, rows: int, position: Position | None, time_us: int = 0) -> None:
-        """Count sent data; `time_us` is the commit time of its last transaction, 0 if unknown."""
+        """Count sent data; `time_us` is the commit time of the last sent transaction, 0 if unknown."""
         self.bytes += size
         self.rows += rows
         self.time_us = time_us or self.time_us
@@ -48,7 +48,7 @@ class Subscriber:
 
     def joined(self, other: "Subscriber") -> "Subscriber":
         """Return one subscriber for the requests that two processes have served; its position is the later of
-        the two.
+        the two positions.
         """
         latest = max(self, other, key=lambda subscriber: (subscriber.requests > 0, subscriber.seen_us))
         return replace(
@@ -129,7 +129,7 @@ class Subscribers:
         return dict(self._known)
 
     def report(self, process: int, subscribers: Mapping[SubscriberKey, Subscriber]) -> None:
-        """Record the subscribers that another process serves; none once the process has ended."""
+        """Record the subscribers that another process serves; an empty list once the process has ended."""
         self._elsewhere[process] = subscribers
         if not subscribers:
             del self._elsewhere[process]

@@ -180,7 +180,7 @@ class Cursor:
         self._plain = view
         self.view = replace(view, gtid_after=started.gtid_after) if started.gtid_after else view
         pieces.follow(view, self)
-        # Whether a piece contains an end that is not a position is only known once the piece is whole.
+        # Only a whole piece shows whether it contains an end that is not a position.
         self._part = 0 if in_parts and (until is None or until.position is not None) else None
         self._until = until
         self._end: Position | None = None
@@ -210,7 +210,7 @@ class Cursor:
             remaining = deadline - loop.time()
             if remaining <= 0 or arrivals.closing:
                 return None
-            # Waking a waiter costs capture time, so register only when really waiting.
+            # Waking a waiter costs time in the capture, so register as a waiter only for a real wait.
             with arrivals.waiting(name) as arrival:
                 if arrivals.number(name) == seen and not arrivals.closing:
                     try:
@@ -222,7 +222,8 @@ class Cursor:
 
     async def _next_available(self) -> Piece | None:
         if self._until_set is not None and not self._begun:
-            # If everything requested precedes the start, no later piece would reveal the end.
+            # If everything requested precedes the start, no later piece would show that the end is reached,
+            # so check now.
             before = await self.pieces.search(self.pieces.source.gtid_set, self.position)
             if GtidSet.parse(before).contains(self._until_set):
                 self._end = self.position
@@ -252,7 +253,7 @@ class Cursor:
         if self.view.gtid_after and GtidSet.parse(piece.gtid_set).contains(
             GtidSet.parse(self.view.gtid_after)
         ):
-            # No transaction of the set follows, so the shared view can be used again.
+            # No transaction of the set can follow, so use the view that other followers share again.
             self.view = self._plain
 
     def _passes_until(self, piece: Piece) -> bool:

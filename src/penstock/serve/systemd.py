@@ -57,5 +57,5 @@ def _notify(path: str, state: str) -> None:
             notifying.setblocking(False)
             notifying.sendto(state.encode(), address)
     except OSError as problem:
-        # The service manager notices that the notification is missing.
+        # Ignore the error: the service manager notices that the notification is missing.
         _log.warning("the service manager could not be notified", state=state, why=str(problem))

@@ -164,7 +164,7 @@ class Telemetry:
             except PenstockError as problem:
                 _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
                 if isinstance(problem, TransientError):
-                    # The channel would fail for the remaining alerts too.
+                    # After a transient error, the channel would fail for the remaining alerts too.
                     break
                 self._alerts.refused(notification, now_us)
             else:

@@ -81,7 +81,7 @@ async def run_in(pool: Executor, work: Callable[..., _Answer], *arguments: Any) 
 
 
 def prove_wanted() -> None:
-    """Raise CancelledError in the thread of a search whose caller has gone."""
+    """Raise CancelledError in the thread of a search whose caller no longer waits."""
     abandoned = _ABANDONED.get()
     if abandoned is not None and abandoned.is_set():
         raise CancelledError

@@ -23,7 +23,7 @@ _GTID_PREFIX = "gtid:"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# The types that callers may pass; see `parse_bound`.
+# The types of a bound that callers may pass; see `parse_bound`.
 BoundText = Position | datetime | str
 
 

@@ -95,9 +95,7 @@ class DaemonSource(KeptSource):
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:
-        """Return the error for a position that this daemon has not reached, although another daemon had
-        reached it.
-        """
+        """Return the error for a position that another daemon had reached, but the current daemon has not."""
         return ServerBusy(
             what, position=str(position), hint="This daemon lags behind another one: penstock status"
         )
@@ -359,14 +357,16 @@ class DaemonLog:
                 offset = resume_at().offset
                 continue
             if offset < fetch_end and offset >= stop:
-                # The log's part of this file ends here, after a whole transaction.
+                # The part of this file that the log has ends at this offset, after a whole transaction.
                 return
             assert offset > fetch_start, "an answer that is whole has what was asked for"
 
     # --- Daemons ------------------------------------------------------------------------------
 
     def _ask(self, request: Callable[[DaemonClient, int], _Answer]) -> _Answer:
-        """Ask the current daemon, then the others, for a few rounds. Raises the last daemon's error."""
+        """Ask the current daemon, then each of the other daemons, in a few rounds. Raises the last daemon's
+        error.
+        """
 
         def ask_each() -> _Answer:
             for remaining in reversed(range(len(self._clients))):

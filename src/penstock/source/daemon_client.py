@@ -99,7 +99,7 @@ class DaemonClient:
         """
         self._silence_seconds = silence_seconds
         self._silent = silent
-        # The daemon that receives the requests now, and the configured daemon.
+        # The daemon that currently receives the requests, and the configured daemon.
         self.url = base_url
         self._configured_url = base_url
         self._followed_url = base_url
@@ -169,7 +169,8 @@ class DaemonClient:
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
         finally:
-            # An unfinished stream leaves unread bytes in its connection, so the connection cannot be reused.
+            # An unfinished stream leaves unread bytes in its connection, so the connection is closed instead
+            # of reused.
             if start == end:
                 response.release_conn()
             else:
@@ -360,7 +361,8 @@ class DaemonClient:
             if response.status == 200 and _has_length(response):
                 return response
             if response.status == 200:
-                # The HTTP library accepts a truncated header as complete and treats the body as empty.
+                # The HTTP library accepts a truncated header as complete and treats the body as empty, so
+                # refuse a response without a length.
                 response.close()
                 raise self._lost(ProtocolError("the answer's head does not say how long its body is"))
             body = response.read(_PROBLEM_BYTES_MAX)
@@ -400,8 +402,8 @@ class DaemonClient:
         lost_url = self.url
         if self._silent is not None and isinstance(reason, HTTPTimeout):
             self._silent.silent(lost_url)
-        # Any member of a fleet knows which member captures the instance, including the member that was
-        # followed last.
+        # Try another member: any member of a fleet knows which member captures the instance, including the
+        # member that was followed last.
         self.url = self._configured_url if lost_url != self._configured_url else self._followed_url
         return ConnectionLost(
             f"{lost_url} {'broke off' if broken else 'does not answer'}: {reason}",

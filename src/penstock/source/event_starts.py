@@ -45,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class _File:
-    """The identity of a file (`name`), and its state."""
+    """The identity of a file (`name`), and the state of the file."""
 
     name: str
     size: int
@@ -61,7 +61,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Followed:
-    """A file as far as it was followed: `starts` are some event starts before `end`, in ascending order."""
+    """The result of following a file: `starts` are some event starts before `end`, in ascending order."""
 
     file: _File
     end: int
@@ -173,13 +173,15 @@ def _follow(descriptor: int, followed: _Followed) -> _Followed:
             if last >= starts[-1] + _SPACING_BYTES:
                 starts.append(last)
     except StreamError as problem:
-        # A range that starts after the invalid header reports it again.
+        # A range that starts after the invalid header reports the header again.
         _log.warning("a file cannot be followed to its end", reason=str(problem))
     return _Followed(followed.file, end, tuple(starts))
 
 
 def _headers(descriptor: int, start: int, target: int) -> Iterator[tuple[int, int]]:
-    """Yield the last start in each piece read, up to the target, and where the next event starts."""
+    """For each piece that is read up to the target, yield the start of its last event and where the next
+    event starts.
+    """
     buffer = memoryview(bytearray(_READ_BYTES))
     while start <= target:
         size = os.preadv(descriptor, [buffer], start)

@@ -193,8 +193,9 @@ class FileSource(OpenedSource):
         """Return None: files keep no definitions other than those in their events."""
 
     def _event_start(self, file: str, offset: int) -> int:
-        """Return the start of the last event at or before an offset; for compressed files, of the first
-        event."""
+        """Return the start of the last event at or before an offset; for a compressed file, return the start
+        of the first event.
+        """
         located = self._located(file)
         self._head_of(located)
         if located.compression is not None:

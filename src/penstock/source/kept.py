@@ -75,7 +75,9 @@ class KeptLog(Protocol):
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from a position on, past the file offset `stop` as far as the caller asks."""
+        """Yield the bytes from a position on, past the file offset `stop` for as long as the caller requests
+        more.
+        """
 
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
         """Return the definitions in force at a position, in the form that `SchemaHistory.from_json` accepts.
@@ -115,7 +117,8 @@ class KeptSource(OpenedSource):
         self._log.close()
 
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
-        """Make the log keep everything after a position for a reader whose name has these parts.
+        """Make the log keep everything after a position for a reader, whose name is built from the given
+        parts.
 
         Does nothing unless a daemon answers: a folder is read without its writer's knowledge.
         """
@@ -242,7 +245,7 @@ class KeptSource(OpenedSource):
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from the range's start on, to the end of the log's part of the file."""
+        """Yield the bytes from the range's start on, to the end of the part of the file that the log has."""
 
         def resumed() -> Position:
             assert resume_at is not None, "it is asked only where it was given"
@@ -272,7 +275,9 @@ class KeptSource(OpenedSource):
         return replace(byte_range, start=self.boundary_before(byte_range.position), aligned=True)
 
     def joint(self, byte_range: ByteRange) -> int | None:
-        """Return the stop of a range that another range continues: logs are cut at boundaries."""
+        """Return the stop of a range that is continued by another range. Logs are cut at transaction
+        boundaries, so an event starts there.
+        """
         return byte_range.stop if byte_range.is_cut else None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:
@@ -426,7 +431,7 @@ def epoch_shift(required: Sequence[EpochKey], log_epochs: Sequence[EpochKey], lo
             f" {asked_epochs}",
             hint="A file position means nothing on another server: start by GTID set, or from a new snapshot",
         )
-    # Of two equally near shifts, prefer the one with higher commit versions.
+    # Of two equally near shifts, prefer the shift with higher commit versions.
     return min(fitting, key=lambda shift: (abs(shift), -shift))
 
 

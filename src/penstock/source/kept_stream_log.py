@@ -82,7 +82,7 @@ class KeptStreamLog(StreamLog):
         return min(head, target, key=lambda one: place_of(one.position))
 
     def source(self, epoch: int, key: str) -> Source:
-        """Return the source in which the epoch with this number belongs to the server with this key.
+        """Return a source in which the epoch with the given number belongs to the server with the given key.
 
         With an empty key, epochs have the log's own numbers.
         """
@@ -113,7 +113,7 @@ class KeptStreamLog(StreamLog):
             return self._relocate_in_log(begin)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the last end of a transaction within the stream's limits, at most the head."""
+        """Return the last end of a transaction within the stream's limits and not after the head."""
         settings, source = self._settings, self._kept(begin)
         if settings.rows_max is None and settings.bytes_max is None:
             return head
@@ -130,7 +130,7 @@ class KeptStreamLog(StreamLog):
             return walk()
 
     def unlimited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the head, which already has its GTID set."""
+        """Return the head, which already includes its GTID set."""
         return head
 
     def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:

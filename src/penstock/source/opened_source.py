@@ -29,5 +29,7 @@ class OpenedSource:
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Position:
-        """Return the last transaction end within the limits, at least one transaction after the start."""
+        """Return the last transaction end within the limits, including at least one transaction after the
+        start.
+        """
         return walk(self, start, end, rows_max, bytes_max)

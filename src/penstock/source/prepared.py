@@ -80,10 +80,12 @@ class PreparedSearch:
         """Search a file's transactions, continuing after the cached part; `upto` None means the whole
         file."""
         key = extent.epoch, extent.file
-        # Cache the part again only on success: after an error, the decoder has already advanced.
+        # Cache the part again only after a successful search: after an error, the decoder has already
+        # advanced.
         searched = self._searched.pop(key, None)
         if searched is not None and upto is not None and searched.upto > upto:
-            # A transaction that was prepared later may have the same id.
+            # The cached part goes beyond `upto`. A transaction that was prepared after `upto` may have the
+            # same id.
             searched = None
         start = extent.start if searched is None else searched.upto
         stop = extent.end if upto is None and extent.splittable else upto

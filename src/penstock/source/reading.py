@@ -498,7 +498,9 @@ class _RangeReader:
         return Position(self._epoch, file, int(offset))
 
     def _spelling_of(self, statement: Any) -> ServerSpelling:
-        """Return how the server that wrote the log, and the statement's session, spell statements."""
+        """Return how statements are spelled by the server that wrote the log, and in the statement's
+        session.
+        """
         session = StatementSession.of_event(*statement.session)
         return ServerSpelling.of_server(self._decoding.decoder.server_version).under(session.sql_mode)
 
@@ -533,7 +535,7 @@ class RangeFollower(_RangeReader):
 
     @property
     def gtid_set(self) -> str:
-        """The GTIDs of all transactions seen, plus those that the file lists as before it."""
+        """The GTIDs of all transactions seen, plus the GTIDs that the file lists as preceding it."""
         return self._decoding.decoder.gtid_set
 
     @property

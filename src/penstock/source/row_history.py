@@ -43,7 +43,7 @@ from penstock.source.source import ByteRange, Source
 _THREADS = 2
 # The number of ranges that are decoded ahead.
 _AHEAD = 2 * _THREADS
-# The sizes of the ranges that are decoded at once. The first ones are small, so that the newest changes
+# The sizes of the ranges that are decoded at once. The first ranges are small, so that the newest changes
 # appear soon.
 _RANGE_BYTES_FIRST, _RANGE_BYTES_MAX = 2 * MIB, 32 * MIB
 # Ranges with a smaller gap than this are joined: reading the gap costs less than beginning another range.
@@ -159,8 +159,8 @@ class RowKey:
         return columns
 
     def matches(self, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.Array:
-        """Return a mask of the rows that have the key. Raises OptionInvalid for a value that no column of the
-        type has.
+        """Return a mask of the rows that have the key. Raises OptionInvalid for a value that is invalid for
+        the type of its column.
         """
         mask = None
         for column, text in zip(columns, self.values, strict=True):
@@ -201,7 +201,7 @@ class RowHistory:
         self._stopping = threading.Event()
         self._sources: list[Source] = []
         self._own = threading.local()
-        # Whether the log does not name the columns of the table.
+        # Whether the log leaves out the names of the table's columns, so that definitions are needed.
         self._needs_definitions = False
 
     def parts(self) -> Iterator[HistoryPart]:
@@ -453,7 +453,7 @@ def _growing_sizes() -> Iterator[int]:
 
 
 def _deliver(result: _RangeResult) -> Generator[HistoryPart, None, int]:
-    """Yield the parts of a range, and return its size."""
+    """Yield the parts that were found in a range, and return the size of the range."""
     yield from result.parts
     return result.size
 
@@ -489,7 +489,7 @@ def python_rows(rows: pyarrow.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _widened(kind: pyarrow.DataType, single: pyarrow.DataType | None = None) -> pyarrow.DataType | None:
-    """Return a type with 32-bit floats replaced by another type; None if it has no such floats."""
+    """Return a type with 32-bit floats replaced by another type; None if the type has no 32-bit floats."""
     single = single or pyarrow.float64()
     if kind == pyarrow.float32():
         return single

@@ -16,7 +16,7 @@ from penstock.source.sharding import CHANGE_TYPE, POSTIMAGE, PREIMAGE, ShardedRo
 
 SLOT_COLUMN = "_shard_slot"
 
-# A mask of the rows or messages that pass.
+# A mask of the rows or messages that pass a filter.
 Mask = Any
 
 

@@ -77,7 +77,7 @@ def find_time_end(source: Source, time_us: int) -> Position | None:
 
 
 def _gtid_set_in(source: Source, byte_range: ByteRange) -> LoggedSet:
-    """Return the GTIDs of a range, plus those that its file lists as before it."""
+    """Return the GTIDs of a range, plus the GTIDs that the range's file lists as preceding it."""
     walk = TransactionWalk(source, byte_range)
     for _ in walk:
         continue
@@ -89,7 +89,9 @@ def _begun_seconds(source: Source, file: Extent) -> int:
 
 
 def _end_of_list(source: Source, whole_file: ByteRange) -> int:
-    """Return the end of a file's list of earlier GTIDs, else where its first transaction may begin."""
+    """Return where a file's list of earlier GTIDs ends. If there is no list, return where the first
+    transaction may begin.
+    """
     offset = FIRST_EVENT_OFFSET
     for event in first_events(source.open(whole_file)):
         kind = event[_TYPE_AT]

@@ -230,7 +230,7 @@ class ServerSource(OpenedSource):
         return file_fingerprint(self.head_bytes(file))
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Return the range extended to the start of its file, which is never split."""
+        """Return the range extended to the start of its file, because a server's file is never split."""
         return replace(byte_range, start=FIRST_EVENT_OFFSET, aligned=True)
 
     def joint(self, byte_range: ByteRange) -> None:

@@ -178,8 +178,9 @@ class Source(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether a server sends the bytes; they then start with its own rotate event and format
-        description."""
+        """Whether a server sends the bytes. Such bytes start with the server's own rotate event and format
+        description.
+        """
 
     def close(self) -> None:
         """Release connections and files. The source can be used again."""
@@ -311,7 +312,9 @@ def open_source(options: SourceOptions) -> Source:
 
 
 def shown_tables(source: Source, selected: TablePatterns) -> TablePatterns:
-    """Return the tables that a reader sees: those it selects, else those that the daemon shows by default."""
+    """Return the tables that a reader sees: the tables that the reader selects, else the tables that the
+    daemon shows by default.
+    """
     if source.options.daemon is None or selected.include or selected.exclude:
         return selected
     from penstock.source.daemon import DaemonSource

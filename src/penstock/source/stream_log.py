@@ -54,7 +54,9 @@ class StreamLog:
         self._sources.clear()
 
     def first(self) -> Offset:
-        """Return where a stream without a checkpoint starts: the head of a server, or the first file."""
+        """Return where a stream without a checkpoint starts: at the head of a server's log, or at the first
+        file.
+        """
         start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
         if start == LATEST:
             return self._completed(self.head(0))
@@ -355,12 +357,12 @@ class StreamLog:
             session.close()
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask, and retry while the server is unreachable."""
+        """Run a query, and retry it while the server is unreachable."""
         return ask_again(question, self._hang_up, self._tries)
 
 
 def epoch_after(position: Position) -> int:
-    """Return the number of the epoch in which a stream continues elsewhere after a position."""
+    """Return the number of the epoch in which a stream continues on another server after a position."""
     return next_epoch(position.epoch, file_number(position.file))
 
 

@@ -121,7 +121,7 @@ class _Known:
         return slot, earlier
 
     def is_absent(self, key: _Key) -> bool:
-        """Return whether a row is known to be inserted after the moment."""
+        """Return whether a row is known to have been inserted after the moment."""
         return self._slots.get(key) == _ABSENT
 
     def values(self, slot: int, earlier: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class _Known:
         is_row = slots != _ABSENT
         slots[is_row] = after[numpy.searchsorted(before, slots[is_row])]
         for key, slot in zip(self._slots, slots.tolist(), strict=True):
-            # The keys stay the same, so this does not disturb the iteration.
+            # Only the values of existing keys change, so this does not disturb the iteration.
             self._slots[key] = slot
 
     def _merge(self, pieces: list[tuple[pyarrow.RecordBatch, int]]) -> Any:
@@ -393,7 +393,7 @@ class TableAsOf:
                     self._later.put(key, slot_of(number, row))
                 continue
             if kind == "update_postimage":
-                # A key column that was not logged keeps its previous value.
+                # A key column that was not logged has its previous value.
                 key = tuple(old if new is None else new for old, new in zip(before, key, strict=True))
             if key not in self._known and key not in self._later:
                 self._later.put(key, _ABSENT)

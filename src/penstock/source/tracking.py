@@ -156,7 +156,7 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 def whole_files(ranges: Sequence[ByteRange]) -> list[ByteRange]:
-    """Join the ranges of each file into one, so that every statement is read once."""
+    """Join the ranges of each file into one range, so that every statement is read once."""
     joined: list[ByteRange] = []
     for one in ranges:
         if joined and joined[-1].file == one.file:

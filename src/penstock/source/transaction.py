@@ -53,7 +53,8 @@ class TableChange:
 def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
     """Return the transaction with a GTID.
 
-    Raises SourceMissing if the log does not have it, PositionPurged if it came before the log, OptionInvalid.
+    Raises SourceMissing if the log does not have it, PositionPurged if the transaction precedes the log,
+    OptionInvalid.
     """
     start = log.locate_gtid(gtid).position
     for extent in log.extents():

@@ -16,7 +16,7 @@ from penstock.model import Position
 from penstock.source.decoding import RangeDecoding
 from penstock.source.source import ByteRange, Source, place_of
 
-# If no transaction ends in a window, the next window is this many times larger.
+# If no transaction ends in a window, the next window is larger by this factor.
 _WINDOW_GROWTH = 8
 
 
@@ -90,7 +90,7 @@ def walk(
             within = pyarrow.compute.and_(
                 pyarrow.compute.less_equal(rows, rows_left), pyarrow.compute.less_equal(sizes, bytes_left)
             )
-            # Both sums increase, so the transactions within the limits come first.
+            # The sums of rows and bytes only increase, so the transactions within the limits come first.
             fit = within.true_count
             if fit < batch.num_rows:
                 if fit == 0 and walked_to == start:

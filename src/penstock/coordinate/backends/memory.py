@@ -221,7 +221,7 @@ class MemoryStore:
 
     @property
     def answers(self) -> bool:
-        """Whether this store object is neither unavailable nor closed."""
+        """Whether this store object is available and open."""
         return not self._away and not self._closed
 
     def _check(self, path: str | None = None) -> None:

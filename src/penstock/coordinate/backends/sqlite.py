@@ -73,7 +73,7 @@ _log = structlog.get_logger(__name__)
 
 
 def open_url(url: str, seconds: float) -> "SqliteStore":
-    """Open `sqlite:///path`, or `sqlite:path` for a relative one.
+    """Open `sqlite:///path`, or `sqlite:path` for a relative path.
 
     Raises OptionInvalid, DiskFailed, CoordinationLost.
     """
@@ -222,13 +222,13 @@ class SqliteStore:
 
     @property
     def closed(self) -> threading.Event:
-        """Set when this store object is closed."""
+        """An event that is set when this store object is closed."""
         return self._closed
 
     def connect(self, seconds: float, *, durable: bool = True) -> sqlite3.Connection:
         """Open another connection to the file, which waits for a lock for up to `seconds`.
 
-        Changes that are not durable may be lost in a power failure.
+        With `durable` false, a power failure may lose the changes of the connection.
         """
         connection = sqlite3.connect(
             self._path, timeout=seconds, isolation_level=None, check_same_thread=False
@@ -421,7 +421,7 @@ class SqliteStore:
 
 
 def _below(beginning: str) -> dict[str, str | float]:
-    # `0` is the character after `/`, so the paths below lie between the two.
+    # `0` is the character after `/`, so the paths below `/a` lie between `/a/` and `/a0`.
     return {"first": beginning, "last": beginning[:-1] + "0", "now": time.time()}
 
 
@@ -514,8 +514,8 @@ class SqliteSession(EndingSession):
                     _log.warning("a sign of life was not written", store=self._store.url, error=str(problem))
                     counted = 1 if time.monotonic() < self._certain_until else 0
                 else:
-                    # Without a row, the session has ended, and must not count as certain until the end is
-                    # recorded.
+                    # If the file has no row for the session, the session has ended, and must not count as
+                    # certain until its end is recorded.
                     if counted:
                         self._certain_until = begun + self._seconds
                 if not counted and self.end(lost=True):

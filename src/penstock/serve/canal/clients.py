@@ -325,7 +325,7 @@ class Clients:
                 if not was_owner:
                     client.owner = client._supersede = None
                 raise
-        # If the log is empty or being opened, the client starts later.
+        # If the log is empty or being opened, the client gets its cursor later.
         await client.at()
 
     async def release(self, client: Client, owner: str) -> None:
@@ -446,7 +446,7 @@ class Clients:
         checkpoints = subscription.checkpoints(self._store)
         lease = await asyncio.to_thread(self._acquire_lease, subscription)
         state = await asyncio.to_thread(checkpoints.take, _SHARD, lease.token)
-        # An operator may have set the checkpoint elsewhere, or deleted it with the subscription.
+        # An operator may have moved the checkpoint, or deleted it with the subscription.
         record = await asyncio.to_thread(self._store.get, client.filter_path)
         client.filter = record.value.decode() if record is not None else ""
         if client.cursor is None or state.checkpoint != client._stored:

@@ -64,7 +64,7 @@ class CanalCluster:
         self._show_again_seconds = show_again_seconds
         self._note_session = joined
         self._shown_at = time.monotonic()
-        # Set to make the next check show all nodes.
+        # A flag that makes the next check show all nodes.
         self._wants_all = False
         # The nodes that list this daemon as able to serve a destination.
         self._member_paths: set[str] = set()
@@ -109,7 +109,7 @@ class CanalCluster:
         is_due = self._wants_all or time.monotonic() >= self._shown_at + self._show_again_seconds
         if is_due:
             self._wants_all = False
-            # Keep the nodes of the current ZooKeeper session. Recreate nodes that were deleted by hand.
+            # Keep the nodes of the current ZooKeeper session, but recreate nodes that were deleted by hand.
             self._show_member(session)
         for destination in (*self._destinations, *(self._shown - set(self._destinations))):
             path = running_path(destination)

@@ -176,7 +176,7 @@ class Cursor:
         return batch
 
     def _move_on(self, gathering: "_Gathering") -> None:
-        """Skip a part without entries. It counts as consumed if everything before it is."""
+        """Skip a part without entries. The part counts as consumed if everything before it is consumed."""
         self._reached = gathering.at
         self._reached_mark = gathering.mark or self._reached_mark
         if not self._outstanding:
@@ -268,7 +268,7 @@ class Cursor:
 
 
 async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
-    """Wait until an arrival after the number `seen`, or until the timeout expires."""
+    """Wait until data arrives after the arrival number `seen`, or until the timeout expires."""
     arrivals, name = pieces.arrivals, pieces.name
     with arrivals.waiting(name) as arrival:
         if arrivals.number(name) == seen and not arrivals.closing:

@@ -104,6 +104,7 @@ def _run_of(batch: pyarrow.RecordBatch) -> _Run:
         begins,
         memoryview(content) if content is not None else memoryview(b""),
         np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]),
-        # The ends increase with the log, so the latest end before an entry is the maximum so far.
+        # The ends of transactions increase with the position in the log, so the latest end before an entry is
+        # the maximum so far.
         np.maximum.accumulate(ends),
     )

@@ -115,7 +115,7 @@ class CanalSession:
         self._held: dict[tuple[str, int], tuple[Client, Subscriber]] = {}
         self._shown: dict[tuple[str, int], ExitStack] = {}
         self._read_seconds = self._write_seconds = CANAL_IDLE_SECONDS_DEFAULT
-        # A frame read while waiting for changes, and the frames that arrived that way.
+        # A frame that was read while the session waited for changes, and the frames that arrived in that way.
         self._early: asyncio.Task[bytes | None] | None = None
         self._unanswered: deque[bytes] = deque()
         self._superseded = False
@@ -396,7 +396,7 @@ class CanalSession:
             await asyncio.sleep(wait)
 
     async def _gather(self, client: Client, limit: int, seconds: float | None) -> Gathered | None:
-        """Gather entries; if that waits, detect a client that disconnects in the meantime."""
+        """Gather entries; during the wait, detect a client that disconnects."""
         if seconds is not None and seconds <= 0:
             cursor = await client.at()
             return None if cursor is None else await cursor.gather(limit, 0)

@@ -49,7 +49,7 @@ class CanalTables(TablePatterns):
         if len(parts) > EXPRESSIONS_MAX:
             raise OptionInvalid(f"a filter of {len(parts)} expressions; at most {EXPRESSIONS_MAX} are taken")
         linear = [part for part in parts if _is_linear(part)]
-        # RE2 does not anchor by itself.
+        # RE2 does not anchor an expression by itself.
         self._linear = "(?s)^(?:" + "|".join(f"(?:{part})" for part in linear) + ")$" if linear else None
         self._backtracking = [_compiled(part) for part in parts if part not in linear]
         self._verdicts: dict[tuple[str, str], bool] = {}
@@ -69,7 +69,7 @@ class CanalTables(TablePatterns):
         return (not self.filter or self.filter in _EVERYTHING) and self.within.selects_all
 
     def may_match_in(self, database: str) -> bool:
-        """Return whether tables of that database may be readable; the expressions are not considered."""
+        """Return whether tables of a database may be readable; the expressions are not considered."""
         return self.within.may_match_in(database)
 
     def _wants(self, name: str) -> bool:

@@ -36,7 +36,8 @@ def routes(served: Served, firing: Callable[[], list[Alert]], channel: Channel |
 
     async def alerts(request: Request) -> Response:
         account = account_of(request)
-        # State stores have no accounts, so their pipelines are shown only to accounts that see everything.
+        # State stores have no accounts, so the pipelines in them are shown only to accounts that see
+        # everything.
         sees_all = account.may_read_metrics()
         visible = [
             asdict(alert)

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 _Answer = TypeVar("_Answer")
 _Handler = Callable[[Request], Awaitable[Response]]
 
-# A status that no client receives. nginx logs the same status for a client that disconnected before the
-# response.
+# A status for a response that no client receives. nginx logs the same status for a client that disconnected
+# before the response.
 _CLIENT_LEFT = Response(status_code=499)
 
 

@@ -58,7 +58,7 @@ CONSUMED_HEADER = "Penstock-Consumed"
 # Payloads up to this size are joined with the surrounding bytes, which saves calls.
 _GATHERED_BYTES_MAX = 64 * 1024
 
-# The last warnings about masks, which are not repeated.
+# The number of the last warnings about masks that are remembered, so that they are not repeated.
 _WARNINGS_MAX = 256
 
 # Larger pieces are encoded in a thread, so that other clients do not wait.
@@ -316,7 +316,7 @@ class ChangesAnswer(StreamedAnswer):
         return await asyncio.shield(frames) if isinstance(frames, asyncio.Future) else frames
 
     async def _encode_for_all(self, piece: Piece, key: Any) -> list[_Frame]:
-        """Encode a piece, and cache the frames with it if others may use them."""
+        """Encode a piece, and cache the frames with it if other subscribers may use them."""
         pieces = self._cursor.pieces
         try:
             frames = await self._encode(piece)
@@ -369,7 +369,7 @@ class ChangesAnswer(StreamedAnswer):
                 )
 
     def _masked(self, sifted_rows: Sifted) -> pyarrow.RecordBatch:
-        """Return the rows without masked columns. Raises AccessDenied for a mask that hides none of them."""
+        """Return the rows without masked columns. Raises AccessDenied for a mask that hides no column."""
         if not self._masking:
             return sifted_rows.arrow
         table = TableName.parse(sifted_rows.batch.table)

@@ -203,7 +203,9 @@ def _time_us(value: str | int) -> int:
 
 
 def _describe_problems(problem: ValidationError) -> Iterator[str]:
-    """Yield each problem once, reworded; an unknown name comes with the closest known name."""
+    """Yield each problem once, in other words than pydantic's. For an unknown name, the problem suggests the
+    closest known name.
+    """
     seen = set()
     for error in problem.errors(include_url=False, include_input=False):
         # For unions, pydantic includes the branch names, which mean nothing to a reader of JSON.

@@ -126,7 +126,7 @@ def _shown(version: DefinitionVersion, *, sees_statements: bool) -> dict[str, An
 
 
 def columns_of_definitions(log: ServedLog, name: TableName, masking: Masking) -> list[list[str]]:
-    """Return the columns of each definition of a table, or nothing if none of its columns is masked."""
+    """Return the columns of each definition of a table, or nothing if no column of the table is masked."""
     if not masking.columns(name):
         return []
     versions = definition_versions(log, name)

@@ -187,7 +187,7 @@ def _close(parts: Any) -> None:
     try:
         parts.close()
     except ValueError:
-        # A thread is still running the search, and will see that it is stopped.
+        # A thread is still running the search, and will notice that the search is stopped.
         return
 
 

@@ -74,7 +74,7 @@ async def _remove(served: Served, request: Request) -> Response:
     instance = request.path_params["instance"]
     account.prove_reads(instance, reader)
     await run_in_threadpool(give_up_hold, log, reader, account)
-    # Otherwise, the hold would be set again from the consumer's earlier report.
+    # Forget the consumer's earlier report: otherwise, the report would set the hold again.
     served.consumers.release(instance, reader)
     return JSONResponse({"reader": reader})
 

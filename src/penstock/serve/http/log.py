@@ -42,7 +42,7 @@ _GTID_SET_CHARACTERS_MAX = 8192
 # A disconnect of the client is noticed only after the wait, so the wait is short.
 _BYTES_WAIT_SECONDS_MAX = 1.0
 
-# The newest bytes of a log are in memory as they arrived, in pieces of a transaction or less.
+# The newest bytes of a log are in memory in the pieces in which they arrived, each a transaction or less.
 _SENT_BYTES_MIN = 64 * 1024
 
 _PREFIX = "/v1/instances"
@@ -129,7 +129,7 @@ def _broken_holds(account: Account, instance: ServedInstance) -> list[dict[str, 
     try:
         broken = instance.log().broken_holds
     except PenstockError:
-        # The status already says why there is no log.
+        # There is no log, and the status already says why.
         return []
     return [
         {"reader": broken_hold.hold.name, "position": str(broken_hold.hold.position), "why": broken_hold.why}
@@ -274,7 +274,7 @@ class _Reading:
 
     def next(self) -> _Piece | None:
         """Return the next bytes, None at the end. Small pieces are joined, because each call needs a switch
-        to a thread.
+        to another thread.
         """
         with self._lock:
             piece = next(self._pieces, None)

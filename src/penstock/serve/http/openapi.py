@@ -24,7 +24,7 @@ _BYTES = "application/octet-stream"
 _TEXT = "text/plain"
 _INSTANCE = "/v1/instances/{instance}"
 
-# Query parameters by name: JSON type and description.
+# The query parameters by name, each with its JSON type and description.
 _QUERY = {
     "after": ("string", "Wait until the log has grown past this position"),
     "timeout": ("number", "Maximum wait in seconds"),

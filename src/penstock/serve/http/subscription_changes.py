@@ -111,7 +111,7 @@ class SetRequest(ChangeRequest):
     )
 
     def run(self, registry: Subscriptions, before: Subscription) -> Outcome:
-        """Change the selection, after the shard columns."""
+        """Change the shard columns, and then the selection."""
         named = self._selection()
         is_named = named != AS_MEMBERS_ASK or bool(self.shard_columns)
         if is_named == self.as_members_ask and (self.as_members_ask or not self.labels):
@@ -138,8 +138,8 @@ class SetRequest(ChangeRequest):
         return outcome
 
     def prove_sees_columns(self, account: Account) -> None:
-        """Raise AccessDenied if rows are selected by a masked column, because the outcome reveals its
-        value.
+        """Raise AccessDenied if rows are selected by a masked column, because the outcome reveals the
+        column's value.
         """
         if self.where is not None:
             account.prove_sees_columns(Predicate.compile(self.where).columns, TablePatterns(), "where")
@@ -279,7 +279,7 @@ class _Change:
         planned = self.wanted.model_copy(update={"dry_run": True}).run(registry, before)
         if self.wanted.dry_run:
             return planned
-        # Record the action before the change, because the store may fail between two steps of it.
+        # Record the action before the change, because the store may fail between two steps of the change.
         record_action(self.account, self.action, instance=self.instance, subscription=self.name, **planned)
         return self.wanted.run(registry, before)
 

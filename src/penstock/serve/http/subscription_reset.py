@@ -80,7 +80,7 @@ def _proved(log: Log, instance: str, position: Position) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Reset:
-    """One request, run while this process holds the store."""
+    """One request to set checkpoints. It runs while this process has the store."""
 
     instance: str
     name: str
@@ -108,8 +108,8 @@ class _Reset:
                     f"{self.name} is consumed by {', '.join(owners)}",
                     hint="Stop them, or set force: they stop their shards and begin again there",
                 )
-            # Record the action before the reset: if the store fails between two shards, the first has been
-            # reset.
+            # Record the action before the reset: if the store fails between two shards, the first shard has
+            # already been reset.
             self._record(old)
             registry.reset(self.instance, self.name, self.checkpoint, self.wanted.shard)
         return {

@@ -52,7 +52,9 @@ async def _verify(served: Served, free: asyncio.Semaphore, request: Request) -> 
 
 
 class _VerificationAnswer(StreamedAnswer):
-    """The progress and the findings of a verification as lines of JSON. The last is `end` or `problem`."""
+    """The progress and the findings of a verification as lines of JSON. The last line is `end` or
+    `problem`.
+    """
 
     def __init__(self, log: ServedLog, threads: Threads, free: asyncio.Semaphore) -> None:
         super().__init__(media_type=MEDIA_TYPE)

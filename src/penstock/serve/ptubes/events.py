@@ -50,7 +50,7 @@ class EventRules:
 class Skip:
     """Events of one transaction that were already consumed.
 
-    `commit_version` is the transaction's, `event_index` the last consumed event.
+    `commit_version` belongs to the transaction; `event_index` is the index of the last consumed event.
     """
 
     commit_version: int
@@ -139,7 +139,7 @@ class Taken:
         return checkpoint_in(self.values[int(self.order[-1])].as_py())
 
     def without_last_end(self, shards: int) -> "Taken":
-        """Return the events without a commit at the end, if there is one: another commit follows at once."""
+        """Return the events without a commit at their end, because another commit follows."""
         if not len(self.kinds) or self.kinds[-1] != _END:
             return self
         size = int(payload_bytes(framed_bytes(self.values.slice(int(self.order[-1]), 1)))[0])

@@ -52,7 +52,7 @@ class RequestHeads:
         lowered = head.lower()
         length = _LENGTH.search(lowered)
         self._body_left = int(length.group(1)) if length else 0
-        # Chunked requests do not come from Ptubes clients, and have a Host header.
+        # Ptubes clients send no chunked requests, so a chunked request already has a Host header.
         self._as_it_comes = b"\r\ntransfer-encoding:" in lowered
         if b"\r\nhost:" in lowered:
             return head

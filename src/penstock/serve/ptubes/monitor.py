@@ -171,7 +171,7 @@ def _log_of(instance: ServedInstance) -> ServedLog | None:
     try:
         return instance.log()
     except PenstockError:
-        # The log is being opened, or cannot be opened: the status says which.
+        # The log is being opened, or cannot be opened; the status says which of the two.
         return None
 
 
@@ -198,5 +198,5 @@ def _version() -> str:
     try:
         return version("penstock")
     except PackageNotFoundError:
-        # A source tree on the path that was never installed has no metadata.
+        # A source tree that was never installed has no package metadata.
         return "0+uninstalled"

@@ -56,10 +56,10 @@ _SUCCESS, _FAIL = b"success", b"fail"
 # Responses smaller than this are not compressed.
 _GZIP_BYTES_MIN = 4096
 
-# A client gives up on a response after two seconds, so a quota delays it for less.
+# A client gives up on a response after two seconds, so a quota delays a response for less than that.
 _THROTTLE_SECONDS_MAX = 1.0
 
-# error_code, like the exit status of the command line, indicates who has to act.
+# `error_code` tells who has to act, like the exit status of the command line.
 _OPERATOR_CODE, _STREAM_CODE = 2, 3
 
 
@@ -233,8 +233,9 @@ class _Ptubes:
             )
 
     async def _next(self, session: Session, request: FetchRequest, connection: Connection) -> bytes:
-        """Return the next envelope, throttled by the account's quota; an empty one while the quota is
-        exhausted."""
+        """Return the next envelope, throttled by the account's quota; an empty envelope while the quota is
+        exhausted.
+        """
         account = session.account
         wait_seconds = account.spend(0, time.monotonic())
         if wait_seconds:

@@ -132,7 +132,9 @@ _clients: WeakKeyDictionary[Served, Clients] = WeakKeyDictionary()
 
 
 def clients_of(served: Served) -> Clients:
-    """Return the Ptubes clients of a served set, which its monitor shares."""
+    """Return the Ptubes clients of the served instances. The listeners for clients and for monitors share
+    them.
+    """
     return _clients.setdefault(served, Clients())
 
 
@@ -223,7 +225,7 @@ class Session:
     async def _more(self, deadline: float, hurry: asyncio.Event, has_some: bool) -> bool:
         """Load the next events; return False if none came in time, although the position may have advanced.
 
-        An error after events is deferred until they were sent.
+        An error that follows events is deferred until these events were sent.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -277,7 +279,7 @@ class Session:
         return content
 
     def _cursor_checkpoint(self) -> PtubesCheckpoint | None:
-        """Return the checkpoint of the cursor, between two transactions; None before any piece."""
+        """Return the checkpoint of the cursor, between two transactions; None before the first piece."""
         if self._piece is None:
             return None
         position = self._piece.end
@@ -314,7 +316,9 @@ def _int32(epoch: EpochRecord) -> int:
 
 
 def _last_transaction(gtid_set: str) -> tuple[str, int]:
-    """Return the last transaction of a set that is a single run of a single source, else nothing."""
+    """Return the last transaction of a GTID set that is a single run of GTIDs of a single source; otherwise
+    nothing.
+    """
     uuid, colon, numbers = gtid_set.strip().rpartition(":")
     last = numbers.rpartition("-")[2]
     if not colon or not last.isdecimal() or "," in gtid_set or ":" in uuid:

@@ -118,7 +118,7 @@ def _epochs(source: OwnSource, checkpoint: PtubesCheckpoint) -> list[tuple[Epoch
 def _by_offset(
     source: OwnSource, epoch: EpochRecord, checkpoint: PtubesCheckpoint, is_named: bool
 ) -> tuple[Started, Skip | None] | None:
-    """Return the position in one epoch, None if it is not proved to be the intended one."""
+    """Return the position in one epoch, None if it is not proved to be the checkpoint's position."""
     position = Position(
         epoch.epoch, _file_name(source, epoch, checkpoint.binlog_file), checkpoint.binlog_offset
     )
@@ -139,7 +139,9 @@ def _by_offset(
 def _in_transaction(
     transaction: _Transaction, checkpoint: PtubesCheckpoint, is_named: bool
 ) -> tuple[Started, Skip | None] | None:
-    """Return the position after an event of a transaction that is proved to be the checkpoint's."""
+    """Return the position after an event of a transaction, if the transaction is proved to be the
+    checkpoint's.
+    """
     if checkpoint.event_index < 0:
         return (Started(transaction.start), None) if is_named else None
     if checkpoint.names_transaction and transaction.gtid:
