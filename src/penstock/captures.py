@@ -329,7 +329,7 @@ class OwnInstances:
             try:
                 self.by_name[name].start()
             except (PenstockError, RuntimeError) as problem:
-                # Unchanged captures continue. RuntimeError: no thread could be started.
+                # Unchanged captures continue. A RuntimeError means that no thread could be started.
                 _log.error("a capture is not started", instance=name, why=str(problem))
                 self.by_name[name].failure = (
                     problem
@@ -461,7 +461,7 @@ def open_log(name: str, settings: LogSettings) -> Log:
     try:
         return Log.open(settings.folder, settings, instance=name)
     except LogFull:
-        # Without an open log, upkeep would not run, and nothing else would free space.
+        # Without an open log, upkeep would not run, and nothing else would free space on a full disk.
         try:
             Upkeep(LocalDisk(), Layout(settings.folder), settings).make_room()
         except PenstockError as problem:

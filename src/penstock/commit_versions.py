@@ -31,9 +31,9 @@ def are_positional(file: str) -> bool:
 def commit_version(epoch: int, file_number: int, offset: int) -> int:
     """Return the int64 that increases strictly with commit order.
 
-    Bits, from the top: sign 0, base of the epoch plus file number 31, start offset in units of 16 bytes 32.
-    Every transaction takes at least 16 bytes, so no two share a version. Raises PositionInvalid if the
-    position exceeds a field.
+    Its bits, from the top: a sign bit of 0, 31 bits for the sum of the epoch's base and the file number, and
+    32 bits for the start offset in units of 16 bytes. Every transaction takes at least 16 bytes, so no two
+    share a version. Raises PositionInvalid if the position exceeds a field.
     """
     place = epoch_base(epoch) + file_number
     if not (epoch >= 0 and place <= EPOCH_MAX and 0 <= file_number <= FILE_NUMBER_MAX) or not (

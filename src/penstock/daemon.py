@@ -86,7 +86,7 @@ _log = structlog.get_logger(__name__)
 # The time for all captures to end: each may have a buffer to write and a sync to wait for, or an unresponsive
 # server. After a signal, the command line waits for this time plus DRAIN_SECONDS_MAX.
 _JOIN_SECONDS_MAX = 10.0
-# Capture processes end by themselves within the same time, and are killed soon after it.
+# Capture processes end by themselves within the time for all captures, and are killed soon after it.
 _PROCESS_JOIN_SECONDS_MAX = 15.0
 
 # File descriptors for segments, indexes and servers, in addition to connections.
@@ -115,7 +115,7 @@ class Daemon:
         self._fleet = None if settings.fleet is None else _Fleet(*parts)
         self._groups = dict(self._supervisor.instances)
         own = [name for name in captured if self._fleet is None and name not in self._groups]
-        # A merge waits until its members have started.
+        # Put the merges last, because a merge waits until its members have started.
         own.sort(key=lambda name: bool(settings.instances[name].merge))
         self._own = OwnInstances(own, self._make_capture)
         # Created before anything starts, so that a problem is reported immediately.
@@ -248,7 +248,8 @@ class Daemon:
             if self._canal_cluster is not None:
                 self._canal_cluster.change(settings.instances)
             for instance in ending:
-                # Two captures must never write the same log.
+                # Wait until the previous capture has ended, because two captures must never write the same
+                # log.
                 while not instance.join(_JOIN_SECONDS_MAX):
                     _log.warning("a capture does not end yet", instance=instance.name)
             if self._fleet is None and not self._stopping.is_set():

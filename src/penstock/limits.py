@@ -138,7 +138,7 @@ FILES_REMEMBERED_MAX = 4096
 # one host may run hundreds of subscribers.
 CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_PEER_MAX = 1024
-# The share of these connections that may be unauthenticated or in their TLS handshake.
+# How many connections may be unauthenticated or in their TLS handshake.
 HANDSHAKES_MAX = 1024
 HANDSHAKES_PER_PEER_MAX = 256
 

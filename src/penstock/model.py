@@ -148,7 +148,7 @@ class Column:
     visible: bool | None = field(default=None, compare=False)
 
     def to_json(self) -> list[Any]:
-        """Return [name, type text, charset, nullable], and whether it is visible if that is known."""
+        """Return [name, type text, charset, nullable], and, if it is known, whether the column is visible."""
         known = [] if self.visible is None else [self.visible]
         return [self.name, self.type_text, self.charset, self.nullable, *known]
 

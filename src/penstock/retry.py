@@ -21,7 +21,7 @@ from penstock.limits import RECONNECT_PAUSE_SECONDS_FIRST, RECONNECT_PAUSE_SECON
 _Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)
 
-# A float overflows after about a thousand doublings. Every maximum is reached after far fewer.
+# A float overflows after about a thousand doublings. The longest pause is always reached after far fewer.
 _DOUBLINGS_MAX = 64
 
 

@@ -150,7 +150,7 @@ def _reporting(run: Callable[..., None]) -> Callable[..., None]:
         try:
             run(*args, **options)
         except PenstockError as problem:
-            # Flush first, so that earlier output appears before the error.
+            # Flush standard output first, so that earlier output appears before the error.
             sys.stdout.flush()
             show_error(problem)
             raise typer.Exit(exit_code(problem)) from problem

@@ -43,9 +43,10 @@ def run(
 ) -> None:
     """Export the rows that a table had at a moment, as far as the kept log shows them.
 
-    A row has the values of its last change before the moment, or otherwise those before its first change
-    after it. Rows without a change in the kept log are missing. The export is complete only if the log shows
-    that the table was emptied before the moment. A message on standard error says whether it is complete.
+    A row has the values after its last change before the moment. Without such a change, it has the values
+    before its first change after the moment. Rows without a change in the kept log are missing. The export is
+    complete only if the log shows that the table was emptied before the moment. A message on standard error
+    says whether it is complete.
     """
     from penstock.source.table_export import FORMATS
 

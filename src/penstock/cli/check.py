@@ -83,7 +83,9 @@ def run(
 
 
 def _sink_findings(source: str, config: Path | None) -> "list[Finding]":
-    """Return the findings about TiCDC's output. A settings file may have the settings of its instance."""
+    """Return the findings about TiCDC's output, read with the settings of its instance or with default
+    settings.
+    """
     from penstock.settings.ticdc import is_ticdc_kafka
 
     settings = _instance_of(source, config).ticdc
@@ -101,7 +103,9 @@ def _sink_findings(source: str, config: Path | None) -> "list[Finding]":
 
 
 def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
-    """Yield the findings about a TiDB cluster. A settings file may have the settings of its instance."""
+    """Yield the findings about a TiDB cluster, read with the settings of its instance or with default
+    settings.
+    """
     from penstock.settings.tidb import pd_addresses
 
     # Imported here because only a TiDB cluster needs gRPC.

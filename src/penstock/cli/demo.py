@@ -140,7 +140,7 @@ def _run_pipeline(file: Path) -> None:
 
 @contextmanager
 def _only_warnings() -> Iterator[None]:
-    """Log no progress inside the block, because the demo prints it."""
+    """Log no progress inside the block, because the demo itself prints the progress."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     try:
@@ -182,7 +182,7 @@ def _replay(folder: Path, keys: Sequence[str]) -> dict[tuple[str, ...], Row]:
 
 
 def _log_order(change: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a sort key in log order. The two rows of an update share their number."""
+    """Return a sort key in log order. The two rows of an update have the same number."""
     is_after_image = change["_change_type"] == "update_postimage"
     return change["_commit_version"], change["_metadata"]["row"], is_after_image
 

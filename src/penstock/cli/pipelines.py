@@ -170,7 +170,7 @@ def reset(
     if bounds:
         bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
         with ExitStack() as states:
-            # If any of several sinks or shards refuses, nothing is rewound.
+            # Plan all rewinds first: if any of several sinks or shards refuses, nothing is rewound.
             plans = plan_rewinds(load_pipeline(file), bound, source, sink, states)
             if not (dry_run or yes):
                 raise OptionInvalid("; ".join(map(_rewind_text, plans)), hint="Give --yes to do it")

@@ -56,7 +56,7 @@ def run(
         for settings in load_pipeline(file).each_sink(sink)
         for part in settings.each_shard()
     ]
-    # Some sinks or shards may receive none of the tables.
+    # Leave out the sinks and shards that receive none of the tables.
     wanted = [(settings, chosen) for settings, chosen in chosen_by_part if chosen]
     if not wanted:
         raise SourceMissing(

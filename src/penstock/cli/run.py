@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.telemetry.readings import Readings
 
 CAUGHT_UP = "caught-up"
-# Set only for the process of a shard: the position where the number of shards changes.
+# A value of --until for the process of a shard: run to the position where the number of shards changes.
 _BARRIER = "barrier"
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -121,7 +121,8 @@ def _metered(
     address: str | None, otlp: str | None, report_line: Report, settings: "PipelineSettings"
 ) -> Iterator[Report]:
     """Publish the metrics of a run inside the block. Yield the object that the run reports to."""
-    # Set by a worker that serves the metrics of its jobs. The processes of shards must not inherit it.
+    # A worker that serves the metrics of its jobs sets this variable. The processes of shards must not
+    # inherit it.
     address_file = os.environ.pop(ADDRESS_FILE_VARIABLE, None)
     if address is None and otlp is None and address_file is None:
         yield report_line
@@ -230,8 +231,8 @@ class _RunOptions:
 
         return run_of(
             settings,
-            # The process of a shard uses a share of the host, which it shares with the processes of the other
-            # shards.
+            # The process of a shard uses only a part of the host, because the processes of the other shards
+            # run there too.
             LocalDriver.of_share(settings.shards) if local else _spark_driver(settings, master),
             until_caught_up=self.until_caught_up,
             to_barrier=self.until == _BARRIER,

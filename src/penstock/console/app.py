@@ -51,7 +51,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # With no-referrer, browsers send the Origin of a form as null.
+    # Do not use no-referrer, because browsers then send the Origin of a form as null.
     "Referrer-Policy": "same-origin",
 }
 
@@ -377,7 +377,7 @@ def _is_unlimited(account: Mapping[str, Any]) -> bool:
 
 
 def _sees_every_row(account: Mapping[str, Any]) -> bool:
-    """Return whether no row of a daemon's tables is hidden. A daemon of an earlier version hides none."""
+    """Return whether no row of a daemon's tables is hidden. A daemon of an earlier version hides no rows."""
     return not account.get("where")
 
 

@@ -44,7 +44,7 @@ def _document(text: str) -> dict[str, Any]:
             hint="Write instance and settings, as penstock export prints them",
         )
     _prove_small(documents[0])
-    # YAML would parse dates and other types, which must stay text.
+    # Turn the dates and other values that YAML parses back into text.
     document: dict[str, Any] = json.loads(json.dumps(documents[0], default=str))
     return document
 

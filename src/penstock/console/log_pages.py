@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 
 # A GTID: with MySQL's UUID and perhaps a tag, or with MariaDB's domain and server.
 _GTID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}:[\w:]+|\d+-\d+-\d+")
-# A disk that will be full in more than a year needs no action yet.
+# The longest forecast. A disk that will be full later needs no action yet.
 _FORECAST_SECONDS_MAX = 365 * 86_400.0
 _ROWS_DEFAULT, _ROWS_MAX = 200, 5000
 

@@ -137,7 +137,7 @@ def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:
     on the right.
     """
     unreceived = status.get("lag_bytes") or 0
-    # The end of the server's log is unknown until it is measured.
+    # Leave out the server's mark until the end of the server's log is measured.
     marks = [] if status.get("lag_bytes") is None else [Mark("server", "", "", 0)]
     if status["position"] is not None:
         marks.append(Mark("received", "", status["position"], unreceived))
@@ -296,7 +296,9 @@ def history(visit: Visit) -> Response:
 
 
 def _changes(parts: Iterable[dict[str, Any]], *, with_progress: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a history that a file has. The page shows the progress of the search too."""
+    """Yield the parts of a history that a file contains. Only the page shows the progress of the search
+    too.
+    """
     readers = 0
     for part in parts:
         if part["kind"] == "readers":

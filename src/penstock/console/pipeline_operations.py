@@ -98,7 +98,7 @@ def _skip(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
 
 def _adopt(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
     store, name, sink = needed_number(fields, "store"), fields["name"], fields["sink"]
-    # Raises an error unless the pipeline file has a sink with this name.
+    # This call raises an error unless the pipeline file has a sink with this name.
     visit.files.settings(store, name, sink)
     visit.states.adopt(store, name, sink, dry_run=dry_run)
     return [

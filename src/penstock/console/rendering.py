@@ -42,7 +42,7 @@ class Renderer:
         self, template: str, language: str, stream: Stream | None, values: Mapping[str, Any]
     ) -> Response:
         """Return a page that includes the parts of a stream, which are read while the page is sent."""
-        # Do not buffer, because the next value may take a long time to arrive.
+        # Do not buffer the page, because the next value may take a long time to arrive.
         pieces = self._environment.get_template(template).generate(
             self._all(language, {**values, "is_stream": True})
         )

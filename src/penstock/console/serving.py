@@ -45,7 +45,8 @@ class ConsoleServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Ignore the proxy's header without a proxy: the browser sends it, and could set any address.
+                # Without a proxy, ignore the header with the client's address: the browser could set any
+                # address in it.
                 proxy_headers=bool(settings.hosts),
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import PenstockError, QuotaReached
 from penstock.serve.problems import problem_body
 
-# The web server has 40 threads, and the other pages need some of them.
+# The maximum number of streams. The web server has 40 threads, and the other pages need some of them.
 STREAMS_MAX = 12
 # The maximum number of streams of one session, which must leave streams for other sessions.
 SESSION_STREAMS_MAX = 4

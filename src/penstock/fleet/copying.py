@@ -173,7 +173,7 @@ class LogCopy:
                 raise
 
     def _follow(self, retry: Retry) -> None:
-        """Copy from the member that captures until it is lost."""
+        """Copy from the member that captures, until that member is lost."""
         address = self._find_source()
         if address is None:
             raise ServerBusy(f"no member captures {self._instance} at the moment")

@@ -57,8 +57,8 @@ class Group:
 
 
 def _works_of_members(store: CoordinationStore, members: Mapping[str, MemberRecord]) -> list[Work]:
-    """Return every instance that a member knows. If their settings differ, the newest member's settings
-    apply.
+    """Return every instance in the settings of any member. If members have different settings for an
+    instance, the newest member's settings apply.
     """
     works: dict[str, Work] = {}
     for member in sorted(members.values(), key=lambda member: member.since_us):

@@ -16,7 +16,7 @@ from penstock.fleet.records import capturer_of
 from penstock.fleet.tenure import TenuredCapture
 from penstock.logstore.followed_log import ServedLog
 
-# The store's answer is reused for this long by all requests.
+# All requests reuse the store's answer for this long.
 _FRESH_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)

@@ -148,7 +148,7 @@ class JobTenure:
                     self._news.wait()
                     continue
                 if job.work == self._run_record.ended:
-                    # The job has ended successfully, perhaps on another worker.
+                    # Wait: the job has ended successfully, perhaps on another worker.
                     self._wait_for_change(job, None)
                     continue
                 started_at = time.monotonic()

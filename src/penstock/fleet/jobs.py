@@ -282,7 +282,7 @@ def works_of_jobs(store: CoordinationStore) -> list[Work]:
         try:
             job = JobSpec.of(name, store.get(job_path(name)))
         except SchemaInvalid as problem:
-            # The job may already be running, and the other jobs must run in any case.
+            # Keep the job, because it may already be running. The other jobs must run in any case.
             _log.error("a job cannot be read", job=name, why=str(problem), hint=problem.hint)
             works.append(Work(name))
             continue

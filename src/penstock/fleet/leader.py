@@ -113,7 +113,7 @@ class FleetLeadership:
             try:
                 members[name] = record.created, MemberRecord.of(name, record)
             except SchemaInvalid as problem:
-                # A member of a later version receives work once a member of that version leads.
+                # Skip a member of a later version. It receives work once a member of that version leads.
                 _log.error("a member cannot be read", member=name, why=str(problem), hint=problem.hint)
         before = {name: created for name, (created, _) in self._members.items()}
         now = {name: created for name, (created, _) in members.items()}

@@ -303,7 +303,8 @@ class FleetMember:
                 self._group.members + path_of(member.name), self._record_value
             )
         except VersionConflict as problem:
-            # The record may belong to a previous process and then ends with that process's session.
+            # The record may belong to a previous process of this member. It then disappears with that
+            # process's session.
             now = time.monotonic()
             if self._refused_since is None or not self._session.certain:
                 self._refused_since = now

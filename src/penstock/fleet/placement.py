@@ -310,7 +310,9 @@ class _Placing:
         self._change_load(host.name, weight)
 
     def balance(self) -> None:
-        """Move work from overloaded hosts while that brings both hosts closer to their share."""
+        """Move work from overloaded hosts to others, as long as a move brings both hosts closer to their
+        shares.
+        """
         active = [host for host in self.hosts.values() if host.active]
         weight = sum(host.weight for host in active)
         if not active or not weight:

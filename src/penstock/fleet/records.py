@@ -19,7 +19,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.logstore.holds import Hold
 from penstock.model import Position
 
-# A record with a larger number is refused. A record without a number has format 0.
+# The format of records. A record with a larger format is refused, and a record without a format has format 0.
 FORMAT = 1
 
 # The records of the daemons, and of the workers that run jobs.

@@ -30,8 +30,8 @@ from penstock.fleet.wanted import read_wanted
 def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     """Return the members and instances as plain JSON values.
 
-    A member that is placed or drained but does not run is listed as away. Times are microseconds UTC since
-    1970. Raises CoordinationLost, SchemaInvalid.
+    A member that does not run is listed as away if work is placed on it or it is drained. Times are
+    microseconds UTC since 1970. Raises CoordinationLost, SchemaInvalid.
     """
     drained = set(names_below(store, DRAINED))
     placed = {

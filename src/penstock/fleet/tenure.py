@@ -82,7 +82,8 @@ class FencedRecord:
             try:
                 self._version = self._store.put(self._path, record.encode(), self._version)
             except VersionConflict:
-                # Either a later holder has written, or the answer to this holder's own write was lost.
+                # Read the record again: either a later holder has written, or the answer to this holder's own
+                # write was lost.
                 stored = self._store.get(self._path, latest=True)
                 present = CaptureRecord.of(self._instance, stored)
                 if present is None or present.token != self._token or stored is None:
@@ -382,7 +383,7 @@ def _handover_of(
         needed.append(earliest)
     position = max(min([reached, *needed]), epoch.position)
     if earliest is not None and earliest.epoch == epoch.epoch:
-        # Data that has left the log must not be read again.
+        # Begin no earlier than the log, because data that has left the log must not be read again.
         position = max(position, min(earliest, reached))
     if position not in (reached, epoch.position):
         position = replace(position, offset=log.boundary_before(position))

@@ -185,7 +185,8 @@ def _add_table(
         synchronisation = _properties(migration, location, values, reference)
         pipeline = pipelines.setdefault(str(sync.get("ToServerKey")), _Pipeline())
         selection = _Selection(location, tables, exclude)
-        # Steps and exclusions apply to the whole pipeline, whichever entry they come from.
+        # Refuse entries that overlap, because steps and exclusions apply to the whole pipeline, whichever
+        # entry they come from.
         if overlapping := next((entry for entry in pipeline.selections if selection.overlaps(entry)), None):
             raise OptionInvalid(
                 f"{location}: {overlapping.location} is about some of the same tables",

@@ -253,7 +253,7 @@ def _add_daemon(
         server.changed("canal.passwd", remark="access: the password of --client-password-file")
         account = {"name": "canal", "user": user} | migration.secret("password", "canal.password", password)
         document["access"] = [account]
-        # With accounts, the HTTP port needs credentials too.
+        # Add a token: with accounts, the HTTP port needs credentials too.
         listen |= migration.secret("token", "operator.token", secrets.token_urlsafe(32))
     else:
         listen["insecure"] = ["canal"]

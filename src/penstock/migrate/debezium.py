@@ -209,7 +209,7 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
     if offset is None:
         return ("none", "latest") if mode in _WITHOUT_LOAD else ("full", None)
     if offset.get("snapshot"):
-        # The snapshot did not end, so not all of its rows are in the topics.
+        # Load all tables: the snapshot did not end, so not all of its rows are in the topics.
         return "full", None
     # Debezium writes this key only while an incremental snapshot is in progress (debezium-design-documents).
     if offset.get("incremental_snapshot_collections"):

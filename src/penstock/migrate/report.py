@@ -53,7 +53,9 @@ def needless(remark: str) -> Rule:
 
 
 def missing(remark: str, *harmless: str) -> Rule:
-    """Return the rule of a property without an equivalent here. `harmless` values need no attention."""
+    """Return the rule of a property without an equivalent in Penstock. `harmless` values need no
+    attention.
+    """
     return Rule(Outcome.NOT_CARRIED, remark, harmless=("", *harmless))
 
 

@@ -25,7 +25,8 @@ def split_expressions(text: str) -> list[str]:
 def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
     """Return the pattern of a regular expression over the whole `database.table`.
 
-    Raises OptionInvalid if the expression means something else here than in Java; `name` is its property.
+    Raises OptionInvalid if the expression means something else in Penstock than in Java; `name` is its
+    property.
     """
     slashed = expression.replace("\\/", "/").replace("/", "\\/")
     pattern = f"/{'(?i)' if ignore_case else ''}{slashed}/"

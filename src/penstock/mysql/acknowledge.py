@@ -12,7 +12,8 @@ from penstock.mysql.connection import Connection
 
 _REPLY_MAGIC = 0xEF
 
-# The names of the variable in the two names of MySQL's plugin. In MariaDB the feature is built in.
+# The variable of MySQL's plugin, under the new and the old name of the plugin. In MariaDB the feature is
+# built in.
 _ENABLED = ("rpl_semi_sync_source_enabled", "rpl_semi_sync_master_enabled")
 
 

@@ -16,7 +16,8 @@ _POLL_SECONDS = 0.01
 # How long to wait without GTIDs: the server then does not list the transactions that are being committed. A
 # sync takes far less than this.
 _SETTLE_SECONDS = 1.0
-# The names of the variable in the two names of MySQL's plugin. In MariaDB the feature is built in.
+# The variable of MySQL's plugin, under the new and the old name of the plugin. In MariaDB the feature is
+# built in.
 _WAIT_POINTS = ("rpl_semi_sync_source_wait_point", "rpl_semi_sync_master_wait_point")
 _TIMEOUTS = ("rpl_semi_sync_source_timeout", "rpl_semi_sync_master_timeout")
 

@@ -266,7 +266,7 @@ class Connection(Closing):
         assert session._sock is not None, "the connection is lost"
         stream, reader = session._sock, session._rfile
         read_ahead = _buffered(stream, reader)
-        # Detach the socket: PyMySQL closes the socket that it holds when it is garbage collected.
+        # Detach the socket, because a garbage-collected PyMySQL session closes the socket that it holds.
         session._sock = session._rfile = None
         session._closed = True
         reader.detach()

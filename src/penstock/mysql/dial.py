@@ -53,6 +53,7 @@ def dial(
         **address.tls.session_arguments(local=address.unix_socket is not None),
         **more,
     )
-    # PyMySQL uses one timeout for the login and for queries, and reads it before each wait.
+    # PyMySQL uses one timeout for the login and for queries, and reads it before each wait. From here on it
+    # applies to queries.
     session._read_timeout = read_seconds
     return session

@@ -44,7 +44,7 @@ class LogLookup(Protocol):
         """Return the fingerprint of a file, as the server sends it now."""
 
     def find_time(self, time_us: int) -> Position:
-        """Return a position before which nothing was committed at or after a time."""
+        """Return a position before which every commit is older than a time."""
 
     def close(self) -> None:
         """End the session."""

@@ -29,14 +29,16 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class ClientWanted:
-    """A connection of a client, by destination and id, has arrived at the process that sends this."""
+    """A connection of a client, by destination and id, has arrived at the process that sends this message."""
 
     key: _Key
 
 
 @dataclass(frozen=True)
 class ClientGranted:
-    """The process that receives this owns the client now, with the state from the previous process."""
+    """The process that receives this message owns the client now, with the state from the previous
+    process.
+    """
 
     key: _Key
     state: ClientState | None
@@ -89,7 +91,7 @@ class ClientMoves:
         holder, ends = self._holders.setdefault(message.key, _Holder()), self._ends[process]
         async with holder.lock:
             if ends != self._ends[process]:
-                # The process has ended in the meantime.
+                # The process that wants the client has ended in the meantime.
                 return
             state = None
             if holder.process not in (None, process):

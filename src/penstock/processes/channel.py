@@ -94,7 +94,7 @@ class Channel:
             try:
                 self._stream.sendall(_LENGTH.pack(len(content)) + content)
             except TimeoutError:
-                # Part of the message may have been sent, so no further message could be read.
+                # Part of the message may have been sent, so the receiver could read no further message.
                 self._shut_down(socket.SHUT_RDWR)
                 raise
 

@@ -176,7 +176,7 @@ class ProcessInstance:
 
     @property
     def memory(self) -> MemoryTier | None:
-        """The newest bytes of its log, None if none are kept."""
+        """The newest bytes of the instance's log, None if none are kept."""
         return None if self._followed is None else self._followed.memory
 
     # --- For the thread that watches the process --------------------------------------------

@@ -91,7 +91,8 @@ def pass_connection(
 
 
 def take_connection(channel: socket.socket) -> tuple[int, Listening, socket.socket | None] | None:
-    """Return a connection that was passed over a socket that does not block; None if there is none now.
+    """Return a connection that was passed over a socket that does not block; None if no connection is
+    waiting.
 
     The connection is None, and closed, if this process has no free descriptor for it. Raises EOFError once
     the other end is closed.

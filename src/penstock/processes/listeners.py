@@ -473,7 +473,7 @@ class ListenerProcesses:
             try:
                 log = instance.log()
                 if isinstance(log, MemoryLog):
-                    # Readers of this instance are served where it is captured.
+                    # Leave out a log in memory: the daemon itself serves its readers.
                     continue
                 logs[name] = LogReport.of(log)
             except PenstockError as problem:

@@ -128,7 +128,8 @@ def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
     with output:
         for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
             text = line.decode(errors="replace").rstrip("\n")
-            # Nobody may be reading standard error any more. The process must not wait for a reader.
+            # Ignore the error: nobody may be reading standard error any more, and the process must not wait
+            # for a reader.
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
             if text.strip():

@@ -194,7 +194,8 @@ class SupervisedProcess:
         _log.error("a capture process ended", instances=names, why=process_exit.text(), exits=self._exits)
         for instance in self.instances.values():
             instance.ended(process_exit, _EXITS_KEPT)
-        # In a process with several instances, one that makes progress would hide another that does not.
+        # In a process with several instances, an instance that makes progress would hide another that does
+        # not.
         if len(names) > 1 and self._early_exits >= _SHARED_EXITS_MAX:
             _log.warning("each instance gets a capture process of its own", instances=names)
             self._split(self)
@@ -219,7 +220,8 @@ class SupervisedProcess:
                 descriptors = [own.fileno() for own in (stream_there, datagrams_there)]
                 process = SpawnedProcess(self._command, descriptors, inherited=self._inherited())
             try:
-                # A process that stops in the middle of a message must not stop this thread.
+                # Set a timeout, because a process that stops in the middle of a message must not stop this
+                # thread.
                 stream.settimeout(self._silence_seconds)
                 for instance in self.instances.values():
                     instance.began(process.pid)

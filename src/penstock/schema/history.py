@@ -390,7 +390,7 @@ class SchemaHistory:
         seen = self._key(name) in self._entries
         moved = self._define(name, doubt, define)
         if keep and not seen and (self._reread is not None or self._unsurveyed is not None):
-            # A table without history may have existed before, with another definition.
+            # A table without history is in doubt, because it may have existed before with another definition.
             self._doubts[self._key(name)] = doubt
         return moved
 

@@ -89,8 +89,8 @@ def read_table(connection: Connection, name: TableName) -> TableDefinition | Non
         connection, "{prefix}TABLE_SCHEMA = %s AND {prefix}TABLE_NAME = %s", (name.database, name.table)
     )
     exact = [definition for definition in definitions if definition.schema.name == name]
-    # information_schema compares without case. A name that differs in case is this table only if the server
-    # folds names.
+    # information_schema compares names without case. A name that differs in case is this table only if the
+    # server folds names.
     if (
         exact
         or not definitions
@@ -135,7 +135,7 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
             frozenset(unique[name]),
         )
         for name, row in tables.items()
-        # A table that was dropped between two of the queries has no columns.
+        # Skip a table that was dropped between two of the queries: it has no columns.
         if columns[name]
     ]
 

@@ -125,7 +125,8 @@ class ServerTables:
         with open_stream(self.address, start, bounded=True) as stream:
             for statement, end in _statements(stream, self._read_to):
                 self._read_to = end
-                # After a lost connection, a transaction may be delivered again.
+                # After a lost connection, a transaction may be delivered again, but its statements are cached
+                # once.
                 repeated = (
                     self._statements and statement and statement.position <= self._statements[-1].position
                 )

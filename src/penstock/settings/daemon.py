@@ -92,7 +92,7 @@ __all__ = [
 GIB = 1 << 30
 
 _INSTANCE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
-# A secret that is one environment variable.
+# A secret that consists of a single ${NAME}.
 _ONE_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 _COORDINATION_FILE = "coordination.db"

@@ -59,7 +59,7 @@ def without_secrets(text: str, name: str) -> ExportedText:
 
 
 def _without_secret(value: str, path: ValuePath, hidden: dict[str, str], references: set[str]) -> str:
-    """Return a value with variables for the secrets in it, which are added to `hidden` and `references`."""
+    """Return a value with its secrets replaced by variables, which are added to `hidden` and `references`."""
 
     def replaced(secret: str, name: ValuePath) -> str:
         if REFERENCE.sub("", secret):

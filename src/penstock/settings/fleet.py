@@ -12,7 +12,7 @@ from pydantic import Field
 from penstock.settings.listen import HostPort, ListenSettings, reachable_host, split_host_port
 from penstock.settings.values import Seconds, Section
 
-# Three heartbeats are sent in this time, so it cannot be shorter.
+# The shortest time of a session, in which three heartbeats are sent.
 _SESSION_SECONDS_MIN = 1.0
 
 

@@ -22,7 +22,7 @@ from penstock.settings.values import Bytes, Section, validate_option
 
 SCHEME = "tidb://"
 
-# Where a Drainer with loopback-control marks the transactions that it writes.
+# The table in which a Drainer with loopback-control marks the transactions that it writes.
 DRAINER_MARK_TABLE = "retl._drainer_repl_mark"
 
 _PD_PORT_DEFAULT = 2379

@@ -55,7 +55,8 @@ def canal_metrics(readings: Readings) -> Iterator[Metric]:
             if alias.protocol in (None, sample.get("protocol")):
                 by = value * alias.scale if alias.scale else 1.0
                 sums[sample["penstock_instance"]] = sums.get(sample["penstock_instance"], 0.0) + by
-        # Canal's counters have no suffix, which OpenMetrics requires of a counter.
+        # Use the type unknown, because OpenMetrics requires a suffix of a counter, and Canal's counters have
+        # none.
         metric = Metric(alias.name, f"As in Canal: {alias.source}", "unknown")
         for instance, value in sums.items():
             metric.add_sample(alias.name, {"destination": instance, **dict(alias.fixed)}, value)

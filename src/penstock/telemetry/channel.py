@@ -19,7 +19,7 @@ from penstock.settings.values import one_secret
 from penstock.telemetry.alerts import Alert, Notification
 
 _SECONDS_MAX = 10.0
-# How many characters of the response of a receiver that refuses are shown.
+# How many characters of the response are shown if a receiver refuses.
 _SHOWN_MAX = 300
 # These chat services refuse a message with status 200 and a number other than 0 in one of these fields. For
 # other receivers, any of these may mean success.
@@ -77,7 +77,7 @@ class Channel:
                 redirect=False,
             )
         except HTTPError as problem:
-            # The error's text may contain the URL, whose path is the credential.
+            # Leave out the error's text, because it may contain the URL, whose path is the credential.
             raise ConnectionLost(
                 f"the webhook at {self.address} does not answer: {type(problem).__name__}"
             ) from None
@@ -143,7 +143,7 @@ def _log_in(session: smtplib.SMTP, user: str, password: Secret) -> None:
     try:
         session.login(user, password.reveal())
     except UnicodeEncodeError:
-        # The error's text contains the password.
+        # Leave out the error's text, because it contains the password.
         raise OptionInvalid(
             "alerts.mail: the user or the password has a letter outside ASCII, which cannot be sent",
             hint=_HINT_MAIL,

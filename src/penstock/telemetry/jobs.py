@@ -15,8 +15,8 @@ _log = structlog.get_logger(__name__)
 
 # A job that hangs must not hold up the others for longer than a scrape may take.
 _SECONDS_MAX = 2.0
-# These metrics of a job are shown by its worker. Metrics of the process are left out, because the job and its
-# worker have them under the same names.
+# A worker shows these metrics of its jobs. Metrics of the process are left out, because a job has them under
+# the same names as its worker.
 _NAMES = {
     definition.name
     for group in GROUPS

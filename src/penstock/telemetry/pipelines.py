@@ -42,7 +42,8 @@ class _SinkMeter:
 
     state: str = ""
     reported: float = 0.0
-    # The commit time of the last applied change, and when everything was applied; seconds since 1970.
+    # The commit time of the last applied change, and the time when everything had been applied; seconds since
+    # 1970.
     applied: float | None = None
     caught_up: float | None = None
     # When a batch began that is still in progress. Only long batches are reported before their end.
@@ -106,8 +107,8 @@ class PipelineMeter:
             meter.sources_aside = frozenset(report.get("sources_aside", {}))
 
     def is_ready(self) -> bool:
-        """Return whether the run is ready: it is, unless every sink has failed. A run with nothing to do
-        sends no reports.
+        """Return True unless every sink has failed. A run with nothing to do sends no reports, and is
+        ready.
         """
         with self._lock:
             states = [meter.state for meter in self._sinks.values()]
@@ -118,7 +119,7 @@ class PipelineMeter:
         with self._lock:
             for (pipeline, sink, shard), meter in self._sinks.items():
                 _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink, shard=shard)
-                # A run that has failed releases its lease.
+                # Leave out the lease of a run that has failed, because the run has released it.
                 if meter.lease_held is not None and meter.state != "failed":
                     readings.add(
                         "penstock_lease_held",
@@ -141,7 +142,7 @@ def _new_rows_counter() -> Counter:
 def _count_long_batch(meter: _SinkMeter, begun: float) -> None:
     meter.batch_begun = begun
     if _is_caught_up(meter):
-        # There was nothing to apply until this batch began.
+        # The target was up to date until this batch began.
         meter.caught_up = max(begun, meter.caught_up or 0.0)
 
 
@@ -165,7 +166,7 @@ def _count_batch(meter: _SinkMeter, report: Mapping[str, Any], now: float) -> No
         meter.load_seconds = report.get("load_ends_in_seconds")
         meter.load_started = report["load_started_us"] / 1e6
     if "positions" in report:
-        # A batch report contains only sources with changes.
+        # Keep the positions of the other sources, because a batch report contains only sources with changes.
         meter.positions = {**meter.positions, **_without_gtids(report["positions"])}
         if all(meter.positions.get(source) == head for source, head in report["heads"].items()):
             meter.caught_up = now

@@ -12,7 +12,7 @@ _EVENTS_MAX = 500
 _VALUE_CHARS_MAX = 300
 _FIELDS_MAX = 20
 _LEVELS = ("info", "warning", "error", "critical")
-# These fields have their own columns, or are not text.
+# Fields that have their own columns, or are not text.
 _OWN_FIELDS = frozenset({"event", "level", "timestamp", "exc_info", "stack_info", "exception"})
 
 
@@ -39,7 +39,7 @@ class RecentEvents:
         return line
 
     def newest(self, limit: int, *, audit: bool | None = None) -> list[dict[str, Any]]:
-        """Return up to `limit` events, the newest first: audit records, the others, or both (None)."""
+        """Return up to `limit` events, the newest first: audit records, other lines, or both (None)."""
         with self._lock:
             events = [
                 *(self._audit if audit is not False else ()),

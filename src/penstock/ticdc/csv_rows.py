@@ -95,8 +95,8 @@ class CsvRows:
                 return fields, position
         rest = content[position:]
         if rest.startswith(self._quote) or self._field.match(rest.rstrip(b"\r") + b"\n") is not None:
-            # After the end of the content, the value may continue or the line may end, so the line is not
-            # complete.
+            # The line is not complete: its value continues, or the line ends, in content that has not arrived
+            # yet.
             return None
         raise EventMalformed(f"a line cannot be split into columns at {rest[:40]!r}", hint=_HINT)
 

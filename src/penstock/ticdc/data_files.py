@@ -49,7 +49,7 @@ class DataReader:
 
     @property
     def next_ts(self) -> int | None:
-        """The commit timestamp of the next row; None if there is none now."""
+        """The commit timestamp of the next row; None if there is no row now."""
         return self._rows[0].commit_ts if self._rows else self._peeked_ts
 
     @property

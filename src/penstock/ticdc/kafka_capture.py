@@ -63,8 +63,8 @@ class TicdcKafkaCapture(MergedCapture):
             for transaction in reader.read():
                 sink_log.append_new(transaction, end)
                 if self._stopping.is_set():
-                    # Changes that were not appended are read again, because the recorded offsets do not pass
-                    # them.
+                    # Changes that were not appended are read again in the next run, because the recorded
+                    # offsets do not pass them.
                     break
             else:
                 self._progress.heard_at = time.time()

@@ -19,7 +19,7 @@ from penstock.ticdc.schema_files import SinkColumn, TableSchema, type_text_of
 
 _WATERMARK = "TIDB_WATERMARK"
 _TYPE = re.compile(r"([a-z0-9_]+)(?:\((.*)\))?((?: unsigned)?)(?: zerofill)?", re.ASCII | re.IGNORECASE)
-# Without their parameters, these types have a different range than the column.
+# These types need their parameters. Without them, the types have a different range than the column.
 _PARAMETERS_NEEDED = {"DECIMAL", "CHAR", "VARCHAR", "VAR_STRING", "BINARY", "VARBINARY", "BIT"}
 _TIMES = {"DATETIME", "TIMESTAMP", "TIME"}
 
@@ -82,7 +82,8 @@ class KafkaMessages:
         types, key = message.get("mysqlType"), message.get("pkNames") or []
         if not isinstance(types, dict) or not isinstance(key, list):
             raise EventMalformed(f"a message of {database}.{table} has no mysqlType and pkNames")
-        # Some versions of TiCDC write the columns of each message in another order.
+        # Some versions of TiCDC write the columns of each message in another order, so the order does not
+        # identify a definition.
         identity = (database, table, frozenset(types.items()), tuple(key))
         known = self._tables.get(identity)
         if known is None:

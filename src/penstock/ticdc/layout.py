@@ -56,7 +56,7 @@ def classify(path: str) -> SchemaFile | DataFile | None:
     """Return the description of a file by its path below the sink's root; None for a file that readers do not
     need.
 
-    Raises EventMalformed for a file that the sink does not write: it may hold changes in a form unknown here.
+    Raises EventMalformed for a file that the sink does not write: it may hold changes in an unknown form.
     """
     parts = path.split("/")
     name = parts[-1]

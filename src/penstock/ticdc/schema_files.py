@@ -140,7 +140,7 @@ def definition_checksum(values: dict[str, Any]) -> int:
         "TableColumnsTotal": len(columns),
     }
     text = json.dumps(definition, indent=4, ensure_ascii=False)
-    # Go's encoder escapes these, so that its output can be embedded in HTML.
+    # Go's encoder escapes these characters, so that its output can be embedded in HTML.
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return zlib.crc32(text.encode())

@@ -48,8 +48,8 @@ class SinkLog:
             self._merged.flush()
 
     def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
-        """Append the part of a transaction that a log which ended there does not have. Raises what `append`
-        raises.
+        """Append the part of a transaction that is missing from a log that ended at its commit timestamp.
+        Raises what `append` raises.
 
         Rows may have the same commit timestamp as a statement, because the timestamps that TiDB computes for
         async commit and one-phase commit are not unique. Rows are logged after statements, so a log that ends

@@ -188,7 +188,7 @@ class SinkReader:
                     self._numbers[sequence].discard(reader.file.number)
 
     def _refuse_expiry(self, sizes: Mapping[str, int]) -> None:
-        """Raise SequenceGap if the file of the last row has gone before later files were listed."""
+        """Raise SequenceGap if the file of the last row disappeared before later files were listed."""
         if self._has_advanced and self.last_file is not None and self.last_file not in sizes:
             raise SequenceGap(
                 f"{self.last_file}, the last file that was read, is missing, so later ones may be, too",

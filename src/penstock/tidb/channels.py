@@ -38,7 +38,8 @@ _OPTIONS = (
     # A silent peer is detected within half a minute, even without a call.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # The default of two minutes is too long for a server that has restarted.
+    # The longest backoff between attempts to connect. The default of two minutes is too long for a server
+    # that has restarted.
     ("grpc.max_reconnect_backoff_ms", 3_000),
     ("grpc.enable_http_proxy", 0),
     # If a call receives a GOAWAY, gRPC repeats it, and sometimes waits forever, past its deadline (grpcio

@@ -214,7 +214,7 @@ class Cluster:
         return response
 
     def _check(self, leader: str, response: Message) -> None:
-        """Raise ConnectionLost if PD answered with an error, for example since its leader changed."""
+        """Raise ConnectionLost if PD answered with an error, for example because its leader changed."""
         error = pd_error(response)
         if error:
             self._forget(leader)

@@ -90,7 +90,7 @@ class DefinitionLog:
         return self.definitions
 
     def _store(self, job: DdlJob, commit_ts: int, is_logged: bool | None = None) -> Sequence[TableVersion]:
-        """Apply a job, and write it. With `is_logged` it is applied early."""
+        """Apply a job, and write it. With `is_logged`, the job is applied early."""
         definitions = self._known
         if job.action in ROWS_NOT_IN_BINLOGS:
             raise EventUnsupported(

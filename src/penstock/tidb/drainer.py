@@ -278,7 +278,7 @@ class Drainer:
         self._save()
 
     def interrupt(self) -> None:
-        """End a wait of the draining thread, from any thread."""
+        """Wake the draining thread if it waits. May be called by any thread."""
         self._queue.close()
 
     def end(self) -> None:

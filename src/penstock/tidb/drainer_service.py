@@ -55,7 +55,7 @@ class DrainerService:
                 call.refuse(grpc.StatusCode.UNIMPLEMENTED, f"a Drainer has no method {call.method}")
 
     async def _notify(self, call: GrpcCall) -> None:
-        """Answer once the announcing Pump is in the merge. It accepts transactions only after that."""
+        """Answer once the announcing Pump is in the merge. The Pump accepts transactions only after that."""
         try:
             await self._loop.run_in_executor(None, self._drainer.refresh_pumps)
         except PenstockError as problem:

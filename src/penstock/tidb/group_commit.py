@@ -118,7 +118,7 @@ class GroupCommit:
         for call in calls:
             call(store)
         if writes:
-            # Nobody waits for the remaining writes any more, and they were not acknowledged.
+            # Leave out abandoned writes: nobody waits for them any more, and they were not acknowledged.
             store.write([write for write in writes if not write.is_abandoned])
             self._done(writes)
         if store.counts.released != released_before:

@@ -128,9 +128,7 @@ class Matching(Generic[Location]):
         return self._open.get(start_ts)
 
     def outcome(self, start_ts: int) -> int | None:
-        """Return the commit timestamp of a transaction, 0 if it was rolled back, None if it is unknown
-        here.
-        """
+        """Return the commit timestamp of a transaction, 0 if it was rolled back, None if it is unknown."""
         outcome = self._outcomes.get(start_ts)
         return None if outcome is None else outcome.commit_ts
 

@@ -153,7 +153,9 @@ class Merge:
         return bool(self._queue) and self._queue[0][0] <= self.frontier
 
     def forget_before(self, commit_ts: int) -> None:
-        """Forget transactions taken up to a commit timestamp. No Pump may join before it any more."""
+        """Forget transactions taken up to a commit timestamp. No Pump may join before that timestamp any
+        more.
+        """
         self._taken_since = max(self._taken_since, commit_ts)
         self._taken = {key for key in self._taken if key[0] > self._taken_since}
 

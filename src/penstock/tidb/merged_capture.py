@@ -18,7 +18,7 @@ class MergedCapture(GeneratedCapture):
         source.
         """
         if log.epoch is None:
-            # Record the position first: after a crash in between, the log is still new.
+            # Record the position first. After a crash in between, the log still counts as new.
             record_start()
             begin_merged_log(log, key)
         elif log.epoch.server_key != key:

@@ -43,7 +43,7 @@ _UNIX_MODE = 0o660
 # How long clients have to read the last answers, and to end TLS.
 _CLOSE_SECONDS_MAX = 1.0
 
-# This option is missing on some systems.
+# None on systems without this option.
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 # Answers an HTTP request, by its method and path, with a JSON object; None for an unknown path.

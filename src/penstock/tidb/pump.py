@@ -315,7 +315,7 @@ class Pump:
         except TransientError as problem:
             self._note(problem)
         except PenstockError as problem:
-            # An online Pump keeps storing binlogs, even if its registration fails.
+            # Only note the problem: an online Pump keeps storing binlogs, even if its registration fails.
             self._note(problem)
 
     def _beat(self, now: float) -> None:
@@ -355,7 +355,7 @@ class Pump:
             self._set_state(NodeState.PAUSING)
             self._set_state(NodeState.PAUSED)
         except PenstockError as problem:
-            # The process ends even if the registry cannot be reached.
+            # Only note the problem: the process ends even if the registry cannot be reached.
             self._note(problem)
 
     def _close(self) -> None:
@@ -425,7 +425,7 @@ class Pump:
     # --- The registry -----------------------------------------------------------------------
 
     def _set_state(self, state: NodeState) -> None:
-        """Register a state. Going online takes effect after the registry has the state, other states
+        """Register a state. The state online takes effect after the registry has it; other states take effect
         before.
         """
         if state is not NodeState.ONLINE:

@@ -41,7 +41,7 @@ _HEAD_BYTES = len(tidb_file_head(server_id=_SERVER_ID, time_s=0))
 
 
 def file_name(number: int) -> str:
-    """Return the name of the log's file with a number."""
+    """Return the name of the log's file with this number."""
     return f"tidb-pump.{number:06d}"
 
 

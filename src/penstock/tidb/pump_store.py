@@ -88,7 +88,7 @@ class PumpStore:
         Raises ServerChanged for the log of another cluster, and what `Log.open` raises.
         """
         self.counts = counts or StoreCounts()
-        # Whether prewrites are accepted; outcomes always are.
+        # Why prewrites are refused, None while they are accepted. Outcomes are always accepted.
         self.refuses_prewrites: str | None = None
         # Binlogs of a batch for which the disk had no room. They are stored before anything else.
         self._staged: list[tuple[_Judged, Location]] = []

@@ -40,7 +40,9 @@ class NodeKind(StrEnum):
 
 
 class NodeState(StrEnum):
-    """The state of a node. A node that is not online accepts no prewrites, or drains nothing."""
+    """The state of a node. A Pump that is not online accepts no prewrites, and a Drainer that is not online
+    drains nothing.
+    """
 
     ONLINE = "online"
     PAUSING = "pausing"

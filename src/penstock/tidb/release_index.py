@@ -91,7 +91,9 @@ def _is_sound(record: bytes) -> bool:
 
 @dataclass
 class _File:
-    """One file. Its entries have commit timestamps above `floor`, and at or below the next file's floor."""
+    """One file of the index. Its entries have commit timestamps above `floor`, and at or below the next
+    file's floor.
+    """
 
     number: int
     path: Path
@@ -266,7 +268,7 @@ class ReleaseIndex:
             writer.sync()
             self._disk.sync_folder(self._folder)
         except BaseException:
-            # The next append recreates this file.
+            # Close the file. The next append recreates it.
             writer.close()
             raise
         self._writer = writer

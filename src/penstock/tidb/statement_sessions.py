@@ -18,7 +18,8 @@ from penstock.tidb.jobs import Action, DdlJob, zone_of_offset
 # Bits of MySQL's `sql_mode`.
 _ANSI_QUOTES = 4
 
-# TiDB's number for the type TIMESTAMP. Before this version of a column, its default was in the server's zone.
+# TiDB's number of the type TIMESTAMP, and the first version of a column whose default is in UTC. Earlier
+# defaults are in the server's zone.
 _TIMESTAMP_TYPE = 7
 _UTC_DEFAULTS_VERSION = 1
 
@@ -86,7 +87,8 @@ def _zone_of_defaults(job: DdlJob, text: str, defaults: Sequence[datetime]) -> s
     if len(shared) == 1:
         return zone_of_offset(int(shared.pop().total_seconds()))
     if job.action == Action.CREATE_TABLE:
-        # A new table has no existing rows to which the default applied, and each logged row has its value.
+        # A new table has no existing rows to which the default applied, and each logged row has its value, so
+        # the zone does not matter.
         return ""
     raise EventUnsupported(
         f"the time zone of {text[:200]!r} is unknown, and a default of TIMESTAMP depends on it",

@@ -148,7 +148,8 @@ class Transcription:
         jobs = self._parts.jobs.newest()
         oldest = min((job for job in jobs if job.schema_version), key=lambda job: job.job_id, default=None)
         if oldest is None or oldest.schema_version > definitions.version:
-            # The page begins after the last applied job, so the jobs in between are in the history only.
+            # The page of the newest jobs begins after the last applied job, so only the history has the jobs
+            # in between.
             jobs = list(self._parts.jobs.jobs())
         return [job for job in jobs if job.schema_version > definitions.version]
 

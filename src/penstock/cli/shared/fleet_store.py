@@ -28,7 +28,7 @@ def store_url_of(config: Path | None, coordination: str | None) -> str:
 
 @contextmanager
 def opened_store(config: Path | None, coordination: str | None) -> "Iterator[CoordinationStore]":
-    """Open the store that the options name inside the block."""
+    """Open the store for the block; the options name the store."""
     from penstock.coordinate.store import open_store
 
     with closing(open_store(store_url_of(config, coordination))) as store:

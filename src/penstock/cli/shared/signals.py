@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-# Half of the time that Kubernetes waits before it kills a container.
+# How long a command may take to stop: half of the time that Kubernetes waits before it kills a container.
 STOP_SECONDS_MAX = 15.0
 # How long a log line may take: the reader of standard error may block.
 _LOG_SECONDS_MAX = 0.5

@@ -11,8 +11,8 @@ from penstock.errors import DiskFailed
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file under a temporary name, make it durable, and rename it. Raises DiskFailed.
 
-    On failure, an existing file stays unchanged; on success, the new file gets its permissions. A pipe or a
-    device is written directly.
+    On failure, an existing file stays unchanged; on success, the new file gets the permissions of the
+    existing file. A pipe or a device is written directly.
     """
     try:
         target = path.resolve()

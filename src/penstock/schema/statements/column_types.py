@@ -123,7 +123,7 @@ def take_type(cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
     if word in _DECIMALS:
         numbers = _numbers(cursor)
         precision, scale = (numbers + ["10", "0"][len(numbers) :])[:2]
-        # A precision of 0 means the default.
+        # In DECIMAL, a precision of 0 means the default precision.
         return DeclaredType(f"decimal({precision if precision != '0' else 10},{scale}){_sign(cursor)}")
     if word in ("FLOAT", "FLOAT4", "DOUBLE", "FLOAT8", "REAL"):
         return DeclaredType(_floating(word, cursor, spelling))

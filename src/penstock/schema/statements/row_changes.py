@@ -189,7 +189,7 @@ _TABLE_READERS: dict[str, Callable[[Statement], set[TableName] | None]] = {
 
 @dataclass
 class _Remainder:
-    """What the rest of a change's tokens shows besides the changed tables."""
+    """Properties of a statement that the rest of its tokens shows, besides the changed tables."""
 
     unknown: str = ""
     qualifiers: set[str] = field(default_factory=set)
@@ -230,8 +230,8 @@ class StatementTables:
     """The tables that a definition names.
 
     `named` are all tables that it defines, renames, drops, alters or empties, and `databases` the databases
-    that it drops. `emptied` tables lose all rows; `unlogged` tables gain or lose some rows. The log shows
-    neither.
+    that it drops. `emptied` tables lose all rows; `unlogged` tables gain or lose some rows. The log does not
+    show these changes of rows.
     """
 
     named: frozenset[TableName]

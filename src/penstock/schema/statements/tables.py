@@ -234,7 +234,7 @@ def _add(part: TokenCursor, statement: Statement) -> list[Step]:
 
 def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
     column = _column(part, statement)
-    # An existing column stays as it is, and gets the key.
+    # With IF NOT EXISTS, an existing column stays as it is, but gets the key.
     return [AddColumn(column, _placement(part) or Placement(), keep), *_keys_of(column, if_none=keep)]
 
 
