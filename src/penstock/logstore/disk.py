@@ -53,7 +53,7 @@ class AppendFile(Protocol):
         """Truncate the file to a size in bytes. Raises DiskFailed."""
 
     def rewrite(self, start: int) -> None:
-        """Rewrite the bytes from an offset on unchanged, so that the next sync covers them.
+        """Rewrite the bytes from an offset on without changing them, so that the next sync covers them.
 
         After a failed sync, the page cache may hold bytes that never reached the disk but are marked clean.
         Raises DiskFailed.
@@ -354,7 +354,7 @@ class LocalAppendFile(_LocalFile):
         self._synced = min(self._synced, size)
 
     def rewrite(self, start: int) -> None:
-        """Rewrite the bytes from an offset on unchanged."""
+        """Rewrite the bytes from an offset on without changing them."""
         with _refusals("writing", self.path):
             while start < self._size and (
                 piece := os.pread(self._file, min(READ_BYTES, self._size - start), start)

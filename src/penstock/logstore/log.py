@@ -294,7 +294,8 @@ class Log(LogReader, Closing):
         time_max_us: int = 0,
         gtid_set: LoggedSet = NO_GTIDS,
     ) -> None:
-        """Append whole events [start, end) of the current file, and the records of blocks closed since.
+        """Append whole events [start, end) of the current file, and the records of the blocks that were
+        closed since the last append.
 
         `boundary` is the offset after the last whole transaction, `gtid_set` the set before it, and
         `time_max_us` the latest commit time. The memory tier keeps the buffer, so it must not change

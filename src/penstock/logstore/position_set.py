@@ -228,7 +228,7 @@ def _prove_boundary(reader: LogReader, position: Position) -> None:
 
 
 def _count_extent(reader: LogReader, extent: Extent, start: int, end: int) -> Stretch:
-    """Return the totals of [start, end) of an extent; `start` and `stop` are transaction boundaries."""
+    """Return the totals of [start, end) of an extent; `start` and `end` are transaction boundaries."""
     totals = Stretch(bytes=end - start)
     for segment in reader.segments:
         if (segment.epoch, segment.file_number) != (extent.epoch, extent.first.file_number):

@@ -276,7 +276,7 @@ class SegmentWriter:
         return self._totals.time_max_us
 
     def append(self, piece: Buffer, records: bytes) -> None:
-        """Append events, and the records of blocks closed since.
+        """Append events, and the records of the blocks that were closed since the last append.
 
         All or nothing; raises LogFull, DiskFailed.
         """
@@ -318,7 +318,7 @@ class SegmentWriter:
         self.index_whole = True
 
     def rewrite(self, start: int) -> None:
-        """Rewrite the data from a source offset on unchanged, so that the next sync covers it."""
+        """Rewrite the data from a source offset on without changing it, so that the next sync covers it."""
         self._data.rewrite(len(self.head.raw) + start - self.head.base if start > self.head.base else 0)
 
     def records(self) -> bytes:

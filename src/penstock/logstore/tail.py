@@ -165,7 +165,8 @@ class Tail:
         return self.writer
 
     def write(self, piece: memoryview, records: bytes) -> None:
-        """Append events to the open segment, and the records of blocks closed since.
+        """Append events to the open segment, and the records of the blocks that were closed since the last
+        append.
 
         Raises LogFull, DiskFailed.
         """

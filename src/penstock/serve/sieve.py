@@ -130,7 +130,7 @@ class Sieve:
     def sift(self, piece: Piece, passing: dict[str, Mask]) -> list[Sifted]:
         """Return the part of a piece that passes, without empty batches. Raises OptionInvalid.
 
-        `passing` is the result of the method of that name. May run in any thread.
+        `passing` is the result of the method `passing`. May run in any thread.
         """
         if not self.view.is_typed:
             return self._sift_messages(piece, passing)
