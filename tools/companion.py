@@ -56,7 +56,7 @@ class Companion(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property

@@ -54,7 +54,7 @@ class _Java(Companion):
 
     @abstractmethod
     def properties(self, folder: Path) -> Mapping[str, object]:
-        """Return its settings."""
+        """Return the settings of the program."""
 
     def argv(self, folder: Path) -> list[str]:
         jars = install(self._version)
@@ -129,7 +129,7 @@ class RocketMQ(_Java):
             "namesrvAddr": f"127.0.0.1:{self.name_server.port}",
             "storePathRootDir": folder / "store",
             "storePathCommitLog": folder / "store" / "commitlog",
-            # Files are reserved in full.
+            # RocketMQ reserves the full size of its files.
             "mappedFileSizeCommitLog": 64 << 20,
             "mappedFileSizeConsumeQueue": 300_000,
             "maxIndexNum": 10_000,

@@ -33,7 +33,7 @@ _BATCH_ROWS = 65_536
 
 
 def run(options: Options) -> CaseResult:
-    """Measure the sink with several connections, PostgreSQL's, and the peer."""
+    """Measure the MySQL sink with several connections, the PostgreSQL sink, and the peer."""
     binlog = corpus(_WORKLOAD, options.size)
     rates: dict[str, float] = {}
     with Server("mysql") as server:

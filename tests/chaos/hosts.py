@@ -197,7 +197,7 @@ class Member:
                 filler.write(bytes(1 << 16))
 
     def free_disk(self) -> None:
-        """Free what `fill_disk` has filled."""
+        """Free the space that `fill_disk` has used."""
         self._filler.unlink()
 
     def _mount_disk(self) -> None:

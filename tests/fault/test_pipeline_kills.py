@@ -164,7 +164,7 @@ def kill_a_worker() -> bool:
         below |= {pid for pid, parent, _ in rows if parent in below}
     daemons = {pid for pid, _, words in rows if pid in below and worker_daemon.__name__ in words}
     for worker in [pid for pid, parent, words in rows if parent in daemons and "<defunct>" not in words]:
-        # It may already have ended.
+        # The process may already have ended.
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(worker), signal.SIGKILL)
             return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's own Java client finds the daemon in ZooKeeper and follows a fail-over, unmodified."""
+"""Canal's own Java client, unmodified, finds the daemon in ZooKeeper and follows a fail-over."""
 
 import json
 import threading

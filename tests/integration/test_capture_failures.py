@@ -317,7 +317,7 @@ class Statements:
         return True
 
     def received(self, position: Position) -> None:
-        """No reader waits for it."""
+        """Do nothing, because no reader waits for the position."""
 
     def close(self) -> None:
         """Do nothing, because the stub has no resources."""

@@ -220,7 +220,7 @@ def test_purged_position_stops_by_name_unless_the_loss_is_accepted(
         status = wait_for_state(capture, State.STOPPED)
         assert status.error is not None
         assert status.error.kind == "PositionPurged"
-        # What it has stays readable.
+        # The log that the capture has stays readable.
         log = capture.log()
         assert log.extents()[0].file == server_files[0]
     assert capture.snapshot().state is State.STOPPED

@@ -48,7 +48,7 @@ def test_comparison_reports_equal_logs_differences_and_nothing_by_its_status(
         status, lines = compare(daemon, canal, tables, "--zone", "+08:00", "--shown", "2")
         assert (status, len(lines), lines[0]["path"]) == (1, 3, "row 0 before.at")
         assert lines[0]["canal"] == "'2026-03-01 01:02:03'"
-        # Its entries are acknowledged.
+        # The entries of the first comparison are acknowledged.
         status, [counts] = compare(daemon, canal, tables, "--client-id", "1")
         assert (status, counts["entries"], counts["start"]) == (5, 0, None)
 

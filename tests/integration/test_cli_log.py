@@ -300,7 +300,7 @@ def test_trim_removes_whole_segments_and_logs_a_line(copied: KeptLog) -> None:
     assert penstock("log", "verify", copied.folder).code == 0
     (deed,) = map(json.loads, (copied.folder / "audit.log").read_text().splitlines())
     assert (deed["verb"], deed["reason"]) == ("log trim", "room")
-    # The newest segment always stays.
+    # The newest segment is never removed.
     assert penstock("log", "trim", copied.folder, "--before", "2100-01-01", "--json").one["segments"] == []
 
 

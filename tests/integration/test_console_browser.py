@@ -160,7 +160,7 @@ def save_pictures(browser: Chromium, name: str) -> None:
 
 
 def _read_overview(browser: Chromium, console: str) -> None:
-    """Which captures and pipelines run?"""
+    """Read which captures and pipelines run."""
     browser.open(f"{console}/")
     assert "running" in browser.text
     assert "orders" in browser.text
@@ -183,7 +183,7 @@ def _read_positions(browser: Chromium, console: str, shop: Shop) -> None:
 
 
 def _read_history(browser: Chromium, console: str, shop: Shop) -> None:
-    """What happened to this row?"""
+    """Read the history of one row."""
     browser.open(f"{console}/history?{urlencode({'table': shop.table, 'key': '7'})}")
     kinds = browser.run("[...document.querySelectorAll('article h2 .state')].map(e => e.textContent)")
     assert kinds[:3] == ["delete", "update", "insert"]
@@ -373,7 +373,7 @@ def _see_whether_changes_arrive(browser: Chromium, console: str, shop: Shop) -> 
 
 
 def _find_who_reads(browser: Chromium, console: str) -> None:
-    """Who reads from this daemon?"""
+    """Find the readers of the daemon."""
     browser.open(f"{console}/sessions")
     assert "orders-cache" in browser.text
     assert "127.0.0.1" in browser.text
@@ -489,7 +489,7 @@ def _resume_a_pipeline(browser: Chromium, console: str, state: str) -> None:
 
 
 def _find_who_did_it(browser: Chromium, console: str) -> None:
-    """Who has changed all this?"""
+    """Find the accounts that made all these changes."""
     browser.open(f"{console}/events?kind=audit")
     for action in ("remove hold", "repair target", "purge rejected rows", "resume subscription"):
         assert action in browser.text

@@ -136,7 +136,7 @@ def _find_the_server_that_is_down(browser: Chromium, console: str, server: Serve
     browser.open(f"{console}/")
     browser.wait_until("document.querySelector('p.notice a[href*=alerts]') !== null")
     browser.wait_until("document.body.innerText.includes('waiting')")
-    # The reason is said once.
+    # The page states the reason once.
     assert browser.text.count("Can't connect") == 1
     save_pictures(browser, "incident-overview")
     browser.click("p.notice a[href*=alerts]")

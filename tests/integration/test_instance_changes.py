@@ -208,7 +208,7 @@ def test_merge_is_added_and_removed_while_its_members_are_captured(
         wait_until(lambda: names(daemon) == ["db1", "db2"] and daemon.status("db2")["tables"] == ["shop.*"])
         insert(5)
         with_merge = (alone := {**members, "db2": changed}) | {"shop": merge}
-        # Killed during a change.
+        # The daemon is killed while it applies a change.
         for instances, seconds in zip(
             itertools.cycle((with_merge, alone)), (0.0, 0.05, 0.02, 0.1, 0.01), strict=False
         ):

@@ -246,7 +246,7 @@ def test_connections_over_the_limit_of_a_peer_are_refused(
                 held.enter_context(closing(connect(daemon, LISTENERS[number % 4], source)))
                 for number in range(CONNECTIONS_PER_PEER_MAX + 40)
             ]
-            # Connections over the limit are closed at once; the others stay.
+            # Connections over the limit are closed at once; the other connections stay.
             wait_until(lambda: closed_of(peers) >= 40)
             seconds_until_answered(daemon, mariadb_server)
             closed = closed_of(peers)

@@ -363,7 +363,7 @@ class Processes:
             assert process.returncode == 0, errors
 
     def close(self) -> None:
-        """End them all."""
+        """End all processes."""
         for process in self.running.values():
             process.kill()
             process.communicate()

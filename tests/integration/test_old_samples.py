@@ -61,7 +61,7 @@ from tests.support.spark.session import Collected, run_to_head, spark  # noqa: F
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers.ports import free_port
 
-# From the second phase on.
+# The columns of orders from the second phase on.
 ORDERS_COLUMNS = ["id", "code", "total", "placed", "remark", "state"]
 SECRETS = {"TOKEN": "t0ken", "PASSWORD": "sesame", "CACHE_TOKEN": "c4che"}
 

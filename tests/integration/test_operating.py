@@ -100,7 +100,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         )
     ]
     reported = {name for name, *_ in values}
-    # No reader has followed.
+    # No reader has followed the log.
     assert {
         definition.name
         for definition in defined

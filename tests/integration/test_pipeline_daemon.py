@@ -114,7 +114,7 @@ class Running:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the run is alive."""
         return self._thread.is_alive()
 
     def __enter__(self) -> "Running":
@@ -128,7 +128,7 @@ class Running:
 
     @property
     def batches(self) -> list[dict[str, Any]]:
-        """The reports of its batches."""
+        """The reports of the run's batches."""
         return [report for report in self.reports if "batch" in report and "error" not in report]
 
     def wait(self) -> BaseException | None:

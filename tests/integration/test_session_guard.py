@@ -119,7 +119,7 @@ def test_process_goes_on_if_its_guard_dies_or_stands_still(tmp_path: Path) -> No
         guard.start()
         assert guard.pid is not None
         os.kill(guard.pid, signal.SIGSTOP)
-        # More than the pipe holds.
+        # These are more notes than the pipe holds.
         for _ in range(2_000):
             guard.note("test", url, session)
         os.kill(guard.pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from tests.support.binlog.events import first_event_end
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import FLAVORS
 
-# Without the SQL mode, a string or name of these statements ends later and hides a clause.
+# Without the SQL mode, a string or name of these statements would end later and hide a clause.
 _STATEMENTS = (
     'CREATE TABLE "t" ("id" INT PRIMARY KEY, a INT, r REAL)',
     "ALTER TABLE t COMMENT 'c:\\', ADD b BIGINT -- '",

@@ -58,7 +58,7 @@ class Sample:
         return found
 
     def position(self, phase: int) -> Position:
-        """Return the position of the end of the log at the end of a phase."""
+        """Return the position at which the log ended after a phase."""
         return Position.parse(self.shop["phases"][phase]["position"])
 
     def changes(self, table: str, after: int | None = None, upto: int = CAPTURED) -> list[Change]:

@@ -274,7 +274,7 @@ class _Walk:
         if value is not None:
             without = {key: other for key, other in self._scope.items() if key != name}
             return _Walk(self._path, without, self._bound, {}).is_never_empty(value)
-        # A constant of the product.
+        # A name in capitals that is imported is a constant of the product.
         return name.isupper() and name in _imported(self._path)
 
     def _is_call_never_empty(self, call: ast.Call) -> bool:

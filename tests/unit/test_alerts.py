@@ -96,7 +96,7 @@ def test_alert_is_reported_once_when_it_begins_and_once_when_it_ends() -> None:
     book.update([LAG], NOW_US)
     (begun,) = book.pending()
     assert not begun.resolved
-    # Undelivered, it stays pending.
+    # An alert that was not delivered stays pending.
     assert book.pending() == [begun]
     book.delivered(begun)
     book.update([Alert("lag", "shop", "the log is 800 s behind")], NOW_US + 1)

@@ -15,7 +15,7 @@ PARENT = 4242
 
 @pytest.fixture
 def parents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the parents that a system without prctl reports, in order; the last one stays."""
+    """Return the parents that a system without prctl reports, in order; the last parent remains."""
     pids = [PARENT]
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "getppid", lambda: pids.pop(0) if len(pids) > 1 else pids[0])

@@ -107,7 +107,7 @@ def test_file_counts_as_it_was_accepted(
             desired.read(reads_file=True)
     file.write_text(text.replace("db1", "db9"))
     assert sources(desired.read(reads_file=True))["shop"] == "mysql://db9"
-    # The daemon has refused it.
+    # The daemon has refused the changed file.
     assert sources(desired.read(reads_file=False))["shop"] == "mysql://db1"
     assert sources(desired.read(reads_file=True))["shop"] == "mysql://db9"
     desired.accept()

@@ -17,7 +17,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 class _NoClient:
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing, because there is no client."""
 
 
 class _Writer(DocumentWriter[_NoClient]):

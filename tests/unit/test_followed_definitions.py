@@ -91,7 +91,7 @@ def test_meaning_of_utf8_is_kept_with_a_history() -> None:
         "CREATE TABLE t (a SET('é')); ALTER TABLE t CONVERT TO CHARACTER SET ascii",
         "CREATE TABLE t (a ENUM('x') CHARACTER SET ucs2); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb3",
         "CREATE TABLE t (a ENUM('é') CHARACTER SET latin1); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4",
-        # MariaDB keeps the key.
+        # MariaDB keeps the primary key.
         "CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t DROP a, ADD a TEXT",
         "CREATE TABLE t (a VARCHAR(20, 0))",
         "CREATE TABLE t (a ENUM('x') CHARACTER SET binary); ALTER TABLE t CONVERT TO CHARACTER SET ucs2",
@@ -277,7 +277,7 @@ def test_partitions_after_the_last_action_belong_to_no_column(
         ("DATETIME(0)", ("datetime", "datetime")),
         ("TEXT(0)", ("tinytext gbk", "text gbk")),
         ("BLOB(0)", ("tinyblob", "blob")),
-        # MySQL refuses these.
+        # MySQL refuses these types.
         ("BIT(0)", (None, "bit(1)")),
         ("FLOAT(0,0)", (None, "float")),
         ("DOUBLE(0,0) UNSIGNED", (None, "double unsigned")),

@@ -79,7 +79,7 @@ def test_log_that_is_captured_elsewhere_keeps_no_file_and_no_memory(
     instance = ProcessInstance("shop", InstanceSettings(source="mysql://u@127.0.0.1:1"), settings)
 
     class Seen(Exception):
-        """Enough was captured."""
+        """Raised once the capture has made enough progress."""
 
     def report(captured: Captured, count: int) -> None:
         instance.report(LogReport.of(captured.log))
@@ -94,7 +94,7 @@ def test_log_that_is_captured_elsewhere_keeps_no_file_and_no_memory(
     followed, before = instance.log(), open_files()
     instance.leave(CapturedElsewhere("shop is captured by member b"))
     assert open_files() == before - 1
-    # Readers continue from the disk.
+    # Readers continue to read from the disk.
     assert followed.memory is not None
     assert followed.memory.bytes_held == 0
     assert any(content_of(followed).values())

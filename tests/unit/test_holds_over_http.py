@@ -98,7 +98,7 @@ def test_hold_is_removed_only_by_its_account_or_an_admin(daemon: ServedLog) -> N
     assert readers(daemon) == []
     missing = remove(daemon, "second")
     assert (missing.status, missing.json["type"]) == (404, "SourceMissing")
-    # The name is free.
+    # The name can be used again.
     assert hold(daemon, "first", "search").status == 200
 
 

@@ -78,7 +78,7 @@ def test_handshake_of_a_connection_that_was_handed_over_is_counted_until_it_ends
     admission = Admission()
     admission.accepted(7, "10.0.0.1", with_handshake=True)
     admission.renumber(7, -1)
-    # The descriptor is used again.
+    # The next connection reuses the descriptor.
     admission.accepted(7, "10.0.0.2", with_handshake=True)
     admission.greeted(7)
     assert (admission.open, admission.in_handshake) == (2, 1)
@@ -247,7 +247,7 @@ def test_processes_are_told_of_the_instances_that_their_member_captures_only() -
         listeners = ListenerProcesses(settings, 0, served, Connections(), usages)
         assert listeners.published().statuses == {}
         listeners.arrived("shop")
-    # Neither request reads the store.
+    # Neither of the two requests reads the store.
     assert asked == []
 
 

@@ -224,7 +224,7 @@ def test_what_logs_cannot_share_is_refused_by_name(what: str, error: type[Pensto
     with pytest.raises(error, match=why) as refused:
         merge.run()
     assert "db" in str(refused.value.position)
-    # What came before is stored.
+    # The transactions before the refused one are stored.
     assert rows_of(merge.log)[:1] == [("db2.notes", 1)]
 
 

@@ -63,7 +63,7 @@ def test_every_type_of_metric_is_written_in_both_formats(accept: str, parse: Any
     assert values["penstock_capture_state", "shop", "held"] == 1
     assert values["penstock_capture_state", "shop", "running"] == 0
     assert values["penstock_build_info", "3", "1"] == 1
-    # Buckets are inclusive and cumulative.
+    # The buckets of a histogram are inclusive and cumulative.
     buckets = [values[f"{EVENT_LAG}_bucket", "shop", bound] for bound in ("0.01", "0.1", "86400.0", "+Inf")]
     assert buckets == [1, 2, 2, 3]
     assert values[f"{EVENT_LAG}_count", "shop"] == 3

@@ -41,7 +41,7 @@ class CountedStore:
         self.asked: Counter[str] = Counter()
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
-        """Count a reading of everything."""
+        """Count a request for all records below a path."""
         self.asked["read_below"] += 1
         return self._store.read_below(path, wanted)
 

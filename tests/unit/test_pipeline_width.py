@@ -135,7 +135,7 @@ def test_loads_look_at_each_table_once(tmp_path: Path, monkeypatch: pytest.Monke
             return False
 
         def check_columns(self) -> None:
-            """Find nothing."""
+            """Report no missing columns."""
 
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         loads = {key: TableLoad(1, pages="p", done=number % 2) for number, key in enumerate(tables)}

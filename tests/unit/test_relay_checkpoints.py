@@ -36,7 +36,7 @@ def settings_of(folder: Path, **more: Any) -> PipelineSettings:
 
 
 def relayed(store: CoordinationStore, name: str = "cache", checkpoint: Checkpoint = HERE) -> Subscription:
-    """Leave what a relay leaves."""
+    """Create what `penstock relay` leaves in the store."""
     registry = Subscriptions(store)
     subscription = registry.create(Subscription(INSTANCE, name, ("shop.orders",)))
     return registry.reset(INSTANCE, name, checkpoint) or subscription

@@ -115,7 +115,7 @@ def test_only_transactions_of_the_table_with_the_bytes_of_the_key_are_candidates
     assert search(content, "4711") == [(starts[3], starts[4])]
     assert search(content, "-4711") == [(starts[7], starts[8])]
     assert search(content, "9") == []
-    # Adjacent candidates are one.
+    # Adjacent candidates are joined into one range.
     content, starts = transactions([insert(gno, ACCOUNTS, 4711, b"") for gno in (1, 2)])
     assert search(content, "4711") == [(starts[0], starts[2])]
 

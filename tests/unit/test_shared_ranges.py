@@ -60,7 +60,7 @@ class Decoders:
     def open(
         self, plan: object, work: object, number: int, ends: Any, tables: TablePatterns | None = None
     ) -> Generator[Part, None, None]:
-        """Stand in for `range_parts`."""
+        """Replace `range_parts`, and count the calls."""
         self.opened += 1
         ends(ENDS)
         try:

@@ -29,7 +29,7 @@ class KeptProducer:
         self.partitions: list[int] = []
 
     def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
-        """Keep messages."""
+        """Keep the messages instead of sending them."""
         self.sent += [(topic, message) for message in messages]
         self.partitions += [partition] * len(messages)
 

@@ -177,7 +177,7 @@ def test_log_that_begins_in_the_middle_has_every_later_transaction_whole(
 
 
 def sent(number: int, *texts: str) -> list[SentMessage]:
-    """Return messages of a partition."""
+    """Return the messages of a partition."""
     return [SentMessage(number, at, BEGIN_MS, text) for at, text in enumerate(texts)]
 
 

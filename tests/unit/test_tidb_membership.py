@@ -43,7 +43,7 @@ class _Merging:
         self.queue.offer(pump, PulledTransaction(commit_ts, commit_ts - 1, b"rows"))
 
     def take(self) -> list[int]:
-        """Store what is due, durably."""
+        """Take the transactions that are due, and make them durable."""
         taken, self.durable_ts = self.queue.take(1 << 20, 0.0)
         return [transactions[0].commit_ts for transactions in taken]
 

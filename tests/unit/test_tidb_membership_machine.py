@@ -212,7 +212,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
 
 class _Forgetful(KnownPumps):
-    """Files that are never written."""
+    """Known Pumps that are never written to files."""
 
     def put(self, pump: str, after: int | None) -> None:
         pass

@@ -196,13 +196,13 @@ def test_disk_slower_than_the_end_of_the_port_does_not_end_the_storing_thread(
 
 
 async def rounds(count: int) -> None:
-    """Let the loop go round."""
+    """Let the event loop make this many turns."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def no_http(method: str, path: str) -> None:
-    """Know no path."""
+    """Answer every HTTP request with 404."""
 
 
 class Streaming:
@@ -244,7 +244,7 @@ def call_with_largest_window() -> bytes:
 
 
 class Answering:
-    """Accepts every binlog."""
+    """Answers calls by accepting every binlog."""
 
     def receive(self, calls: Sequence[GrpcCall]) -> None:
         for call in calls:

@@ -35,7 +35,7 @@ _REPLACEMENTS = {
         "Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt"
     ).split(),
 }
-# These draw names at random.
+# These operators draw names at random.
 _UNUSED = ("VariableReplacer", "VariableInserter")
 # The only syntax nodes to which operators with many replacements apply.
 _KINDS = {"ReplaceBinaryOperator": "operator", "ReplaceComparisonOperator": "comparison"}

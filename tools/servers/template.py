@@ -19,7 +19,7 @@ from tools.servers import child
 from tools.servers.errors import ServerFailed
 from tools.servers.packages import Installation, cache_directory, locked
 
-# Incremented when the content of templates changes, so that older templates are not used.
+# This number is incremented when the content of templates changes, so that older templates are not used.
 TEMPLATE_FORMAT = 1
 # Initialisation writes a whole data directory, on a machine that may stall at every fsync.
 STARTUP_SECONDS_MAX = 300

@@ -75,7 +75,7 @@ def configuration(source: Path, html: Path) -> dict[str, Any]:
         "use_directory_urls": False,
         "theme": {
             "name": "material",
-            # Nothing is fetched from elsewhere.
+            # The site fetches nothing from other servers.
             "font": False,
             "features": ["navigation.tabs", "navigation.top", "search.highlight", "content.code.copy"],
             "palette": [
@@ -110,7 +110,7 @@ def main() -> None:
     source, html = BUILD / "source", BUILD / "html"
     write_source(source)
     (source / ERROR_MESSAGES).write_text(error_page())
-    # YAML has JSON in it.
+    # JSON is valid YAML.
     settings = BUILD / "mkdocs.yml"
     settings.write_text(json.dumps(configuration(source, html), ensure_ascii=False))
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(settings)]

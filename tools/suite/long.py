@@ -66,7 +66,7 @@ class Task:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """The key of its result."""
+        """The key of the task's result."""
         return self.sweep.name, self.seed
 
     def __str__(self) -> str:

@@ -49,7 +49,7 @@ class TargetTally:
 
     @property
     def label(self) -> str:
-        """A short name."""
+        """The short name of the target."""
         if len(self.target) == 1:
             return self.target[0]
         return f"{self.target[0].partition('::')[0]} ({len(self.target)} tests)"

@@ -87,6 +87,6 @@ class OmittingRelay:
 
 
 def _end(connected: socket.socket) -> None:
-    # It may have ended.
+    # The connection may have ended.
     with suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)

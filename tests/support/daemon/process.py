@@ -125,7 +125,7 @@ class DaemonProcess:
         self.config.write_text(yaml.safe_dump({**settings, "listen": listen}))
 
     def said(self, begins: int = 0) -> str:
-        """Return its standard error output."""
+        """Return the daemon's standard error output."""
         with self.output.open("rb") as output:
             output.seek(begins)
             return output.read().decode(errors="replace")
@@ -152,7 +152,7 @@ class DaemonProcess:
         return int(line.split()[1]) * 1024
 
     def cpu_seconds(self) -> float:
-        """Return its consumed processor time."""
+        """Return the processor time that the daemon has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -129,7 +129,7 @@ class SimulatedWatch:
     changed: Callable[[], None]
 
     def close(self) -> None:
-        """Stop calling."""
+        """Stop calling the watch."""
         self.space.remove_watch(self)
 
 
@@ -295,7 +295,7 @@ class SimulatedTenure:
         """Return no damage, because the log exists only in name."""
 
     def record(self) -> None:
-        """Nothing is recorded."""
+        """Do nothing: simulated work has no record."""
 
     def leave(self, why: str, left: Callable[[], None]) -> None:
         delay = self._simulation.random.uniform(0.0, 1.0)

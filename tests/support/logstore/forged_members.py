@@ -108,7 +108,7 @@ class BusyConnection:
         return self._server.log.visible
 
     def identity(self) -> Any:
-        """Return what the server is."""
+        """Return the server's identity."""
         return self._server.identity
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class IdleConnection:
         return self._end
 
     def identity(self) -> Any:
-        """Return what the server is."""
+        """Return the server's identity."""
         return self._identity
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Ran:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of its output."""
+        """The lines of the output."""
         return self.out.splitlines()
 
     @property
@@ -147,7 +147,7 @@ class KeptLog:
 
     @property
     def settings(self) -> Settings:
-        """The same settings."""
+        """The settings that captured the log."""
         return settings_of(
             self.root, self.server.url(), log={"block_bytes": BLOCK_BYTES}, start=str(self.start)
         )

@@ -61,7 +61,7 @@ class HandDriven:
         self._write(made, {"epoch": 0, "file": place.file, "offset": place.offset})
 
     def follow(self) -> None:
-        """Apply what was logged since."""
+        """Apply the changes logged since the last call."""
         checkpoint = self._checkpoint()
         tables = {table.name: table for table in targets_of(self.address, self.source.tables)}
         log = LogReader(self.source, checkpoint.offsets["here"], tables)

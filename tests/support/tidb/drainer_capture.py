@@ -42,7 +42,7 @@ class RunningDrainer:
 
     @property
     def log(self) -> Log:
-        """The log that it writes."""
+        """The log that the drainer writes."""
         return self.capture.log()
 
     def wait_until(self, reached: Callable[[], Any]) -> None:

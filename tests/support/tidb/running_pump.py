@@ -76,7 +76,7 @@ def running_pump(folder: Path, cluster: FakeCluster, **settings: Any) -> Iterato
 
 @pytest.fixture(name="start")
 def pump_start(tmp_path: Path, cluster: FakeCluster) -> Iterator[Start]:
-    """Give a function that starts a Pump and waits until it is online."""
+    """Return a function that starts a Pump and waits until it is online."""
     with ExitStack() as stack:
 
         def begin(**settings: Any) -> RunningPump:
