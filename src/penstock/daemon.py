@@ -182,7 +182,8 @@ class Daemon:
         gc.freeze()
         if self._fleet is not None or self._canal_cluster is not None:
             self._guard.start()
-        # A capture in a separate process starts that process itself.
+        # This starts the capture processes that exist now. In a fleet, a capture under a lease starts its own
+        # process.
         self._supervisor.start()
         self._own.start()
         if self._fleet is not None:
@@ -292,7 +293,7 @@ class Daemon:
     # --- Parts ------------------------------------------------------------------------------
 
     def _make_access(self, served: Served) -> Access:
-        """Return the accounts, which the listener processes share if there are any."""
+        """Return the accounts. If there are listener processes, the accounts' usages are shared with them."""
         settings = self._settings
         if settings.listeners == "single":
             return Access.of_settings(settings.listen, settings.access)

@@ -52,7 +52,8 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
     "GTE": (compute.greater_equal, ">="),
 }
 _CONDITIONS = {*_OPERATORS, "And", "Or", "Xor", "Not", "NullSafeEQ", "Is", "Between", "In", "Like", "Escape"}
-# The parts of a condition's node. A column node includes the qualifiers before the column name.
+# The arguments of a node that the compiler knows. A column's node also has the qualifiers before the column
+# name.
 _ARGUMENTS = {"this", "expression", "expressions", "low", "high", "negate", "table", "db", "catalog"}
 _TURNED = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
 

@@ -74,7 +74,7 @@ class Host:
         return self.works is None or work.name in self.works
 
     def hands_over_log(self, work: Work) -> bool:
-        """Return whether the host keeps a work until a copy of its log is in step."""
+        """Return whether the host keeps a piece of work until a copy of its log is in step."""
         waits = self.drained and self.hands_over and not self.away
         return waits and work.copies > 1 and self.may_keep(work) and work.name not in self.damaged
 

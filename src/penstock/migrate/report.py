@@ -84,7 +84,7 @@ class Report:
         return [entry for entry in self.entries if entry.attention]
 
     def count(self, outcome: Outcome) -> int:
-        """Return how many properties of the files have an outcome."""
+        """Return how many properties of the files have this outcome."""
         return sum(entry.outcome is outcome and entry.is_set for entry in self.entries)
 
 

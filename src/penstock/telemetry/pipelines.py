@@ -46,7 +46,7 @@ class _SinkMeter:
     # 1970.
     applied: float | None = None
     caught_up: float | None = None
-    # When a batch began that is still in progress. Only long batches are reported before their end.
+    # The start of a batch that is still in progress. Only long batches are reported before their end.
     batch_begun: float | None = None
     last_error: float | None = None
     positions: Mapping[str, str] = field(default_factory=dict)

@@ -96,7 +96,7 @@ def _pushing(push: OtlpPush, read: Callable[[], Readings], interval: float) -> I
 
     def push_until_stopped() -> None:
         while not stopping.is_set():
-            # The last push includes the counts from the end of the run.
+            # Wait before each push, so that the last push includes the counts from the end of the run.
             stopping.wait(interval)
             problem = push.push(read())
             if problem is not None:
