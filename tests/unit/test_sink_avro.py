@@ -124,7 +124,7 @@ def test_record_of_a_partial_image_is_refused() -> None:
 def test_message_that_ends_like_a_line_keeps_its_last_byte() -> None:
     forms = DebeziumForms(flat=True, deletes="drop")
     target = target_of({"id": "int", "n": "int"})
-    # 5 is 10 in zigzag, which is a newline.
+    # The number 5 is 10 in zigzag encoding, which is the byte of a newline.
     messages = messages_of(
         changes_of(target, insert(1, id=1, n=5)), "debezium_avro", ("id",), debezium=forms, schema_ids=(1, 2)
     )
