@@ -18,7 +18,7 @@ HELP = (
     "from typer.testing import CliRunner\nfrom penstock.cli.app import make_app\n"
     "assert CliRunner().invoke(make_app(), {}).exit_code == 0"
 )
-# One process runs every verb and lists the loaded modules.
+# One process prints the help of every verb.
 HELP_OF_EVERY_VERB = """
 import pkgutil
 import penstock.cli
