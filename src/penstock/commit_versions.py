@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs and commit versions as numbers: counted epochs, epochs with a base, and how both increase.
 
-The commit version of a TiDB cluster's transaction is its commit timestamp, which the log contains. This
-module derives versions from positions, which order a TiDB cluster's log as well.
+This module derives commit versions from positions. In the log of a TiDB cluster, the commit version of a
+transaction is instead its commit timestamp, which the log contains; positions have the same order.
 """
 
 from penstock.errors import LimitExceeded, PositionInvalid

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fingerprint of a binlog file, which distinguishes it from other files with its name.
+"""The fingerprint of a binlog file, which distinguishes the file from other files with the same name.
 
 Names are not unique: RESET MASTER, a restore, a clone or another node of a Galera cluster produces files with
-the same names. The format description at the head of a file has its creation time in seconds, and the id of
-the server that created it. These two fields are the same in the file, in a dump of the file, and in a log
-that stores it. When a dump starts inside a file, the server changes other fields of the event.
+the same names. The format description at the head of a file contains the file's creation time in seconds, and
+the id of the server that created the file. These two fields are the same in the file, in a dump of the file,
+and in a log that stores it. When a dump starts inside a file, the server changes other fields of the event.
 """
 
 _MAGIC = b"\xfebin"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of an instance of which its operator should be alerted."""
+"""The alert conditions of an instance."""
 
 import time
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what to try after a failure: which server of a cluster, and after what backoff.
+"""Decides what to try after a failure: which server of a cluster to connect to, and after how long a backoff.
 
-This module only counts. It neither waits nor connects.
+This module only keeps counts. It neither waits nor connects.
 """
 
 import time

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease to capture an instance that several hosts share, and the position recorded by the last host to
-capture.
+"""The lease for capturing an instance that several hosts share, and the position recorded by the host that
+captured it last.
 """
 
 from dataclasses import dataclass

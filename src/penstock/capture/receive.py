@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receiving: the loop that moves every byte of a live server from the socket into the log.
+"""The receive loop, which moves every byte of a live server from the socket into the log.
 
 Bytes are received in large pieces, cut by the kernel and appended to the log unchanged. Python does the same
 small amount of work for a piece of four megabytes as for one of a hundred bytes.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of its binary log that a captured server still has, and how much of it precedes the capture's
-position.
+"""The part of the binary log that is still on a captured server, and how many of its bytes precede the
+capture's position.
 """
 
 import struct

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settling of definitions in doubt: a separate thread reads them from the server while bytes are received.
+"""Resolves table definitions that are in doubt: a separate thread reads them from the server while capture
+continues.
 
     a statement puts a table in doubt ─▶ read the current definition ─▶ wait until its position is received
 ─▶ rewind ─▶ store
 
-A server knows only its current tables. Once the log has been received up to the position of the read, the
-statements in between are undone, back to the position of the doubt. A table is read only after the log has
-been received up to the doubt and the server shows the effects of its log up to that position. A table that a
-statement touched during the read is read again. If a statement cannot be undone, the table is refused by name
-and its readers stop.
+A server knows only its current tables. The definition read from the server is therefore newer than the
+statement that put the table in doubt. Once the log has been received up to the position of the read, the
+effects of the statements after the doubtful statement are undone to obtain the definition at its position. A
+table is read only after the log has been received up to the doubtful statement and the server shows the
+effects of its log up to there. If a statement changes the table during the read, the table is read again. If
+a statement cannot be undone, the table is rejected by name and its readers stop.
 """
 
 import threading

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capture state of an instance, for people and programs, and its rates."""
+"""The capture state of an instance, in a form for people and a form for programs, and the instance's transfer
+rates.
+"""
 
 import math
 import time

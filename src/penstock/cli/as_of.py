@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock as-of`: export the rows that a table had at a moment, from a kept log."""
+"""`penstock as-of`: export the rows of a table as of a point in time, from a kept log."""
 
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock check`: find settings and tables of a server that break or hide changes."""
+"""`penstock check`: find server settings and tables that would break capture or hide changes."""
 
 import sys
 from collections.abc import Iterator

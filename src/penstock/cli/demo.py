@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock demo`: decode a sample log, run a pipeline on it, and check that the target is equal."""
+"""`penstock demo`: decode a sample log, run a pipeline on it, and check that the target equals the source."""
 
 import gzip
 import json

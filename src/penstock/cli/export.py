@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock export`: print instances, jobs and subscriptions, for penstock apply."""
+"""`penstock export`: print instances, jobs and subscriptions in the form that penstock apply reads."""
 
 from typing import Annotated
 

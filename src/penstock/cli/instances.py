@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock instances`: list and remove the instances that are kept in the coordination store."""
+"""`penstock instances`: list and remove the instances stored in the coordination store."""
 
 import sys
 from typing import Annotated

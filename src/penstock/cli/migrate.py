@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock migrate`: write settings from those of Canal, Debezium, Maxwell, Ptubes, Bifrost or Drainer."""
+"""`penstock migrate`: convert settings of Canal, Debezium, Maxwell, Ptubes, Bifrost or Drainer."""
 
 import sys
 from collections.abc import Iterator

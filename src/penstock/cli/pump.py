@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pump`: show the Pumps of a TiDB cluster that a daemon runs."""
+"""`penstock pump`: show the TiDB Pumps that a daemon runs."""
 
 import http.client
 import json as json_module

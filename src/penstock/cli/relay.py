@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock relay`: another name of `penstock run --local --standby`, for one version."""
+"""`penstock relay`: another name for `penstock run --local --standby`, for one version."""
 
 from pathlib import Path
 from typing import Annotated

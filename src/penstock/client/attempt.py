@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of code that is not Penstock's: a subscriber's callback, or a step's function."""
+"""Calls functions that are not part of Penstock: a subscriber's callback, or a step's function."""
 
 from types import TracebackType
 from typing import Self

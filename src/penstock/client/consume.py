@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery of batches to a callback, with one thread per shard, or to a loop, one batch at a time."""
+"""Delivers batches to a callback, with one thread per shard, or to a `for` loop, one batch at a time."""
 
 import threading
 import time

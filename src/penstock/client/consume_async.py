@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery of batches to a coroutine, with one task per shard, or to an `async for`, one batch at a time.
+"""Delivers batches to a coroutine, with one task per shard, or to an `async for` loop, one batch at a time.
 
 Separate threads receive the batches; the program's event loop delivers them.
 """

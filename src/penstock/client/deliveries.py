@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of the batches that a member has delivered to its program. Thread-safe: each shard has its own
+"""Counts the batches that a member has delivered to its program. Thread-safe: each shard has its own
 thread.
 """
 

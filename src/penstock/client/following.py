@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running member of a subscription, which gets its shards from the coordination store and their rows from
+"""A running member of a subscription. It obtains its shards from the coordination store, and their rows from
 daemons or a server.
 """
 

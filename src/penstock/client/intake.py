@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reading thread of a subscriber, which follows a daemon for all shards of this member.
 
-A member receives one stream for all its shards and splits it by shard, so it costs the daemon one decoded
-view and the network one connection. The stream begins at the earliest position of the shards; a shard that is
-further ahead drops the rows that it already has. A shard whose batches are not acked blocks the member's
-other shards once HELD_BYTES_MAX of its rows are waiting.
+A member receives a single stream for all its shards and splits it by shard. The daemon therefore decodes one
+view for the member and sends it over one connection. The stream begins at the lowest position of all shards;
+shards that are further ahead drop the rows that they already have. If a shard's batches are not acked and
+HELD_BYTES_MAX of its rows are waiting, the member's other shards are blocked too.
 """
 
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a subscription, for programs with threads and with an event loop."""
+"""A member of a subscription: the base of the subscribers for threads and for event loops."""
 
 from collections.abc import Mapping
 from typing import Unpack

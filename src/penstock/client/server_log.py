@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A database server as the log of a subscriber, without a daemon; see `penstock.client.publishers`.
 
-The log has the single epoch 0, which belongs to the server that answers now. After a change of servers, a
-subscriber maps epoch 0 to a later epoch, as for the log of another daemon.
+The log has a single epoch, 0, for the server that is currently connected. After a failover to another server,
+a subscriber maps epoch 0 to a later epoch, as it does when it changes to another daemon's log.
 """
 
 import threading

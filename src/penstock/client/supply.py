@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a subscriber's shards. Shards are gained and lost, and other threads fill them."""
+"""Supplies a subscriber with shards. Shards may be added and taken away at any time, and are filled by other
+threads.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

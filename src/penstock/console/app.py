@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console's HTTP application: sessions, forged requests, security headers, and its routes."""
+"""The console's HTTP application: its routes, sessions, security headers, and protection against forged
+requests.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time machine: the rows that a table had at a moment, and their export."""
+"""The time machine: a table's rows as of a point in time, and their export."""
 
 import re
 from collections.abc import Callable

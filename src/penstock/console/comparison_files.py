@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differing rows of a comparison as a file.
 
-JSON has a value for each row, with its key and its images in source and target. CSV has a line for each
-column; whether a masked column differs is unknown, and shown as false.
+JSON has one value per row, with the row's key and its images in source and target. CSV has one line per
+column. It is unknown whether a masked column differs, so its line says false.
 """
 
 import csv

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of comparisons: which rows of the target differ, and what does a repair do?"""
+"""The pages of comparisons: which rows of the target differ from the source, and what a repair would do."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

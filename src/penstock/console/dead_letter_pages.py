@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of rejected rows: which rows did a step refuse, why, and what would a replay or a purge do?
+"""The pages of rejected rows: which rows a step rejected and why, and what a replay or a purge would do.
 
 These pages also hide values that the pipeline's `mask` steps hide from the target, and values that are masked
 for the account.

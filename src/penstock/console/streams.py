@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that are sent while their values arrive. Each page occupies a thread, so their number is limited.
+"""Pages that are sent while their values arrive. Each such page occupies a thread, so the number of pages
+being sent is limited.
 
 stream = visit.open_stream(read)
 return StreamResponse(pieces_of(stream), stream, media_type="text/html")

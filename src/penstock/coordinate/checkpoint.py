@@ -2,9 +2,9 @@
 """The consumed position of each shard of a subscription, written only by the holder of the shard.
 
 A shard's record contains the checkpoint and the fencing token of its holder. A new holder stores its token
-before it reads the checkpoint. Any write under an earlier token that arrives after that is rejected. `fence`
-rejects all tokens up to a number: the holder's token if the checkpoint was reset by hand, and every possible
-token if the subscription has moved to another generation of shards.
+before it reads the checkpoint. From then on, writes with an earlier token are rejected. `fence` rejects all
+tokens up to a given number. This number is the holder's token if the checkpoint was reset by hand, and the
+maximum if the subscription has moved to another generation of shards.
 """
 
 import json

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a session, which happens only once: its owner closes the session, or the session is lost and its
-callbacks run.
+"""Ends a session exactly once: either its owner closes the session, or the session is lost and its callbacks
+run.
 """
 
 import threading

@@ -3,8 +3,8 @@
 
 The token is the number of the change that created the lease's record. The store never reuses a number, so a
 later holder's token is always larger, even after deletions and restarts. A process may not notice at once
-that its lease has ended (clock skew, a paused process, a network partition). The record being written
-therefore checks the token of every exclusive write: see `checkpoint`.
+that its lease has ended (clock skew, a paused process, a network partition). Every write that requires the
+lease therefore carries the token, and is rejected if the record already has a later token: see `checkpoint`.
 """
 
 import json

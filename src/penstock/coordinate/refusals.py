@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that a subscription refuses: unknown shards, and options that differ from the stored
+"""Rejects invalid requests to a subscription: unknown shards, and options that differ from the stored
 subscription.
 """
 

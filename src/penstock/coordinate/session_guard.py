@@ -4,10 +4,10 @@
     daemon, capture processes ── hold a pipe open ──▶ guard: at its end, ends the daemon's sessions
 
 The store ends a session once no heartbeat has arrived for the session time. Until then, no other process can
-take over from a daemon that was killed. Its guard learns of the death earlier: the operating system closes
-the pipe once the last process that holds it has ended. At that point, no process is left that could act under
-the sessions. A frozen daemon keeps the pipe open. Without a guard, as after a crash of the whole host,
-sessions expire normally.
+take over from a daemon that was killed. The guard detects the daemon's death earlier, because the operating
+system closes the pipe once the last process that holds it has ended. At that point, no process is left that
+could act under the daemon's sessions. A frozen daemon keeps the pipe open. Without a guard, as after a crash
+of the whole host, sessions expire normally.
 """
 
 import json

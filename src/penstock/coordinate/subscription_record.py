@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stored subscriptions: their records, and the operations of an administrator.
 
-All records of a subscription are below its path. Members (see `membership`) follow the subscription's record,
-so a change to a running subscription takes effect through the record. A subscription without members is
-changed in the same way.
+All records of a subscription are below its path. Members (see `membership`) watch the subscription's record,
+so an administrator changes a running subscription by writing this record. This also works while the
+subscription has no members.
 """
 
 import json

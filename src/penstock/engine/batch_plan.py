@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tasks of a batch receive: the batch's mark, its tables, and how its rows are spread."""
+"""What the tasks of a batch receive: the batch's mark, its tables, and how its rows are distributed across
+parts.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at the start of a run: the sink, rows that are already in the target, pauses, and positions."""
+"""Checks made at the start of a run, on the sink, on rows already in the target, on pauses, and on
+positions.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

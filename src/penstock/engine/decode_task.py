@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first stage of a batch: decode a byte range, or the chunks of one task, and apply the steps.
+"""The first stage of a batch: decode a byte range, or the chunks of one task, and apply the pipeline's steps
+to the rows.
 
-The task either writes the rows itself or emits them for the parts that write them. For a sink that keeps
-state it emits only the last image of each key.
+The task either writes the rows itself or passes them on to the second stage, where each part is written by
+one task. For a sink that keeps state, the task passes on only the last image of each key.
 """
 
 import json

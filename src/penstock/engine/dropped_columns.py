@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds target columns that were dropped by hand, which writers omit without an error.
+"""Finds target columns that were dropped by hand, which writers silently leave out.
 
-A writer cannot refuse such a table: it may be replaying rows from before a DROP COLUMN that the target
-already follows, and with `schema_changes: ignore` a table may never have had the column.
+A writer cannot reject such a table. The rows it writes may be older than a DROP COLUMN that has already been
+applied to the target, and with `schema_changes: ignore` the table may never have had the column.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a target for a new definition of its table, which existing rows may not fit."""
+"""Prepares a target for a new definition of its table when existing rows may not fit that definition."""
 
 from collections import Counter
 from collections.abc import Sequence

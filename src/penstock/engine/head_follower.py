@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets the next batch at the head of a daemon's log, and its bytes, in one request.
 
-Planning from a listing and then reading the range takes two requests, which take longer than processing the
-few transactions of such a batch. At the head of a file, a listing would say nothing new, so it is enough to
-request the bytes after the position. All other cases, such as the next file, another server or a backlog, are
-left to the plan from a listing.
+The usual plan lists the log and then reads the range. These two requests take longer than processing the few
+transactions of such a batch. At the head of a file, the listing would add no information, so requesting the
+bytes after the position is enough. In all other cases, such as the next file, another server or a backlog,
+the batch is planned from a listing.
 """
 
 import time

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads of tables without a key that were interrupted between the sink's commit and its record in the state.
+"""Handles an interrupted load of a table without a key: the sink committed the load, but the state may not
+record it.
 
-Such a load reads another snapshot each time, so it cannot be replayed. A mirror empties the target first. A
-feed would receive every row twice, so the engine asks the sink whether it has the batch.
+Such a load reads a new snapshot on every attempt, so it cannot be replayed. A mirror is emptied before the
+load is repeated. A feed would receive every row twice, so the engine first asks the sink whether it already
+has the batch.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one batch as one job of a driver: collects the messages of its tasks and checks that their ranges
-meet.
+leave no gap and do not overlap.
 """
 
 import json

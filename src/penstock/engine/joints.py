@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether the ranges of a batch meet: compares the tasks' reports about their ranges before the sink
-commits.
+"""Checks that the ranges of a batch leave no gap and do not overlap. The ends that the tasks report are
+compared before the sink commits.
 """
 
 from collections.abc import Mapping, Sequence

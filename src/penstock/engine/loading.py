@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans the chunks of the full load and of resnapshots.
 
-The rows of a chunk are applied before every change after the log position of their read, so the later change
-decides the value of each key. This is true however far the pipeline lags, so a chunk may be read at any time,
-and nothing is locked.
+A chunk is read at some log position. Its rows are applied before every change after that position, so a later
+change of the same key overwrites them. This holds however far the pipeline lags, so a chunk may be read at
+any time, without locks.
 """
 
 import hashlib

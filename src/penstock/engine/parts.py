@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assigns rows to the parts of a batch by key, and packs rows of any tables into one blob.
 
-Values that the source considers equal must have the same part, and its collations consider many spellings
-equal. Therefore the part depends only on characters that no collation equates with others: digits, and the
-letters that no other letter equals or expands to. This spreads rows well and never divides a key.
+Values that the source considers equal must be assigned to the same part, and its collations treat many
+spellings as equal. The part therefore depends only on characters that no collation equates with others:
+digits, and the letters that no other letter equals or expands to. This spreads rows well and never divides a
+key.
 """
 
 import json

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a pipeline: acquire the lease, plan one batch after another, and continue after outages."""
+"""The main loop of a pipeline run: acquire the lease, plan one batch after another, and continue after
+outages.
+"""
 
 import math
 import threading

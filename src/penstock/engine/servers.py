@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the server that a run reads from, for sources that name several."""
+"""Chooses which server a run reads from, for sources that are configured with several servers."""
 
 import threading
 import time

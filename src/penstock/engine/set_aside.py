@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that a run continues without, until they answer again.
+"""Lets a run continue without a source that has failed, until that source answers again.
 
-A source that fails is set aside with its position, its loads and its requests. The other sources of the
-pipeline continue. A thread checks the source from time to time, and the run takes the source back when it
-answers.
+A failed source is set aside together with its position, its loads and its requests, and the pipeline's other
+sources continue. A thread checks the source periodically. When the source answers, the run takes it back.
 """
 
 import threading

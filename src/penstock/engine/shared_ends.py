@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the batches of several sinks end in one source's log, so that their ranges can be shared.
+"""Aligns where several sinks end their batches in one source's log, so that they can share ranges.
 
-Two sinks that plan at different moments see different ends of the log. A sink takes the end that another sink
-has planned from the same position. A sink that is behind ends its batch where another sink's batch begins or
-ends, so that both are then at the same position.
+Sinks that plan at different moments see different ends of the log. If another sink has already planned a
+batch from the same position, a sink uses the same end. A sink that lags ends its batch where another sink's
+batch begins or ends, so that both sinks are then at the same position.
 """
 
 import threading

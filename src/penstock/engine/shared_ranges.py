@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoded ranges that the runs of several sinks in one process share.
+"""Lets the runs of several sinks in one process share decoded ranges.
 
 Sinks at the same position plan the same ranges. The first task that opens a range starts its decoder, and the
-tasks of the other sinks receive the same batches, each at its own speed: the task that needs the next batch
-first decodes it. A task that falls too far behind decodes its range itself.
+tasks of the other sinks receive the same decoded batches. Whichever task needs the next batch first decodes
+it, so each task can proceed at its own speed. A task that falls too far behind decodes its range itself.
 """
 
 import copy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects a batch whose tasks request the same preparations again after these were made."""
+"""Detects a batch that makes no progress: its tasks request preparations that have already been made."""
 
 from collections.abc import Sequence
 

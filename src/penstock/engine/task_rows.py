@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows between the two stages of a batch, and the messages of its tasks.
 
-Within a process, they are tuples, and small numbers of table rows are passed unencoded. Between processes and
-on disk, they are Arrow rows with the schema BETWEEN, which hold table rows as blobs.
+Within a process, both are passed as tuples, and a small number of table rows is not encoded. Between
+processes and on disk, both are Arrow rows with the schema BETWEEN, in which the table rows are blobs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

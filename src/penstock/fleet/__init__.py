@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fleet: daemons that share out the capture of their instances over a coordination store."""
+"""The fleet: daemons that divide the capture of their instances among themselves, through a coordination
+store.
+"""

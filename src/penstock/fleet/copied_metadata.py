@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table definitions and the holds of a copied log, copied from the capturing member."""
+"""The table definitions and the holds of a log copy, as received from the member that captures."""
 
 import time
 

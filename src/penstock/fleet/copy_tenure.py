@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's copy of one instance's log, from its beginning to its end. It needs no lease."""
+"""The work of a member that copies one instance's log, from the start of the copying to its end. It needs no
+lease.
+"""
 
 import threading
 import time

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of an instance's log: a thread that follows the log of the member that captures, byte for byte.
 
-    listing (waits) ─▶ definitions, holds ─▶ bytes ─▶ the kernel proves them and finds blocks ─▶ the own log
+    listing (waits) ─▶ definitions, holds ─▶ bytes ─▶ the kernel checks them and finds blocks ─▶ the copy
 
-Every log has the server's own bytes at the server's own positions, so copies need no protocol to agree: a
-copy is simply a log that received its bytes from a member instead of the server. A member that takes over the
-capture continues the log at its own end.
+Every log contains the server's own bytes at the server's own positions, so the members need no protocol to
+agree on the contents: a copy is simply a log that received its bytes from a member instead of the server. A
+member that takes over the capture continues at the end of its own copy.
 """
 
 import threading

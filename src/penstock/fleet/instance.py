@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance as a member of a fleet serves it: from its own capture, or by naming the capturing member."""
+"""An instance as a member of a fleet serves it: either the member captures the instance itself, or it directs
+clients to the member that captures it.
+"""
 
 import threading
 import time

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs: pipelines and relays that users want to run, kept in the store, and their runs."""
+"""Jobs: pipelines and relays that users want the fleet to run. They are stored in the coordination store,
+together with the state of their runs.
+"""
 
 import re
 import time

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which member does which work, as a pure function, so that every leader decides alike.
+"""Decides which member does which work. This is a pure function, so every leader makes the same decision.
 
     place_works(works, hosts, current) ─▶ the member of each work, and the members with copies of its log
 
 Work stays where it is unless its member is gone, drained or overloaded. A member that has just returned
 several times receives no work for a while (a damper), so that a flapping host does not move work back and
-forth. Work whose log has copies moves only to a member with a copy, so that the log continues. A member whose
-own log of a work is damaged is treated as if its disk were lost: it receives the work only if no other member
-can do it.
+forth. If other members have copies of the log that the work belongs to, the work moves only to one of them,
+so that the log continues without a gap. A member whose log is damaged is treated as if its disk were lost: it
+is assigned the work only if no other member can do it.
 """
 
 import heapq

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances that users have stored in the coordination store, where they override the settings files."""
+"""Instances that users have stored in the coordination store. They override the instances of the settings
+files.
+"""
 
 import time
 from collections.abc import Mapping

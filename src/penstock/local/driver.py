@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline's tasks as threads of this process, without Spark and Java.
+"""Runs a pipeline's tasks in threads of this process, without Spark or Java.
 
-The kernel, Arrow, DuckDB and waiting for servers release the interpreter lock, so threads use all cores and
-share rows without copying them.
+The kernel, Arrow and DuckDB release the interpreter lock, and so does waiting for a server. Threads therefore
+use all cores and share rows without copying them.
 """
 
 import os

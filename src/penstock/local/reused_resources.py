@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sources, steps and sinks that the tasks of successive batches reuse.
 
-Processing a small batch costs less than opening its connections, its steps' databases and its sink.
+For a small batch, opening connections, step databases and the sink would take longer than processing the
+rows.
 """
 
 import threading

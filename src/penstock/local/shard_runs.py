@@ -3,10 +3,10 @@
 
     parent ─▶ one thread a shard ─▶ penstock run --local --shard 1-of-4 FILE ─▶ reports, a line of JSON each
 
-The kernel ends a child when the thread that started it ends, so no shard outlives the parent. Each shard has
-a separate lease, so two parents of the same pipeline exclude each other. When the number of shards changes,
-the previous shards first run up to a common position, where `penstock.pipeline.handover` gives their tables
-to the new shards.
+The operating system kills a child process when the thread that started it ends, so no shard outlives the
+parent. Each shard has a separate lease, so two parents of the same pipeline exclude each other. When the
+number of shards changes, the previous shards first run up to a common position, where
+`penstock.pipeline.handover` gives their tables to the new shards.
 """
 
 import json

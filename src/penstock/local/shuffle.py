@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows between the two stages of a batch: buffered in memory up to a bound, then spilled to disk.
+"""Passes rows between the two stages of a batch: they are buffered in memory up to a limit, then spilled to
+disk.
 
 A batch ends at the end of a transaction, so it is as large as the largest transaction. Rows beyond the memory
-bound are written to one Arrow IPC file per work. The files are unnamed, so even a killed process leaves none.
+limit are written to one Arrow IPC file per work item. The files have no name, so nothing is left on the disk
+even if the process is killed.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log for readers that receive only confirmed bytes, which other copies of the log also have.
+"""A log for readers that may receive only confirmed bytes, which other copies of the log also have.
 
-It shares the writer's files and memory. `follow` sets the end of the confirmed log; bytes after that end
-count as not stored yet.
+This log uses the files and the memory of the writer's log. `follow` sets the end of the confirmed log; later
+bytes are treated as if they were not stored yet.
 """
 
 from collections.abc import Callable

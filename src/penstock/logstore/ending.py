@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes a log, or renames its folder to set it aside, while the process that wrote it keeps running."""
+"""Closes a log, or sets it aside by renaming its folder, while the process that wrote the log keeps
+running.
+"""
 
 import time
 from pathlib import Path

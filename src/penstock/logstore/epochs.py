@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server that each epoch of a log belongs to: `epochs.json`, checksummed and replaced atomically.
 
-No other file contains this information, so a damaged file cannot be rebuilt and is rejected.
+No other file contains this information. If the file is damaged, it cannot be rebuilt, and the log is
+rejected.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unbroken parts of a log: the files of a server's log, and the parts of each file that a kept log
-has.
+"""The extents of a log: the files of a server's log, or the unbroken parts of each file that a kept log
+contains.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that another process of this host writes, as seen by the process that serves it.
+"""Serves a log that another process of the same host writes.
 
-The writer reports each change, and `FollowedLog.apply` makes the change visible in this process. Reading
-needs neither a lock nor the writer, so readers continue while the writer is down.
+The writer reports each change, and `FollowedLog.apply` makes the change visible to the serving process.
+Reading needs neither a lock nor the writer, so readers continue while the writer is down.
 """
 
 import threading

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a log's table definitions, in the form that a copy of the log receives: complete, and checked
-by a CRC32.
+"""The files with a log's table definitions as they are sent to a copy of the log: complete, and checked by a
+CRC32.
 """
 
 import zlib

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GTIDs before an offset of a segment: the GTIDs in the segment's head plus the GTIDs in its blocks."""
+"""Computes the GTIDs before an offset of a segment: the GTIDs in the segment's head plus those in its blocks
+up to the offset.
+"""
 
 from collections.abc import Iterator
 from uuid import UUID

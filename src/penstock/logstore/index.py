@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The indexes of a log: L2 over the blocks of a segment, L1 over the segments. The data stays authoritative.
+"""The indexes of a log:
 
-A lookup reads only the records of a binary search. If a record is damaged or an index does not match its
-data, the index is rebuilt from the data: in memory, and on disk as well if this process writes the log.
+L2 over the blocks of a segment, L1 over the segments. The segments remain authoritative. A lookup is a binary
+search, and reads only the index records that the search visits. If a record is damaged or an index does not
+match its data, the index is rebuilt from the data: in memory, and on disk as well if this process writes the
+log.
 """
 
 import dataclasses

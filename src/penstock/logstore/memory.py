@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory tier: the newest bytes of a log that also keeps files.
 
-It holds an unbroken run of chunks up to the newest, and evicts the oldest at its bound. A log without files
-is `penstock.logstore.memory_log`.
+It holds consecutive chunks up to the newest one. When it reaches its size limit, it evicts the oldest chunk.
+A log without files is `penstock.logstore.memory_log`.
 """
 
 import threading

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded disk in memory. Its content ends with the process, and syncs do nothing."""
+"""A disk in memory with a size limit. || Its content is lost when the process ends, and syncs have no
+effect.
+"""
 
 import threading
 from bisect import bisect_right

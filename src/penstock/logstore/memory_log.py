@@ -2,9 +2,9 @@
 """A log without files: a `Log` on a bounded disk in memory (log.mode memory).
 
 The log keeps all data that a registered reader has not acknowledged. If that data fills the memory, the
-writer is subject to backpressure until the reader acknowledges or its registration expires. Data that no
-reader waits for is removed, oldest first. The log ends with the process, so nothing survives a crash,
-whatever `durable` reports. Never base an acknowledgement to another machine on this log.
+writer is subject to backpressure until the reader acknowledges or its registration expires. All other data is
+removed, oldest first. The log is lost when the process ends, so nothing survives a crash, whatever `durable`
+reports. Never acknowledge data to another machine because it is in this log.
 """
 
 import threading

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a log of a TiDB cluster has advanced in the cluster's time:
+"""The cluster time up to which the log of a TiDB cluster is complete: `tidb-position.json`.
 
-`tidb-position.json`. The log's last transaction does not show this, because time also advances in an idle
-cluster.
+This time cannot be derived from the log's last transaction, because it also advances while the cluster is
+idle.
 """
 
 from dataclasses import dataclass

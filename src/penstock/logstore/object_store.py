@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening object stores by URL. Only this module uses fsspec."""
+"""Opens object stores by URL."""
 
 from typing import Any
 

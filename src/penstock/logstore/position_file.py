@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The durable position of a log when it was last saved: `position.json`, replaced atomically.
 
-The file is written after a sync, so the log is durable at least up to its position. Recovery scans the tail
-from there and reports an error if the log ends before it. Without the file, recovery scans from the start of
-the segment.
+The file is written after a sync, so the log is durable at least up to the saved position. Recovery scans the
+log from the saved position, and reports an error if the log ends before that position. Without the file,
+recovery scans from the start of the segment.
 """
 
 from dataclasses import dataclass

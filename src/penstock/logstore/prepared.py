@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared XA transactions of a log that have no outcome yet: `prepared.json`.
+"""The prepared XA transactions of a log that are neither committed nor rolled back yet: `prepared.json`.
 
-Their rows are needed when they commit, so the daemon keeps their segments with a hold. The file records how
-far the log was surveyed and is replaced atomically; without it, the log is surveyed again. The survey never
-passes the oldest hold of a reader: a transaction that is prepared at that position is kept for the reader,
-even if the transaction commits later in the log.
+Their rows are needed when they commit, so the daemon places a hold on the segments that contain the rows. The
+file also records how far the log has been surveyed, and is replaced atomically. If the file is missing, the
+log is surveyed again. The survey never passes the position of a reader's oldest hold. A transaction that is
+in the prepared state at that position is kept for the reader, even if it commits later in the log.
 """
 
 import time

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a log: source files assembled from segments, addressed by the source's own files and offsets.
+"""Reads a log as the source's files, which are assembled from segments. Addresses are the source's file names
+and offsets.
 
 Readers only see bytes up to `visible`, the end of the last whole transaction.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery of a log's folder: cut the tail back to its last whole transaction and repair the indexes.
+"""Recovers a log's folder: truncates the log after its last whole transaction and repairs the indexes.
 
-A segment is fully durable before the next one starts, so only the newest can be torn. Its bytes before the
-saved position were synced. The events after it are scanned and cut off at the first invalid event.
+A segment is fully durable before the next one starts, so only the newest segment can have an incomplete end.
+Its bytes before the saved position were synced. The events after it are scanned and cut off at the first
+invalid event.
 """
 
 from dataclasses import dataclass, replace

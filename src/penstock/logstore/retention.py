@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retention: which segments are removed from a log, and when.
 
-The limits are age, bytes and free disk space; holds take precedence. The oldest segments leave first, so the
-remaining ones are always one run up to the newest, which never leaves. Removal has two phases. First the
-segments leave the indexes and move to `<folder>/expired`, where no reader looks. A reader that has a segment
-open continues to read it. The next pass deletes the files. A crash in between leaves each segment either
-fully in the log or fully out of it.
+The limits are age, bytes and free disk space; holds take precedence over them. The oldest segments are
+removed first, so the remaining segments are always consecutive. The newest segment is never removed. Removal
+has two phases. First the segments are removed from the indexes and moved to `<folder>/expired`, where no
+reader looks. A reader that has a segment open continues to read it. The next pass deletes the files. A crash
+in between leaves each segment either fully in the log or fully out of it.
 """
 
 import math

@@ -6,11 +6,13 @@
 A generation consists of text lines, each with a CRC32: first the definitions in force at a position, then the
 later statements, and definitions that were read elsewhere because a statement was not sufficient. Each line
 has its position, so a snapshot and the lines after it yield the definitions at any position. A line torn by a
-crash is ignored; its statement is received again with the events. A new generation starts at a seed, and once
-the lines outgrow their snapshot. Old generations are removed when the log no longer reaches back to them.
+crash is ignored; its statement is received again with the events. A new generation is started by `seed`, and
+when the lines after a snapshot outgrow the snapshot. Old generations are removed when the log no longer
+reaches back to them.
 
-Definitions that are read elsewhere arrive late: `settle` inserts them at the position from which they hold,
-and rebuilds the later snapshots. A crash in between leaves tables in doubt, but never a wrong definition.
+Definitions that are read elsewhere arrive after the position from which they apply. `settle` inserts them at
+that position and rebuilds the later snapshots. A crash in between may leave tables in doubt, but never with a
+wrong definition.
 
 The history that the caller builds from a snapshot (`Definitions`) interprets the statements.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The growing end of a log: the source file that is appended to, and the open segment.
+"""The end of a log where data is appended: the source file being received, and the open segment.
 
 Not thread-safe. Readers see none of these bytes until the log publishes them.
 """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records which objects of a store were read completely and equal the segments that the log moved."""
+"""Records which objects of a store have been read completely and found identical to the segments that the log
+moved there.
+"""
 
 import threading
 from pathlib import Path

@@ -3,7 +3,7 @@
 
     the members' logs ─▶ transactions by commit time, up to the lowest watermark ─▶ the log
 
-The merge resumes at the position in each member's log that its own log records.
+The merge resumes at the positions in the members' logs that are recorded in the merged log.
 """
 
 import time

@@ -2,7 +2,8 @@
 """The order of the transactions of several servers, without logs or clocks.
 
 Each member offers its transactions in the order of its log. A transaction is taken once no other member can
-offer an earlier transaction, because the other member's next transaction or watermark is later.
+offer an earlier one, which is known when every other member has offered a later transaction or reported a
+later watermark.
 
     db1   3 ── 7 ── 12             watermark 12
     db2   4 ── 9                   watermark 9       taken: 3, 4, 7, 9; held back by db2: 12

@@ -4,8 +4,8 @@
     origin (db1, mysql-bin.000003:1542) │ GTID ... XID │ origin (db2, ...) │ GTID ... XID │
 
 The events are those of the members, with other positions and checksums. The origin is an ignorable event, so
-every reader skips it. It holds the member's position after the transaction, so after a crash the log itself
-shows how far it has read each member.
+every reader skips it. It contains the member's position after the transaction. After a crash, the merged log
+itself therefore shows how far each member's log has been read.
 """
 
 import struct

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a merge: the transactions of another instance's log, and the progress of its server."""
+"""A member of a merge: the transactions in another instance's log, and how far that instance's server has
+progressed.
+"""
 
 import time
 from collections.abc import Iterator

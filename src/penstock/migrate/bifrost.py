@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns Bifrost's exported configuration into pipelines, one for each data source and target.
+"""Converts Bifrost's exported configuration into pipelines, one for each pair of data source and target.
 
 The file is the JSON of `Backup - Export`. `DbInfo` lists the data sources with their tables. Each table lists
 its synchronisations to targets (`ToServerList`), each with its last successful position. `ToServer` holds the

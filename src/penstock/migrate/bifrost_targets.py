@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns Bifrost's targets into sinks, from the connection's address and account and from the parameters."""
+"""Converts Bifrost's targets into sinks, from the connection's address and account and from the
+parameters.
+"""
 
 import json
 import re

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns Canal's configuration folder into a daemon for its clients, or into pipelines into Kafka.
+"""Converts Canal's configuration folder into the settings of a daemon for Canal clients, or into pipelines
+that write to Kafka.
 
 The folder has canal.properties, and for each destination a folder with instance.properties and, with Canal's
 file mode, meta.dat. Properties of an instance that are set in canal.properties apply to every instance.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cursors of Canal's clients: in `meta.dat` of an instance's folder, or in ZooKeeper.
 
-Both hold the JSON of Canal's `LogPosition`, whose field for the position is spelled `postion`. In ZooKeeper,
-a cursor is the node /otter/canal/destinations/DESTINATION/CLIENT/cursor, and the client's filter is its
-sibling.
+Both contain Canal's `LogPosition` as JSON, in which the field for the position is spelled `postion`. In
+ZooKeeper, a cursor is the node /otter/canal/destinations/DESTINATION/CLIENT/cursor, and the client's filter
+is in a sibling node.
 """
 
 import re

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The properties of Canal's canal.properties and instance.properties.
 
-The names are those of Canal's wiki (github.com/alibaba/canal/wiki/AdminGuide) and of the files that it ships.
+The names are from Canal's wiki (github.com/alibaba/canal/wiki/AdminGuide) and from the configuration files
+that Canal ships.
 """
 
 from penstock.migrate.kafka_client import options_below

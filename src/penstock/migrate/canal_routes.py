@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's rules for topics and partitions as routes: each route has the tables of one pair of rules.
+"""Converts Canal's topic and partition rules into routes. A route contains the tables that match the same
+topic rule and the same partition rule.
 
-Rules are separated by commas or semicolons, and the first one that matches a table decides
-(github.com/alibaba/canal/wiki/Canal-Kafka-RocketMQ-QuickStart). A rule without a dot is about the database
-alone.
+Rules are separated by commas or semicolons, and the first rule that matches a table applies
+(github.com/alibaba/canal/wiki/Canal-Kafka-RocketMQ-QuickStart). A rule without a dot matches all tables of a
+database.
 """
 
 import re

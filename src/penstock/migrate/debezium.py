@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a Debezium connector's configuration into a pipeline that writes the same topics.
+"""Converts a Debezium connector's configuration into a pipeline that writes the same topics.
 
 The file is JSON: `{"name": .., "config": {..}}`, the configuration alone, or properties of Debezium Server.
 The offsets are JSON as Kafka Connect's `GET /connectors/NAME/offsets` returns them (KIP-875).

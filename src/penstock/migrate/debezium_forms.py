@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of a connector's messages: its handling modes, and flat rows by ExtractNewRecordState."""
+"""The message formats of a connector: its handling modes, and flattening by ExtractNewRecordState."""
 
 from typing import Any, get_args
 

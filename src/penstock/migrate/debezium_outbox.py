@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a connector's outbox event router into the section `outbox` of the kafka sink."""
+"""Converts a connector's outbox event router into the section `outbox` of the kafka sink."""
 
 from typing import Any
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of a connector that are not rows: statements, transactions, truncated tables, heartbeats."""
+"""The messages of a connector that do not carry rows: statements, transactions, truncated tables,
+heartbeats.
+"""
 
 from typing import Any
 

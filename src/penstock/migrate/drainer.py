@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a Drainer's configuration into a daemon that replaces it in the cluster, and a pipeline into its
-target.
+"""Converts a Drainer's configuration into the settings of a daemon that replaces the Drainer in the cluster,
+and of a pipeline that writes to the Drainer's target.
 
 The daemon's log starts after the commit timestamp of the Drainer's checkpoint, and the pipeline reads the log
 from its start. The checkpoint is the file `savepoint`, or a row of the target with the same values as JSON.

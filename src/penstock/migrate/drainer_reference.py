@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outcome of each property of a Drainer's configuration and checkpoint.
 
-The names are those of TiDB-Binlog's drainer.toml (docs.pingcap.com, "TiDB Binlog Configuration File"), with
-the names of their sections in front.
+The names are those of TiDB-Binlog's drainer.toml (docs.pingcap.com, "TiDB Binlog Configuration File"), each
+prefixed with the name of its section.
 """
 
 from penstock.migrate.report import Rule, carried, missing, needless

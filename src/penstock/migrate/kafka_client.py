@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates options of Kafka's Java clients into settings of the kafka sink.
 
-The names are those of Kafka's producer configuration (kafka.apache.org/documentation, "Producer Configs").
-Each original puts its own prefix before them.
+The names are from Kafka's producer configuration (kafka.apache.org/documentation, "Producer Configs"). Each
+of the systems that are migrated adds its own prefix to them.
 """
 
 import re

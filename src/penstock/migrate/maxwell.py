@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns Maxwell's config.properties into a pipeline.
+"""Converts Maxwell's config.properties into a pipeline.
 
-The properties are those of maxwells-daemon.io/config. The position is in the table `positions` of Maxwell's
-own database, where `read_position` finds it.
+The properties are those of maxwells-daemon.io/config. `read_position` reads the position from the table
+`positions` of Maxwell's own database.
 """
 
 from dataclasses import replace

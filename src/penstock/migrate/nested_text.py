@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON and TOML of other systems' files, as plain values of a limited depth."""
+"""Reads JSON and TOML files of other systems as plain values, with a limit on the nesting depth."""
 
 import json
 import tomllib

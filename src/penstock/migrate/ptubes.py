@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a Ptubes reader's configuration into a daemon for Ptubes clients.
+"""Converts a Ptubes reader's configuration into the settings of a daemon for Ptubes clients.
 
 The folder has reader.conf and a file of properties for each reader task. It may also have sdk.conf and the
 files of SDK tasks. The clients keep their storage points in ZooKeeper and continue to use them; the daemon's

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of each property of the original: carried, changed or not carried, and why.
+"""Reports what becomes of each property of the original system: carried over, changed or not carried over,
+and why.
 
-An `OriginalProperties` pairs one file of the original with the reference of its properties. A reader accounts
-for the properties that it uses. `account_for_the_rest` accounts for all others by the reference, so none is
-left out: a property that the reference does not know is reported as unknown. Values never reach the report,
-because any of them may be a secret.
+An `OriginalProperties` pairs one configuration file of the original system with the reference of its
+properties. A reader accounts for the properties that it uses. `account_for_the_rest` then reports all other
+properties as described in the reference, so that none is left out. A property that the reference does not
+contain is reported as unknown. Values never reach the report, because any of them may be a secret.
 """
 
 import re

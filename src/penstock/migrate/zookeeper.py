@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads another system's nodes in ZooKeeper, and never writes them."""
+"""Reads another system's ZooKeeper nodes. It never writes to them."""
 
 from collections.abc import Callable
 from types import TracebackType

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting until a server shows readers everything that its log has.
+"""Waits until every transaction in a server's log is visible to readers.
 
 A server writes a transaction to its log before readers can see it: the sync of the log and semi-synchronous
 replicas come in between. With GTIDs, MySQL lists the transactions that are being committed.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session on a server: PyMySQL does the handshake, TLS and authentication, then statements run.
+"""A session on a server. PyMySQL performs the handshake, TLS and authentication.
 
-The family and version decide whether the old or the new spelling of a statement is tried first. Only the
-error number decides whether the other spelling is tried, so unknown version numbers work too.
+The server's family and version determine whether the old or the new spelling of a statement is tried first.
+Whether the other spelling is then tried depends only on the error number, so unknown versions work too.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creation of PyMySQL sessions, for sources and targets alike."""
+"""Creates PyMySQL sessions, for sources and targets alike."""
 
 import ssl
 from typing import Any

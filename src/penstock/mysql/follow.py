@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following a server's log across lost connections.
+"""Follows a server's log across lost connections.
 
-A lost connection can cut a transaction anywhere. So a new stretch starts at the end of the last complete
-transaction, with a new reader.
+A lost connection can interrupt a transaction at any byte. After a reconnect, reading therefore restarts at
+the end of the last complete transaction, with a new reader.
 """
 
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the answer to a query from a session's socket, in batches that the kernel decodes."""
+"""Reads the result of a query from a session's socket, in batches that the kernel decodes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translation of the server's error numbers into Penstock errors, in one table.
+"""Translates the server's error numbers into Penstock errors, in one table.
 
 The numbers are those of the MySQL "Server Error Message Reference" and MariaDB's "Error Codes"; 2000 to 2999
 belong to the client library. Texts differ by version and language, so they are never examined.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where to start reading a server's log: for an empty log, and on a different server.
 
-A file position is valid on one server only. On a different server the position is located by GTIDs: that
-server's dump shows its first transaction outside a set. Without GTIDs the position is located by time. That
-is not exact, so a note says which transactions may be repeated.
+A file position is valid on one server only. On a different server, the position is located by GTIDs: a binlog
+dump that excludes a GTID set begins with the first transaction outside that set. Without GTIDs the position
+is located by time. That is not exact, so a note says which transactions may be repeated.
 """
 
 from collections.abc import Iterator

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source, steps and sink as one job, which a driver runs with or without Spark."""
+"""A pipeline: source, steps and sink as one job, which runs with or without Spark."""

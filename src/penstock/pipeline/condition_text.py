@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts conditions, which the kernel writes as bytes, to text: a request to read rows again is kept as
-JSON.
+"""Converts conditions, which the kernel writes as bytes, to text, because requests to read rows again are
+stored as JSON.
 """
 
 import re

@@ -5,9 +5,10 @@ It is a folder, or a URL of an object store. Each entry is one Arrow file. It ho
 they were before every step, and the reason in its schema metadata. The file name contains the batch and part
 numbers, so a retried batch writes the same files again.
 
-An entry is replayed from the source rows, through the steps as they are configured then. If the sink keeps a
-feed, the rows are written. If the sink keeps state, the rows may be older than the target's rows, so the
-pipeline is asked to read their keys again instead.
+When an entry is replayed, its source rows pass through the steps that are configured at the time of the
+replay. If the sink keeps a feed, the resulting rows are written. If the sink keeps state, the rows may be
+older than the target's rows. In this case the rows are not written; instead, the pipeline is asked to read
+rows with the same keys from the source again.
 """
 
 import copy

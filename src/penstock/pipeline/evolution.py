@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a target changes when the columns of its source change, by the pipeline's policy.
+"""How a target changes when the columns of its source change, according to the pipeline's policy.
 
-A mirror has the current columns, and older rows are converted to them. A target that keeps every change holds
-rows of every past definition, so columns are only added or widened.
+A mirror has only the current columns, and existing rows are converted to them. A target that keeps every
+change contains rows of every past definition, so its columns are only added or widened.
 """
 
 from dataclasses import replace

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SQL expressions over the rows of changes, written in Spark SQL and evaluated by DuckDB on Arrow.
 
-An expression gives one value per row, and always the same value. Both images of an update, a retried batch
-and a comparison must agree. Expressions that depend on time, randomness, other rows or files are refused.
+An expression yields one value per row, and always the same value for the same row. Otherwise the images of an
+update, a retried batch, or a comparison of source and target could disagree. Expressions that depend on time,
+randomness, other rows or files are therefore rejected.
 """
 
 import difflib

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables that online schema change tools work with: gh-ost and pt-online-schema-change.
+"""Recognizes the working tables of online schema change tools: gh-ost and pt-online-schema-change.
 
-These tools copy a table to one with another name, change the copy, and swap the two. Writes to the copy are
-not changes of the table, so a pipeline never reads these tables as its own.
+These tools copy a table into a new table, change the new table, and then swap the names of the two. Writes to
+the new table are not changes of the original table, so a pipeline never reads these working tables as its
+own.
 """
 
 import re

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands recorded progress over from `sink` to one of `sinks`, and from one number of shards to another.
+"""Hands recorded progress over when `sink` becomes one of `sinks`, or when the number of shards changes.
 
-Each shard has its own position. So before their number changes, all shards apply their changes up to one
-position, the barrier: the furthest position up to which a shard has begun to apply changes. At the barrier,
-the tables change owners.
+Each shard has its own position. Before the number of shards changes, all shards therefore apply their changes
+up to a common position, the barrier. The barrier is the furthest position to which any shard has begun to
+apply changes. At the barrier, each table is assigned to its new shard.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a statement changes without logging them: which tables to read again, and how.
+"""Handles rows that a statement changes without logging them: which tables to read again, and how.
 
-A target that can be read back is compared with the rows read. A history cannot be compared: instead, the
-periods of all rows of the table end, and the rows read begin new periods. A feed only holds changes, so its
-operator decides.
+A target that can be read back is compared with the rows read from the source. A history cannot be compared.
+Instead, the periods of all its current rows of the table end, and the rows read from the source begin new
+periods. A feed contains only changes, so the operator decides.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters out changes that a pipeline itself wrote into the source.
 
-If two servers replicate to each other, each pipeline reads in its source's log what the other pipeline wrote.
-Such changes are recognised by the server id under which they were logged (MariaDB), by the tag of their GTID
-(MySQL 8.3), or by a mark table: the sink's position table, which every transaction of the other pipeline
-writes, or the table in which a TiDB-Binlog Drainer marks its transactions.
+If two servers replicate to each other, the log of each pipeline's source contains the changes that the other
+pipeline wrote. Such changes are recognized by the server id with which they were logged (MariaDB), by the tag
+of their GTID (MySQL 8.3), or by a mark table: the sink's position table, which every transaction of the other
+pipeline writes, or the table in which a TiDB-Binlog Drainer marks its transactions.
 """
 
 import re

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a stopped pipeline by hand: to the beginning, back to an earlier position, past one transaction.
+"""Moves a stopped pipeline by hand: to the beginning, back to an earlier position, or past one transaction.
 
-Each move is planned first, for every sink and shard, so that nothing is moved if one of them refuses.
+Each move is first planned for every sink and shard. If any of them cannot be moved, none is.
 """
 
 from collections.abc import Callable

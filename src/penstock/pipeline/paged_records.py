@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores JSON values of any size below one path of a coordination store, whose records are small."""
+"""Stores JSON values of any size below one path of a coordination store, which limits the size of a
+record.
+"""
 
 import json
 import uuid

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles updates as pairs of rows: which rows belong together, and what happens if only one of them is
-kept.
+"""Handles updates as pairs of row images: which two images belong together, and what becomes of the update if
+only one of them is kept.
 """
 
 from collections.abc import Callable, Iterator

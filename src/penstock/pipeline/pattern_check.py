@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks for table patterns in a pipeline's settings that match no table, which are usually typos.
+"""Reports table patterns in a pipeline's settings that match no table. Such patterns are usually typos.
 
-A step that matches no table does nothing. For `mask` that would leak values, so the pipeline refuses to run.
+A step whose patterns match no table has no effect. For `mask` this would leak values, so the pipeline refuses
+to run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

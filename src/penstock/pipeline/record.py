@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of a batch: byte ranges of logs and chunks of tables, recorded before it runs.
 
-A recorded but unfinished batch is run again unchanged, by any process, because its sink may already have part
-of it under its number.
+A batch that is recorded but unfinished is run again unchanged, by any process, because the sink may already
+have stored a part of the batch under its batch number.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests to read tables of a pipeline again, as its state keeps them."""
+"""The requests to read tables of a pipeline again, as they are stored in the pipeline's state."""
 
 import time
 from dataclasses import replace

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards of a pipeline, each in a separate process: which tables belong to which shard.
 
-The hash of a target's name determines its shard, to which all source tables of the target belong. So every
-target has one owner, and tables that are merged into one target stay together. Each shard reads the whole
+The hash of a target's name determines the shard of the target and of all its source tables. Every target is
+therefore written by one shard only, even if several tables are merged into it. Each shard reads the whole
 log, from its own position, and drops the changes of other shards' tables before it decodes their values.
 """
 

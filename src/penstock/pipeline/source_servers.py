@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the server of a source's cluster that answers, and reads the source there."""
+"""Chooses a server of a source's cluster that answers, and reads the source from that server."""
 
 from collections.abc import Mapping
 from dataclasses import replace

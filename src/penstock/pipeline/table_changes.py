@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Determines which tables a logged statement empties, drops or adds, and which have to be read again.
 
-A log contains row changes, but not the values that a definition changes: a column added with a default, a
-converted column, a table that takes another's name. Such a table is read again from its source.
+A log contains row changes, but not the values that change because of DDL, for example when a column is added
+with a default, when a column is converted, or when a table takes the name of another table. The table is then
+read again from its source.
 """
 
 from collections.abc import Callable, Mapping, Sequence

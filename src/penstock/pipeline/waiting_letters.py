@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of entries that wait in the dead letters of a pipeline, as a metric.
+"""Reports, as a metric, how many entries are in the dead letters of a pipeline.
 
-Another process may replay or purge entries, so the folders are counted at intervals. An object store may take
-long to answer, so a thread counts the entries, and a scrape uses the thread's last numbers.
+Another process may replay or purge entries, so the entries are counted at intervals. Because an object store
+may be slow to answer, a separate thread counts them, and a scrape reports the thread's last counts.
 """
 
 import threading

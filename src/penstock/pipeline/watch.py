@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the pipelines of state stores for a daemon: their alerts, and the metrics of comparisons.
+"""Watches the pipelines whose state is in the daemon's configured stores, to report their alerts and the
+metrics of comparisons.
 
-A store may be slow to answer, or not answer at all. So a thread queries it, and alerts and scrapes use its
-last answer.
+A store may be slow to answer, or not answer at all. A separate thread therefore queries it, and alerts and
+scrapes use the thread's last result.
 """
 
 import threading

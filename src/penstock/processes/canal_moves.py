@@ -5,8 +5,9 @@
     ClientWanted  ─────────────────────────▶ ClientRecalled  ──────────▶ ends its session, makes its
     ClientGranted ◀───────────────────────── ClientReturned  ◀────────── position durable
 
-The daemon only knows which process owns which client. A process that has ended owns none: its clients
-continue at their checkpoints in the store, whose leases fence late writes of that process.
+The daemon only knows which process owns which client. A process that has ended owns no clients. Its clients
+continue at their checkpoints in the store. The leases on these checkpoints fence late writes by the ended
+process.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that another process of this daemon captures, as the listeners serve it."""
+"""Serves an instance that is captured by another process of this daemon."""
 
 import threading
 import time

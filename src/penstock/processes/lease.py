@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lease of an instance that a capture process captures: the daemon holds it for the process.
+"""Holds the lease of an instance in the daemon, on behalf of the process that captures the instance.
 
 The daemon reports the time until which the store cannot end the lease. The process stores nothing after that
 time, even if the daemon is frozen or gone, because both read the same monotonic clock. When the process ends,

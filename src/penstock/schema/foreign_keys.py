@@ -2,8 +2,8 @@
 """Foreign keys whose actions change rows of other tables without being logged.
 
 Where innodb_native_foreign_keys is OFF (since MySQL 9.6), MySQL runs the actions in its SQL layer and logs
-the changes. In earlier versions, and in every MariaDB, InnoDB changes the child rows itself, and the log does
-not show it.
+the changes. In earlier versions, and in every MariaDB, InnoDB changes the child rows itself, and these
+changes do not appear in the log.
 """
 
 import re

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The definition of a table at an earlier position, derived from its current definition.
 
-A server knows the current tables, but a log is read as of an earlier position. The statements in between are
-undone one by one. If a statement cannot be undone (a dropped column, a changed type), no definition is
-returned: a schema is never assumed.
+A server only provides the current definitions, but the rows that are read come from an earlier position of
+the log. The effects of the statements between this position and the present are therefore undone one by one.
+If a statement cannot be undone (a dropped column, a changed type), no definition is returned: a schema is
+never assumed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

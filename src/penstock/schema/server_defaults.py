@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a server that apply where a statement does not name a value."""
+"""Server settings that determine the defaults for values that a statement leaves out."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Table definitions from a live server, as of an earlier position of its log.
 
-The log is read once from the position to its head, event headers and statements only. The statements are
-cached, so more tables and later positions need no second read.
+The log is read once, from the position to its head, and only event headers and statements are read. The
+statements are cached, so further tables and later positions need no second read.
 """
 
 import threading

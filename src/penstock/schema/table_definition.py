@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table's definition, and the changes of an ALTER TABLE to it.
+"""A table's definition, and how ALTER TABLE changes it.
 
-A definition is more than the schema that decodes rows: new columns get the table's charset, and MariaDB adds
-hidden columns after the last column.
+A definition contains more than the schema needed to decode rows: new columns get the table's charset, and
+MariaDB adds hidden columns after the last column.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits on connections: how long a request may take to arrive, and how long a response may stay unread.
 
-A peer that is silent or sends one byte at a time holds a descriptor for a while; `accepting` counts them.
+A peer that is silent, or that sends one byte at a time, occupies a file descriptor until a limit is reached.
+`accepting` counts these descriptors.
 """
 
 import asyncio

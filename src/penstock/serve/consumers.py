@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds for named consumers at their checkpoints: subscriptions, Canal clients and Ptubes clients.
+"""Places holds on the log at the checkpoints of named consumers: subscriptions, Canal clients and Ptubes
+clients.
 
     consumers.note("shop", "orders-cache", position, account, shard_count=4, shards=[0, 2])
     consumers.forget("shop", "canal-1001")
 
-Each consumer has one hold, at the lowest position of its shards. The hold is written up to
-`CONSUMER_HOLD_PAUSE_SECONDS` after the checkpoint moved, so it is never ahead of the checkpoint. The hold of
-a consumer that does not return within `log.retention.hold_age` expires; the other limits are the same as for
-every hold. A log in memory gets no holds: its readers register themselves if they want backpressure.
+Each consumer has one hold, at the lowest position of its shards. The hold follows the checkpoint with a delay
+of up to `CONSUMER_HOLD_PAUSE_SECONDS`, and is never ahead of it. The hold of a consumer that does not return
+within `log.retention.hold_age` expires; the other limits are the same as for every hold. A log in memory gets
+no holds: its readers register themselves if they want backpressure.
 """
 
 import asyncio

@@ -4,9 +4,10 @@
     append ─▶ sync here ─────────────────────────┐
          └──▶ a copy receives, syncs, confirms ──┴─▶ the end that `log.copies` members have ─▶ readers
 
-A member that takes over the log continues at its own end. What readers saw is in its log, so no reader has a
-change that another server might never repeat. There is one exception: a copy that replaces another copy may
-be behind the other's confirmed position until it has caught up.
+A member that takes over the log continues at the end of its own copy, which contains everything that readers
+have received. A failover therefore cannot remove a change that a reader has already received. There is one
+exception: a copy that replaces another copy may lag behind the position that the replaced copy confirmed,
+until it has caught up.
 """
 
 import threading

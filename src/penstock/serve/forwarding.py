@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that a listener process forwards to the daemon's main process, because the logs are not enough to
-answer them.
+"""Requests that a listener process forwards to the daemon's main process, because answering them requires
+more than the logs.
 
-Followers (`POST /v1/instances/NAME/changes`) and readers of raw bytes (`GET .../bytes`) are served in the
-process that they are connected to. The main process answers all other requests, over a separate connection
-for each request.
+Requests of followers (`POST /v1/instances/NAME/changes`) and readers of raw bytes (`GET .../bytes`) are
+answered by the process that accepted the connection. The main process answers all other requests, over a
+separate connection for each request.
 """
 
 import asyncio

@@ -6,9 +6,10 @@
                Canal's accepts connections
     ready      every log is open, every listener accepts connections, and the coordination store answers
 
-Canal's listener waits for the coordination store, which a restart of the daemon does not repair either. No
-check depends on a MySQL server: restarting the daemon does not repair its source. An instance that has
-stopped needs an operator, not a restart, so it does not count unless all instances have stopped.
+Canal's listener is not part of `started`, because it waits for the coordination store, and restarting the
+daemon does not repair the store. No check depends on a MySQL server: restarting the daemon does not repair
+its source. An instance that has stopped needs an operator, not a restart, so it does not count unless all
+instances have stopped.
 """
 
 import asyncio

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns whose values an account does not see: `masked` and `columns` of an account in penstock.yaml.
+"""The columns whose values are hidden from an account, by `masked` and `columns` of the account in
+penstock.yaml.
 
 Every call that shows row values to an account uses this module. A masked value is left out, never replaced: a
-missing column is better than a wrong value. Calls that cannot leave a value out are refused.
+missing column is better than a wrong value. An account with hidden columns may not use calls whose responses
+cannot leave out a value.
 """
 
 import difflib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's own log as a source, read in the same process and from memory if possible."""
+"""The daemon's own log as a source, which is read in the same process, and from memory if possible."""
 
 import itertools
 from collections.abc import Callable, Iterator

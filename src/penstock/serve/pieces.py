@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoded changes of a log, shared by all its followers.
 
-A piece has the changes of a range of the log in one view. The pieces of a view form chains: each starts where
-the previous one ends. A piece ends at the first transaction boundary after a multiple of a fixed size, or at
-the end of the log. So followers that start anywhere soon reach the same chain and share the decoded pieces.
+A piece contains the changes in one range of the log, as selected and encoded by one view. The pieces of a
+view form chains: each starts where the previous one ends. A piece ends at the first transaction boundary
+after a multiple of a fixed size, or at the end of the log. Followers may start anywhere. They soon reach the
+same chain, and from then on share the decoded pieces.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of readers and listeners.
 
-State of the event loop is copied in the loop; the log is queried in a thread.
+State that belongs to the event loop is copied within the loop. Logs are queried in a thread.
 """
 
 import heapq

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that an account sees: `where` of an account in penstock.yaml.
+"""The rows that an account may see, by `where` of the account in penstock.yaml.
 
-Only typed changes can be reduced to these rows, so every other call that shows rows, statements or raw bytes
-is refused to such an account: `Account.prove_reads_every_row`.
+This filter can only be applied to typed changes. An account with a filter may therefore not use any other
+call that shows rows, statements or raw bytes: see `Account.prove_reads_every_row`.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of all protocols: the served instances, and waiting for new data in them."""
+"""The code shared by all protocols: the served instances, and waiting until an instance has new data."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a piece that one subscriber gets: its shards, change types, rows and columns.
+"""The part of a piece that one subscriber receives: its shards, change types, rows and columns.
 
-Everything works on whole columns. Results that do not depend on the subscriber are computed once per piece.
+All operations process whole columns. Results that do not depend on the subscriber are computed once per
+piece.
 """
 
 from collections.abc import Sequence

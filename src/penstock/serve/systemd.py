@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notifications for systemd, by the protocol of sd_notify(3): READY, STOPPING, and the watchdog.
 
-The watchdog is fed from the event loop, so a loop that hangs gets the daemon restarted.
+The event loop sends the watchdog's keepalives. If the loop hangs, systemd restarts the daemon.
 """
 
 import asyncio

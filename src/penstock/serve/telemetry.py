@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the daemon reports on itself: metrics to scrape or push, health, and the service manager.
+"""The daemon's monitoring: metrics to scrape or push, health, and notifications to the service manager.
 
-Everything is gathered on request. State of the event loop is read in the loop, and the rest in a thread.
+All values are collected when they are requested. State that belongs to the event loop is read within the
+loop, and the rest in a thread.
 """
 
 import asyncio

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A settings file as YAML: the line of each value, duplicate names, and the report of problems."""
+"""Parses a settings file as YAML: keeps the line of each value, rejects duplicate names, and reports
+problems.
+"""
 
 import difflib
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instances that are merged into others, as the daemon's settings name them."""
+"""Determines which instances take part in merges, and checks that they can be merged."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

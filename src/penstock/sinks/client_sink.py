@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of the sinks that keep a client of the target's server."""
+"""The code shared by all sinks that keep a client connected to the target's server."""
 
 from abc import abstractmethod
 from typing import Any, Generic, Protocol, TypeVar

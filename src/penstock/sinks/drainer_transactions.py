@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as the transactions of TiDB-Binlog's Drainer: `slave.binlog` in Kafka, `pb_binlog` in files.
+"""Encodes changes in the transaction formats of TiDB-Binlog's Drainer: `slave.binlog` in Kafka, `pb_binlog`
+in files.
 
-Each message is a whole transaction, or a statement, with its commit timestamp. In Kafka the changes are
-grouped by table, with the table's columns and keys before them. In files they are events in commit order,
-with the names and types of their columns. Both formats are protobuf (github.com/pingcap/tidb-binlog,
-`secondary_binlog.proto` and `pb_binlog.proto`). Field numbers are commented where they are used.
+Each message holds a whole transaction or a statement, with its commit timestamp. In Kafka the changes are
+grouped by table, and each group starts with the columns and keys of its table. In files the changes are
+events in commit order, each with the names and types of its columns. Both formats are protobuf
+(github.com/pingcap/tidb-binlog, `secondary_binlog.proto` and `pb_binlog.proto`). Comments in the code give
+the names of the fields.
 """
 
 import re

@@ -2,8 +2,8 @@
 """Reduces a batch to the last image of each key, which is all that a stateful target needs.
 
 A row image either writes its key (PUTS) or removes it (TAKES). An update that changes a row's key removes the
-old key and writes the new one. The last image of each key therefore determines its result, whatever came
-before.
+old key and writes the new one. The final state of a key therefore depends only on its last image, not on
+earlier images.
 """
 
 from collections import Counter

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes changes as messages of a dialect, for sinks that deliver messages."""
+"""Encodes changes as messages of a format such as Debezium's or Maxwell's, for sinks that deliver
+messages.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the change kinds and columns that a subscription requests to the form that the daemon expects."""
+"""Translates the change kinds and columns of a subscription request into the form that the daemon expects."""
 
 from collections.abc import Sequence
 

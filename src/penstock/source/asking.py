@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries of requests to a server or daemon that is temporarily unavailable."""
+"""Retries requests to a server or daemon that is temporarily unavailable."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The start and end of a read: a position, a GTID set, or a time.
 
-A start is inclusive: the read begins with the transactions from a position on, those outside a GTID set, or
-those committed at or after a time. An end is exclusive: the read has the transactions before a position,
-those in a GTID set, or those committed before a time.
+A start is inclusive. The read begins at the given position, or with the transactions that are not in the GTID
+set, or with those committed at or after the given time. An end is exclusive. The read contains the
+transactions before the given position, or those in the GTID set, or those committed before the given time.
 """
 
 import re

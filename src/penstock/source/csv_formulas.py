@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps spreadsheets from running cells of CSV files as formulas.
 
-Source: OWASP, "CSV Injection". A spreadsheet hides the apostrophe before a guarded text.
+Source: OWASP, "CSV Injection". A cell that could be run is guarded by a leading apostrophe, which
+spreadsheets do not display.
 """
 
 import re

@@ -3,7 +3,8 @@
 
 Daemons that capture the same instance do so independently: their logs may begin at different positions and
 number epochs differently, but the bytes of one server's file are the same in all of them. If a daemon does
-not answer, the next one is asked for the same bytes, under its own number for that server's epoch.
+not answer, the same bytes are requested from the next daemon, using the epoch number that this daemon gives
+to the same server.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

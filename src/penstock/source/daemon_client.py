@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP interface of one daemon: JSON requests, byte ranges as streams, errors by class.
+"""The client for one daemon's HTTP interface: JSON requests, byte ranges as streams, and errors raised by
+class.
 
 Only this module uses the HTTP library.
 """

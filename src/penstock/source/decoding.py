@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding of one byte range: accepts buffers cut anywhere, yields the decoder's requests and batches.
+"""Decodes one byte range. Accepts buffers cut anywhere, and yields the decoder's requests and its batches.
 
 Only events that are split across buffers are copied.
 """

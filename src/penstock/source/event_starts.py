@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find event starts in plain binlog files by following event headers from the first event.
 
-A value may contain a copy of any bytes, so an event is never recognized by its bytes alone. Each host follows
-a file only once, no matter how many processes read ranges of it: one process follows it to its end while the
-others wait. The result is cached in a folder that only this user can write.
+A value may contain bytes that look like an event, so an event is never recognized by its bytes alone. Each
+host follows a file only once, no matter how many processes read ranges of it: one process follows it to its
+end while the others wait. The result is cached in a folder that only this user can write.
 """
 
 import fcntl

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log kept by Penstock, presented as the source's own files: the common part of folders and daemons.
+"""A log kept by Penstock, presented as the source's own files. Base code for log folders and daemons.
 
 Positions are those of the captured server. A log may contain several epochs, each with another server's
-files, and may begin in the middle of a file. Reading across missing bytes between two runs is rejected with
-an error.
+files, and may begin in the middle of a file. If bytes are missing between two unbroken parts of a log,
+reading across the gap raises an error.
 """
 
 import itertools

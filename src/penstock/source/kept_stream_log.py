@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kept log of a stream, in a daemon or a log folder, as the stream's driver sees it.
+"""The log of a stream that reads a daemon or a log folder, from the point of view of the stream's driver.
 
 An offset names the server of its epoch, so a stream can continue on another daemon. If that daemon has the
-same server's files, positions stay valid. Otherwise the stream continues by GTID set, in a new epoch.
+same server's files, positions remain valid. Otherwise the stream continues by GTID set, in a new epoch.
 """
 
 from collections.abc import Sequence

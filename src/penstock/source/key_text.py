@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the values of a key from the text that names a row: `penstock history shop.orders 7`."""
+"""Parses the key values by which a user names a row, as in `penstock history shop.orders 7`."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A logged statement, in the form that readers of rows receive."""
+"""A statement from the log, as readers of rows receive it."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table definitions from a kept log, requested position by position.
+"""Looks up table definitions at any position of a kept log.
 
-A reader therefore needs no separate schema history, no matter where in the log it starts.
+A reader therefore needs no separate schema history, wherever in the log it starts.
 """
 
 import time

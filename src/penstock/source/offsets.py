@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The offset of a stream: a position, the GTIDs before it, and the server whose log it belongs to.
 
-Spark keeps it as JSON in the checkpoint: {"epoch", "file", "offset", "gtid_set", "server_key"}, "by_set" if
-the GTID set is exact and the position is only where to start searching, and "fingerprint" (version 0.1 wrote
-none).
+Spark stores the offset in its checkpoint as a JSON object with the members "epoch", "file", "offset",
+"gtid_set" and "server_key". It also has "by_set" if the GTID set is exact and the position only says where to
+start searching, and "fingerprint", which version 0.1 did not write.
 """
 
 import json

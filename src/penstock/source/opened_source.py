@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of a source that only read the source's bytes. They work for sources of any kind."""
+"""Methods that need only a source's bytes, and therefore work for every kind of source."""
 
 from penstock.model import Position
 from penstock.source.prepared import PreparedSearch

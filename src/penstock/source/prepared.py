@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the events of an XA transaction that was prepared before the range in which it commits.
 
-The search goes backward from the commit, file by file. Each file is read forward once, without decoding rows.
+The search goes back from the commit, one file after another. Within a file it reads forward, once, without
+decoding rows.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a byte range as batches: the loop that drives the decoder and answers its requests.
 
-A row's schema comes from the log if the log names its columns (binlog_row_metadata=FULL), else from the
-schema history, which follows the statements in the log.
+A row's schema is taken from the log if the log contains column names (binlog_row_metadata=FULL). Otherwise it
+is taken from the schema history, which is updated with every DDL statement in the log.
 """
 
 import zlib

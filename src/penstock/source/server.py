@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live server as byte ranges: bounded dumps, one for each file of a range."""
+"""Reads a live server's log as byte ranges, with one bounded binlog dump per file of a range."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses timeouts for daemons that did not answer before, for all clients of one address."""
+"""Chooses shorter timeouts for daemons that recently failed to answer. All clients of one address share this
+state.
+"""
 
 import math
 import threading

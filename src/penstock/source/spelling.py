@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SQL dialect of a source's log: MariaDB and MySQL give different meanings to the same words."""
+"""The SQL dialect of a source's log. MariaDB and MySQL interpret some of the same syntax differently."""
 
 from penstock._native import Decoder
 from penstock.schema.statements.tokens import ServerSpelling

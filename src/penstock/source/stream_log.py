@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a stream as its driver sees it: its current server, its end, and what a batch reads.
+"""The log of a stream as its driver sees it: the current server, the end of the log, and the extent of a
+batch.
 
-Every query is a listing or a status statement; only limits require walking event headers.
+Queries only list files or run status statements. Event headers are scanned only if the stream has a limit per
+batch.
 """
 
 from collections.abc import Callable

@@ -4,10 +4,10 @@
     up to the position     the last change of each key: its image after, or the row is gone
     after the position     the first change of each other key: its image before, if the row was there
 
-Rows that no change in the kept log touches are unknown and are not shown, unless a statement emptied the
-table before the position: from there on, the log has them all. Changes that the server does not log, such as
-those of foreign keys' actions, stay unknown. After a statement that may have moved rows without logging them,
-no earlier row is known.
+Rows without any change in the kept log are unknown and are not shown. If a statement emptied the table before
+the position, no row is unknown, because the log contains all later inserts. Changes that the server does not
+log, such as foreign key actions, remain unknown. A statement that may move rows without logging them makes
+all earlier rows unknown.
 """
 
 import functools

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the rows of a table as of a moment to a file: JSON lines, CSV or Parquet.
+"""Writes a table's rows as of a point in time to a file: JSON lines, CSV or Parquet.
 
-Each row has `_position` and `_time` of the change that shows it, and `_missing`: the columns that the log
-does not have. If the table has a column of that name, the additional column gets another
-underscore: `__time`.
+Each row has three additional columns: `_position` and `_time` of the change from which the row is known, and
+`_missing`, which lists the columns that the log does not contain. If the table already has a column with such
+a name, the additional column gets another underscore, as in `__time`.
 
 CSV follows RFC 4180: a value with a comma, a quote or a line break is in quotes, and lines end with CRLF.
-NULL is \\N and a missing value is empty, both without quotes; the texts \\N and "" are in quotes. A text that
-a spreadsheet would take for a formula has an apostrophe before it, see `guard_formula`. JSON lines leave a
-missing column out. In Parquet NULL and missing values are null.
+NULL is \\N and a missing value is empty, both without quotes; the texts \\N and "" are in quotes. A string
+that a spreadsheet would interpret as a formula is prefixed with an apostrophe, see `guard_formula`. JSON
+lines leave a missing column out. In Parquet NULL and missing values are null.
 """
 
 import io

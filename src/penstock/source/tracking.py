@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advances schema histories on the driver, for the executors that decode with them.
+"""Advances schema histories on the driver, so that executors can decode rows with them.
 
-They matter only for logs that do not name their columns (binlog_row_metadata=MINIMAL). An executor starts at
-its range with the definitions in force there, and applies the statements in its range.
+Schema histories are needed only for logs without column names (binlog_row_metadata=MINIMAL). An executor
+begins a range with the table definitions in force at its start, and applies the DDL statements within the
+range.
 """
 
 import json

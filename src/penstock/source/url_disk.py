@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A read-only disk in an object store, at any URL that fsspec supports: `s3://bucket/shop`."""
+"""A read-only disk for log files in an object store, at any URL that fsspec supports: `s3://bucket/shop`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

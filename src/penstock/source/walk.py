@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find transaction ends from event headers alone, without decoding values.
 
-If a file can be opened at any byte, only a window before the target is decoded; the source knows where an
-event starts (`Source.align`).
+If a file can be opened at any byte, only a limited window before the target position is scanned. The source
+locates the first event in the window (`Source.align`).
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,8 @@
 Spark discovers the source if Penstock is installed. Otherwise, `register(spark)` registers it in a session.
 `decode_table` converts envelope rows into typed rows.
 
-Names are imported when they are first used: an executor imports this package, and needs only `partition`.
+Names are imported when they are first used, because an executor imports this package but needs only
+`partition`.
 """
 
 from importlib import import_module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of envelope rows into typed rows, on executors, one batch at a time."""
+"""Converts envelope rows into typed rows on executors, one batch at a time."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Execution of a pipeline's tasks on Spark: one job per batch, in a classic or Connect session."""
+"""Runs a pipeline's tasks on Spark: one job per batch, in a classic or Connect session."""
 
 import functools
 import hashlib

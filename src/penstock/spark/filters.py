@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters that Spark pushes down, translated into a narrower read. Spark pushes filters from 4.1 on.
 
-Filters on the system columns concern the log. Filters on the table's own columns are applied to decoded
-rows; see `row_conditions`. A filter is applied completely only if the read omits exactly the rows that the
-filter rejects. For every other filter, Spark checks the rows again.
+Filters on the system columns select a part of the log. Filters on the table's own columns are applied to
+decoded rows; see `row_conditions`. A filter is applied completely only if the read omits exactly the rows
+that the filter rejects. For every other filter, Spark checks the rows again.
 """
 
 from collections.abc import Iterable, Sequence

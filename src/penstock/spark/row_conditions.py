@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditions on a table's own columns, applied to decoded rows before they are passed to Spark's JVM.
 
-Spark checks the rows again, so an omitted condition costs time only. Conditions on types that Arrow and
-Spark might compare differently are left to Spark: floating point (Spark orders NaN last), binary, TIME, and
-timestamps without a matching time zone.
+Spark applies all filters again, so leaving a condition out affects only the speed. Conditions on types that
+Arrow and Spark might compare differently are left to Spark: floating point (Spark orders NaN last), binary,
+TIME, and timestamps without a matching time zone.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The columns of a read: those of the table's newest definition, or those of the envelope.
 
-The Arrow schema determines the Spark schema, with types and nullability such that Spark accepts the batches
-unchanged.
+The Arrow schema determines the Spark schema, whose types and nullability are chosen so that Spark accepts the
+batches unchanged.
 """
 
 import inspect

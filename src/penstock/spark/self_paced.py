@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stream reader for Spark 4.0 and 4.1, which ask for the end of a batch without naming its start.
+"""The stream reader for Spark 4.0 and 4.1, which request the end of a batch without passing its start.
 
-When Spark resumes from a checkpoint, it first plans an empty batch at the last offset. It also plans every
-batch whose end it has asked for. So the end of the last planned batch is the start of the next.
+When Spark resumes from a checkpoint, it first plans an empty batch at the last offset. Once Spark has
+requested the end of a batch, it also plans that batch. The start of a batch is therefore the end of the last
+planned batch.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spark session of a pipeline, unless the caller provides one."""
+"""Creates the Spark session of a pipeline if the caller does not provide a session."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfer of pipeline parts to executors: the program's own functions are pickled by value.
+"""Sends pipeline parts to executors. The program's own functions are pickled by value.
 
 Plain pickling refers to a function by its module, which may not be installed on an executor.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`spark.readStream.format("penstock")`: batches of complete transactions, planned from the log's end."""
+"""`spark.readStream.format("penstock")`: a stream whose batches contain complete transactions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

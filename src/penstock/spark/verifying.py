@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parallel comparison of shares, as Spark tasks."""
+"""Compares shares in parallel, as Spark tasks."""
 
 import pickle
 from collections.abc import Iterable, Iterator, Sequence

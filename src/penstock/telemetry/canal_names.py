@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics under the names of Canal's server, so that its dashboards and rules keep working.
+"""Metrics under the names that Canal's server uses, so that dashboards and alert rules for Canal keep
+working.
 
 The names, types and labels are those of Canal's `prometheus` module. Metrics of Canal's internal buffers have
 no counterpart in Penstock.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters and histograms of events that leave no other trace. Everything else is read at scrape time.
+"""Counters and histograms of events that cannot be counted later from other state.
 
-One thread at a time adds to them, and any thread may read them.
+All other metrics are read at scrape time. Only one thread at a time may add to a counter or histogram, and
+any thread may read it.
 """
 
 from bisect import bisect_left

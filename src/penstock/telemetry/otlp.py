@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readings pushed to an OpenTelemetry collector over OTLP/HTTP.
+"""Pushes readings to an OpenTelemetry collector over OTLP/HTTP.
 
-The names are those of Prometheus with dots for the first underscores and without suffixes, so that a
-collector that exports to Prometheus restores them: `penstock.capture.lag` with unit `s` is
+Metric names are the Prometheus names with the first underscores replaced by dots and without suffixes. A
+collector that exports to Prometheus restores the original names: `penstock.capture.lag` with unit `s` becomes
 `penstock_capture_lag_seconds`.
 """
 

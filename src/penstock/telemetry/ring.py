@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last 24 hours of a few values, in memory of a fixed size, so that charts need no other system."""
+"""Keeps a few values for the last 24 hours in a fixed amount of memory, so that charts need no other
+system.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading one data file: its rows, in the order of their commit timestamps."""
+"""Reads one data file and returns its rows in the order of their commit timestamps."""
 
 from collections import deque
 from typing import Protocol

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capture of TiCDC's messages in Kafka: they become the instance's log.
+"""The capture of TiCDC's messages in Kafka, which become the instance's log.
 
     partitions ─▶ rows by commit timestamp up to the lowest watermark ─▶ events ─▶ the log
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TiCDC's canal-json messages in Kafka: rows, statements and watermarks.
 
-Kafka has no schema files, so a table's definition is that of its messages: `mysqlType` has each column's type
-with its length if the changefeed sets `content-compatible`, and `pkNames` the primary key. Other constraints
-are unknown: every other column may be null. Source: "TiCDC Canal-JSON Protocol" in TiDB's documentation.
+There are no schema files in Kafka, so a table's definition is derived from its messages. `mysqlType` contains
+the type of each column, including the length if the changefeed sets `content-compatible`. `pkNames` contains
+the primary key. Other constraints are unknown, so every column outside the primary key is assumed to be
+nullable. Source: "TiCDC Canal-JSON Protocol" in TiDB's documentation.
 """
 
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking TiCDC's topics before they are read: their partitions, and the first messages of each."""
+"""Checks TiCDC's topics before they are read: their partitions, and the first messages of each partition."""
 
 from collections.abc import Iterator
 

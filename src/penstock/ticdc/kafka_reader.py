@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading TiCDC's topics as transactions in commit order, up to the lowest watermark of all partitions.
+"""Reads TiCDC's topics as transactions in commit order, up to the lowest watermark of all partitions.
 
 Partitions are assigned, without a consumer group: the offsets are recorded with the log. Memory is bounded:
 partitions that are ahead are paused while many changes are buffered.

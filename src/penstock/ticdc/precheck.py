@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking a storage sink before it is read: its checkpoint, its files, and a row of each table."""
+"""Checks a storage sink before it is read: its checkpoint, its files, and a row of each table."""
 
 from collections.abc import Iterator
 

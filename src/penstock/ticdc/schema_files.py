@@ -2,8 +2,8 @@
 """The schema files of TiCDC's storage sink: a table's definition at a version, and the statement that created
 it.
 
-A file's name has the CRC32 of the definition without the statement: of its JSON as Go's encoder writes it,
-with the columns sorted by name, indented by four blanks.
+The name of a file contains a CRC32 of the definition without the statement. The CRC32 is computed from the
+JSON text that Go's encoder produces, with the columns sorted by name and an indentation of four spaces.
 """
 
 import json

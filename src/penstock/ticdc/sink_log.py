@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing transactions of TiCDC to a kept log, as a binlog that every reader can read."""
+"""Writes transactions from TiCDC to a kept log, as a binlog that every reader can read."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a storage sink as transactions in commit order, up to its checkpoint.
+"""Reads a storage sink as transactions in commit order, up to the sink's checkpoint.
 
-Rows of one transaction are in the files of all tables that it changed. All rows with a commit timestamp below
-the checkpoint are in complete files, so the files that are listed after reading the checkpoint are merged by
-commit timestamp up to it.
+The rows of one transaction are spread over the files of all tables that the transaction changed. All rows
+with a commit timestamp below the checkpoint are in complete files. The files are listed after the checkpoint
+is read, and are merged by commit timestamp up to the checkpoint.
 
-TiCDC delivers at least once: after a restart it writes rows again, in later files. Rows up to the position
-are skipped. A transaction changes a key once, so a row that comes twice in a table with a key is repeated.
+TiCDC delivers at least once: after a restart it writes rows again, in later files. Rows at or before the
+position are skipped. A transaction changes each key only once, so the second of two rows with the same key in
+one transaction is a repetition.
 
-TiCDC deletes the oldest dates first (`file-expiration-days`), and numbers the files of each date from 1 on.
-While the file of the last row exists, no later date has been deleted. Without that file, unread dates may
-have been deleted.
+TiCDC deletes the oldest dates first (`file-expiration-days`), and numbers the files of each date starting
+from 1. While the file of the last row exists, no later date has been deleted. If that file is gone, unread
+dates may have been deleted.
 """
 
 import heapq

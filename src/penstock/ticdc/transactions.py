@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of one transaction, from all files or partitions that have some of them, each once.
+"""Collects the rows of one transaction from all files or partitions that contain some of them, without
+repetitions.
 
-TiCDC delivers at least once. A transaction changes a key once, so a second row of a key repeats the first,
-even if TiCDC wrote an update as a deleted and an inserted row one time and as an update the other time.
+TiCDC delivers at least once. A transaction changes each key only once, so a second row with the same key
+repeats the first. This holds even if TiCDC wrote the change as an update once, and as a deleted and an
+inserted row the other time.
 """
 
 from collections.abc import Iterable, Sequence

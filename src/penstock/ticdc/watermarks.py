@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging the partitions of a topic by commit timestamp, up to the lowest of their watermarks.
+"""Merges the partitions of a topic by commit timestamp, up to the lowest of their watermarks.
 
     partition 0   5 7 9 |10      the watermark 10: all below it was sent to this partition
     partition 1   6 |8           the watermark 8

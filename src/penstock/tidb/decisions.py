@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator's decisions about transactions that nothing else can decide: a small file for each.
+"""An operator's decisions to commit or roll back transactions whose outcome cannot be determined otherwise.
+Each decision is a small file.
 
     <the Pump's folder>/decisions/470639218043387904.json           {"commit_ts": 470639218044174336}
     <the Pump's folder>/decisions/carried-out/470639218043387904.json
     <the Pump's folder>/decisions/refused/470639218043387904.json
 
 Anyone who may write to the Pump's folder may decide, so the running Pump needs no port for it. A decision
-waits until its prewrite arrives. After it was applied or refused, it stays as a record, with the time and the
-reason.
+takes effect when its prewrite arrives. After the decision has been applied or refused, its file is kept as a
+record, with the time and the reason.
 """
 
 import re

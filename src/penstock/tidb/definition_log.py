@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions of a TiDB cluster's tables, kept beside the log that was written with them.
+"""The table definitions of a TiDB cluster, stored next to the log whose rows were written with them.
 
 `tidb-definitions.jsonl` is a snapshot and the DDL jobs applied after it, one JSON object per line with its
 CRC32. A job is durable here before anything that depends on it is written to the log, so a restarted drainer

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of a TiDB cluster at each version of its schema, derived from DDL jobs.
 
-Every transaction names the schema version that it was prepared with, and may be committed after a change of
-the schema that its server had not loaded. So the last two definitions of each table are kept, each with the
-commit timestamp from which rows are written with it.
-
-A definition comes into force before its version if rows lack a column that is being dropped: TiDB leaves the
-column out of rows before the job that drops it is finished.
+Every transaction names the schema version with which it was prepared. It may commit after a schema change
+that its TiDB server had not loaded yet. The last two definitions of each table are therefore kept, each with
+the commit timestamp from which rows are written with it. While a column is being dropped, TiDB leaves it out
+of rows before the DROP COLUMN job is finished. The new definition is therefore used before its schema version
+if rows do not contain the column.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of gRPC clients in an event loop. The kernel reads and writes HTTP/2 (`GrpcConnection`).
+"""Serves the calls of gRPC clients in an event loop. The kernel reads and writes HTTP/2 (`GrpcConnection`).
 
     socket ─▶ GrpcPeer ─▶ GrpcService: all calls that arrived together
     socket ◀─ GrpcPeer ◀─ answers, many calls at once

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Pumps that are in the merge of a log: a small file for each, beside the log.
+"""Records which Pumps are merged into a log, in one small file per Pump next to the log.
 
     <log>/tidb-pumps/pump1%3A8250.json    {"after": 470639218044174336}
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matching the prewrites of a Pump with their outcomes, and releasing transactions in commit order, without
+"""Matches the prewrites of a Pump with their outcomes, and releases transactions in commit order, without
 connections or threads.
 
 A TiDB server draws the commit timestamp only after a Pump has acknowledged the prewrite. So the commit
 timestamp of every open prewrite, and of every prewrite that arrives later, is above its own start timestamp
 and above every commit timestamp drawn before. Therefore a committed transaction is released as soon as its
-commit timestamp is below the start timestamps of all open prewrites: none below it can follow.
+commit timestamp is below the start timestamps of all open prewrites, because no transaction with a lower
+commit timestamp can follow.
 """
 
 import heapq

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which Pumps are in the merge, according to the registry, and this drainer's own entry there.
 
-A Pump is a member from when it is registered until it is offline and everything that it released is durable
-in the log. Pumps that are paused, that do not answer, or whose entries are gone or unreadable stay members:
-they may hold transactions that no other Pump has.
+A Pump becomes a member when it is registered. It stays a member until it is offline and everything that it
+released is durable in the log. Pumps that are paused, that do not answer, or whose entries are gone or
+unreadable stay members: they may hold transactions that no other Pump has.
 """
 
 import threading

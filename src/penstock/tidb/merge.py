@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging the streams of all Pumps by commit timestamp, without connections or threads.
+"""Merges the streams of all Pumps by commit timestamp, without connections or threads.
 
-Each Pump sends its transactions in strictly rising order of commit timestamps. A fake binlog, which an idle
-Pump sends every few seconds, says that the Pump has nothing up to its timestamp. So the last timestamp that a
-Pump sent is a lower bound for everything that it can still send. A transaction is released once no member can
-send an earlier one.
+Each Pump sends its transactions in strictly rising order of commit timestamps. An idle Pump sends a fake
+binlog every few seconds. It says that the Pump has no further transaction up to the timestamp of the fake
+binlog. So the last timestamp that a Pump sent is a lower bound for everything that it can still send. A
+transaction is released once no member can send an earlier one.
 
     pump 1   3 ── 7 ── 12              reached 12
     pump 2   4 ── 9                    reached 9      released: 3, 4, 7, 9; held: 12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of the captures of a TiDB cluster and of TiCDC's output: a log in commit order."""
+"""The code shared by the captures of a TiDB cluster and of TiCDC's output, whose logs are in commit order."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merged log: binlog files that Penstock generates, appended to an instance's log like a server's own.
+"""The merged log: binlog files that Penstock generates and appends to an instance's log as if a server had
+sent them.
 
 The files are `tidb-binlog.000001`, `tidb-binlog.000002` and so on. Each ends with a rotation at the first
 transaction after 1 GiB. The content depends only on the transactions and their positions, so a restarted

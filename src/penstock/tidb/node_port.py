@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The single port of a Pump or Drainer: gRPC for the cluster, and HTTP for binlogctl and operators.
 
-Both are registered under one address, so the first bytes of a connection decide: HTTP/2, and therefore gRPC,
-begins with a fixed preface. The port terminates TLS, and rejects clients whose certificates have none of the
-allowed common names.
+Both are registered under one address, so they are told apart by the first bytes of a connection: HTTP/2, and
+therefore gRPC, begins with a fixed preface. The port terminates TLS, and rejects clients whose certificates
+have none of the allowed common names.
 """
 
 import asyncio

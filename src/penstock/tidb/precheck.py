@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the problems that prevent capturing changes from a TiDB cluster, each with the command that helps."""
+"""Finds problems that prevent capturing changes from a TiDB cluster, each with a command that solves it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pulling from Pumps: a thread for each Pump, and the queue in which their transactions are merged.
+"""Pulls transactions from Pumps, with one thread per Pump and a queue that merges them.
 
     Pump 1 ──PullBinlogs──▶ PumpReader ─┐
     Pump 2 ──PullBinlogs──▶ PumpReader ─┴─▶ MergeQueue ──▶ the drainer's thread
 
-A reader stops reading while the queue has no room for its Pump: then gRPC's flow control stops the Pump,
-which keeps its binlogs for days.
+While the queue has no room for a Pump's transactions, its reader stops reading. gRPC's flow control then
+makes the Pump stop sending. The Pump keeps its binlogs for days.
 """
 
 import threading

@@ -2,8 +2,8 @@
 """The log of a Pump: the payloads of TiDB's pump client as received, in the segments of a kept log.
 
 Each payload is one event, or several consecutive ones, of binlog files that the Pump writes itself:
-`tidb-pump.000001`, `tidb-pump.000002`. So recovery, indexes, retention, compression and tiering are those of
-every kept log.
+`tidb-pump.000001`, `tidb-pump.000002`. Recovery, indexes, retention, compression and tiering therefore work
+as in every other kept log.
 """
 
 import struct

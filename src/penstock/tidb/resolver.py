@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deciding prewrites whose outcome did not arrive: by what TiKV recorded, or by an operator's decision.
+"""Determines the outcome of prewrites for which no outcome arrived, from TiKV's records or from an operator's
+decision.
 
 Looking up an outcome changes nothing in the cluster. If TiKV has a lock or no trace of a transaction, the
 transaction stays undecided, and all later transactions wait for it. Only with `decide_after` is such a

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a DDL statement: the SQL mode and the time zone that decide what its text means.
+"""The session of a DDL statement: the SQL mode and the time zone with which its text must be interpreted.
 
-TiDB records both in the jobs that may move rows (`reorg_meta`). For other statements, the text and the
-resulting definitions have to be enough: TiDB stores the default of a TIMESTAMP column in UTC, so a literal in
-the text reveals the session's offset.
+TiDB records both in the jobs that may move rows (`reorg_meta`). For other statements, the session is derived
+from the text and the resulting definitions. For example, TiDB stores the default of a TIMESTAMP column in
+UTC, so comparing it with the literal in the text reveals the session's time zone offset.
 """
 
 import re

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turning merged transactions into events of the merged log, with the definitions of their schema version."""
+"""Converts merged transactions into events of the merged log, using the table definitions of each
+transaction's schema version.
+"""
 
 import json
 import threading

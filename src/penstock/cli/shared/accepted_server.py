@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resuming on a server that has lost some of the log's transactions.
+"""Resumes capture on a server that has lost some of the log's transactions.
 
-A replica that was promoted before it was complete never gets the missing transactions. The log and the
-targets keep them: their rows are missing from the new server, and only a comparison finds them.
+A replica that was promoted before it was complete never receives the missing transactions. The log and the
+targets still contain them, but the new server does not have their rows. Only comparing the targets with the
+server reveals these rows.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of an instance, accessed through its daemon: the lag of checkpoints, and positions for new
+"""Accesses an instance's log through its daemon: finds the lag of checkpoints, and the positions of new
 checkpoints.
 """
 

@@ -3,8 +3,9 @@
 
     python -m penstock.cli.shared.child PARENT VERB ...
 
-It receives SIGTERM when its parent ends, for whatever reason. On Linux the kernel sends it when the parent's
-thread that started the child ends (prctl(2)). Elsewhere a thread of the child watches for another parent.
+The child receives SIGTERM when its parent ends, for whatever reason. On Linux the kernel sends the signal
+when the thread that started the child ends (prctl(2)). On other systems a thread of the child checks whether
+its parent process has changed.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Confirmation of a change at the terminal."""
+"""Asks for confirmation of a change at the terminal."""
 
 import sys
 

@@ -2,8 +2,8 @@
 """The web console of a daemon, in a separate process, so that a fault in either process does not end the
 other.
 
-The console ends with the daemon, even if the daemon is killed. A console that ends by itself is started
-again.
+The console ends with the daemon, even if the daemon is killed. If the console ends while the daemon runs, it
+is restarted.
 """
 
 import os

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of a log, by folder or by instance of a settings file, and the contents of its segments."""
+"""Selects a log, by its folder or by an instance in a settings file, and reads the contents of its
+segments.
+"""
 
 import os
 import pwd

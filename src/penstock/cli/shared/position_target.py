@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookup of a position for `penstock position set`, in the log and on the server."""
+"""Determines the new position for `penstock position set`, from the log and from the server."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing what a running subscription delivers: `penstock subscriptions set`, `pause` and `resume`."""
+"""Changes what a running subscription delivers: `penstock subscriptions set`, `pause` and `resume`. `penstock
+subscriptions set`, `pause` and `resume`.
+"""
 
 import sys
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handling of SIGTERM, SIGINT and SIGHUP for commands that run until they are stopped."""
+"""Handles SIGTERM, SIGINT and SIGHUP for commands that run until they are stopped."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon as a whole, queried over HTTP by commands that do not work on a single instance."""
+"""Queries a daemon over HTTP, for commands that concern the whole daemon instead of a single instance."""
 
 import json as json_text
 import ssl

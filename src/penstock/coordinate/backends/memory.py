@@ -2,8 +2,8 @@
 """Coordination within one process, by name: for tests, and for a subscriber that needs no durable
 checkpoints.
 
-Stores with the same name share their records, which are gone once the last store is closed. `lose` and `away`
-simulate network faults.
+Stores with the same name share their records. The records are lost when the last of these stores is closed.
+`lose` and `away` simulate network faults.
 """
 
 import itertools

@@ -2,11 +2,12 @@
 """Coordination in one SQLite file, shared by the processes of one host.
 
 Every change is a transaction that takes the write lock at its start and is durable when it returns. Each
-change has a number that is never reused. The newest changes are listed by path, so that a watcher can see
-what changed. A session is a row with its expiry by the host's clock. Its process extends the expiry, and any
-process that finds the session expired deletes its records. Setting the clock forward ends sessions early; so
-does setting it back, because an expiry further ahead than the session time is treated as invalid. A file on a
-network mount cannot be shared safely.
+change has a number that is never reused. The paths of the newest changes are stored, so that a watcher can
+see what changed. A session is a row that contains the session's expiry time by the host's clock. The owning
+process extends the expiry time. Any process that finds an expired session deletes that session's records.
+Setting the clock forward ends sessions early. Setting it back has the same effect, because an expiry time
+that is further ahead than the session time is treated as invalid. A file on a network mount cannot be shared
+safely.
 """
 
 import sqlite3

@@ -3,8 +3,9 @@
 
 A record is a node whose content is the value, a line feed, and a nonce of 16 hexadecimal digits. A writer
 whose response was lost reads the nonce to find out whether its own write took effect. Nodes that exist only
-as parents are empty. A session has its own connection. It is uncertain as soon as that connection is lost,
-and lost once the ensemble reports it or could not be reached for the session time, whichever comes first.
+as parents are empty. A session has its own connection. The session becomes uncertain as soon as the
+connection is lost. It counts as lost once the ensemble reports its end, or once the ensemble could not be
+reached for the session time, whichever comes first.
 """
 
 import logging

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs the entries of two systems by their positions in the log, and reports every value that differs.
 
-The comparison begins at the end of the first transaction that Canal delivers. Penstock's entries of the same
-part of the log are read with the same source that every reader uses, and encoded as on its port for clients
-of Canal.
+The comparison begins at the end of the first transaction that Canal delivers. Penstock's entries for the same
+part of the log are read through the same code as for any other reader, and encoded as they would be for a
+Canal client of the daemon.
 """
 
 import time

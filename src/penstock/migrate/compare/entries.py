@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's entries as seen by consumers: a position in the log, and values by their names.
+"""Canal's entries as consumers see them: a position in the log, and values by column name.
 
-Field numbers are those of Canal's `EntryProtocol` and `CanalProtocol`.
+The field numbers are from Canal's `EntryProtocol` and `CanalProtocol`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts a table into chunks by its key, regardless of the key's type and distribution.
 
-A table is cut where the server's index has rows: a range with too many rows is divided at an existing key,
-and the optimizer's index dives (EXPLAIN) estimate each part. A plan costs a few index lookups per chunk and
-reads no rows, so neither gaps nor clusters of keys matter. Estimates only determine the size of chunks, never
-which rows they hold: ranges are contiguous, and the outer ones are unbounded.
+Cuts are made at existing keys: a range with too many rows is divided at a key from the server's index, and
+the size of each part is estimated by the optimizer's index dives (EXPLAIN). A plan costs a few index lookups
+per chunk and reads no rows, so neither gaps nor clusters of keys matter. Estimates only affect the size of
+chunks. No row can be missed, because the ranges are contiguous and the outermost ranges are unbounded.
 """
 
 from collections.abc import Iterator, Sequence

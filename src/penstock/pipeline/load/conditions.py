@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions on the rows of one table that is read again, as the server understands them."""
+"""Checks the condition of a request to read some rows of a table again, by having the server parse it."""
 
 from penstock.errors import SourceMissing
 from penstock.model import TableName, TablePatterns

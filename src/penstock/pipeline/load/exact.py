@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads tables at one exact log position, for rows that no key identifies.
 
-If rows have a key, reading a row slightly later than its watermark is harmless: its change is applied again
-and wins. Without a key the row would be duplicated. Such a table is therefore read from a snapshot whose log
-position is known exactly. MariaDB reports the position, and TiDB reads as of a timestamp. On MySQL, the
-snapshot is opened at a moment without commits, or under a read lock on the table that is held only until the
-snapshot is open.
+If rows have a key, it is harmless to read a row slightly later than the watermark: the changes in between are
+applied again and lead to the same row. Without a key the row would be duplicated. Such a table is therefore
+read from a snapshot whose log position is known exactly. MariaDB reports the position, and TiDB reads as of a
+timestamp. On MySQL, the snapshot is opened at a moment without commits, or under a read lock on the table
+that is held only until the snapshot is open.
 """
 
 from collections.abc import Sequence

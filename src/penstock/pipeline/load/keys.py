@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key columns in SQL: how to select a value, write it as a literal, and find a value between two values.
 
-Literals have the column's own charset and type, so that the server compares them like its rows, with its own
-collation and index.
+Literals have the column's own charset and type, so that the server compares them with its rows by the
+column's own collation, and can use the index.
 """
 
 import re

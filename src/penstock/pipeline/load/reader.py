@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the rows of a chunk, as the changes that the log would hold if they had just been inserted."""
+"""Reads the rows of a chunk, and returns them as if the log contained an insert of each row."""
 
 import re
 import time

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session that reads tables unaltered: no charset conversion, UTC, nothing that changes a value.
+"""A session that reads table values unaltered: no charset conversion, UTC, and no other setting that changes
+a value.
 
-The kernel then receives values as the server stores them, as it does from the log.
+The kernel then receives values as the server stores them, in the same form as from the log.
 """
 
 import socket

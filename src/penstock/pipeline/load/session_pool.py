@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that the chunks of a batch use one after another.
+"""A pool of sessions that are reused for the chunks of a batch.
 
-A session costs several round trips, among them those of TLS and of the login, and a watermark costs three:
-more than a small table.
+Opening a session costs several round trips, including those of TLS and authentication, and taking a watermark
+costs three. Together this takes longer than reading a small table.
 """
 
 import math

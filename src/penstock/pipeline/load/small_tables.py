@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the tables that are loaded as one chunk, many with one statement.
+"""Finds the small tables, each of which is loaded as one chunk. One statement counts the rows of many tables.
 
 Cutting a table by its key takes several statements, which would cost more than reading a small table.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lookup`: add columns from the row of another table that a row refers to.
+"""`lookup`: add columns from a row of another table, found by a key in the current row.
 
 - lookup:
     tables: shop.orders

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a pipeline's target with its source at the pipeline's position.
 
-A stopped pipeline is compared exactly at its own position: the source's rows are read as they are now, and
-changes that the log made after the position are excluded. A running pipeline is first compared as both sides
-are now. Keys that differ are read again once the pipeline has passed the moment at which the source was read.
-Keys that still differ, and that the log did not touch in between, are reported as differences.
+A stopped pipeline is compared exactly at its own position: the source's current rows are read, and the
+effects of changes that were logged after the position are excluded. For a running pipeline, the current rows
+of source and target are compared first. Keys that differ are read again once the pipeline has applied all
+changes up to the time at which the source was read. Keys that still differ, and that no change in the log has
+touched in between, are reported as differences.
 
 In both cases the first pass compares two hashes per row, and only keys that may differ are read in full.
 """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Represents each row by two hashes, of its key and of the row, so that millions fit in memory.
+"""Represents each row by two hashes, one of its key and one of the whole row, so that millions of rows fit in
+memory.
 
-Two sides with the same rows have the same hash sums in any order, so equal tables need no further comparison.
+The sums of the hashes do not depend on the order of the rows. If the sums of source and target are equal, no
+further comparison is needed.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts rows to what a target can represent, so that both sides are compared alike.
+"""Converts source rows to values that the target can represent, so that both sides can be compared.
 
-A value that the target's type cannot represent is null in the target. If the sink writes such values as the
-source's text, that text is compared instead.
+A value that the target's type cannot represent is null in the target. If the sink writes the source's text
+for such a value, the text is compared instead.
 """
 
 import json

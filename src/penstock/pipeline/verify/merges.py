@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Determines which rows of a merged target belong to which source table.
 
-A shard column may identify them. This matters when a source table is emptied.
+A shard column may identify the rows of each source table. They must be known when a source table is emptied,
+so that the other tables' rows are kept.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -2,8 +2,9 @@
 """Repairs a target: writes missing and changed rows, and deletes extra rows.
 
 If the pipeline does not run, its own sink writes the rows as they were at the pipeline's position, in a batch
-under a separate name. Later changes then find the rows that they expect. If the pipeline runs, the runner is
-asked to read those rows again (a resnapshot), because two writers of one row would not coordinate.
+under a separate name. Later changes then find the rows that they expect. If the pipeline is running, its
+runner is asked to read the affected rows again (a resnapshot), because a second writer could overwrite the
+runner's newer rows.
 """
 
 import uuid

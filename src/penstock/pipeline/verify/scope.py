@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Determines which rows of a target a pipeline owns, and how a missing source row is deleted in the target.
 
-Used for comparing and for deleting: a row that another pipeline wrote, or that has to stay, is not extra.
+Used both to compare and to delete: a row that another pipeline wrote, or that must be kept, does not count as
+an extra row.
 """
 
 from collections.abc import Iterable, Sequence

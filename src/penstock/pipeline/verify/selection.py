@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the target tables to compare, finds their source tables, and divides them into shares."""
+"""Selects the target tables to compare, determines their source tables, and divides the comparison into
+shares.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

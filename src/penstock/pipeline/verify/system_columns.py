@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns rows that come neither from a log nor from a load into changes, by adding the system columns."""
+"""Converts rows that are not from a log or a load into changes, by adding the system columns."""
 
 import time
 from collections.abc import Mapping, Sequence

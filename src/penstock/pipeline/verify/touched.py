@@ -2,9 +2,10 @@
 """Records how the log changed a table's rows after a position, to derive the rows as they were at that
 position.
 
-The first event of a key after the position is sufficient. If it removes or changes a row, its preimage is the
-row at the position. If it inserts a row, the key had no row. A key without an event is unchanged. The table
-may therefore be read at any time, if the log is then read to a later position.
+Only the first event of each key after the position is needed. If that event deletes or updates a row, the
+event's preimage is the row at the position. If it inserts a row, there was no row with this key at the
+position. A key without an event is unchanged. The table may therefore be read at any time, if the log is then
+read up to a position after that read.
 """
 
 from collections.abc import Iterator, Sequence

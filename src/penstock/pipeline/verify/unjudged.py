@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Target rows that cannot be judged, because a step rejected their source row.
+"""Target rows that a comparison cannot judge, because a step rejected their source row.
 
-The expected target row is then unknown. The row that the target has was written before the step failed, and
-does not count as correct or as extra.
+The expected target row is then unknown. The existing target row was written before the step failed. It counts
+neither as correct nor as extra.
 """
 
 from collections.abc import Sequence

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of logged statements, as far as they change table definitions or rows."""
+"""Parses logged statements to determine how they change table definitions and rows."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translation of a column type from its spelling in a statement to the text in information_schema.
+"""Translates a column type as written in a statement into the text shown in information_schema.
 
 Source: the manuals' "Data Types" and "Using Data Types from Other Database Engines". A type that is not in
 the table of spellings raises an error and is never guessed.

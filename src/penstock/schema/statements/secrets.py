@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides the passwords in statements that people read.
+"""Hides the passwords in statements that are shown to users.
 
-Servers log statements about accounts: MySQL with password hashes, MariaDB sometimes with the passwords
-themselves. Tables of other servers, such as those of FEDERATED, SPIDER and CONNECT, name the password of
-their connection. The log, and what sinks receive, stay as they are.
+Logged account statements contain password hashes in MySQL, and sometimes the passwords themselves in MariaDB.
+Statements for tables on other servers (FEDERATED, SPIDER and CONNECT) may contain the password of the
+connection. Passwords are not removed from the log itself, or from the statements that sinks receive.
 """
 
 import re

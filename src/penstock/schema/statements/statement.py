@@ -2,9 +2,9 @@
 """The effects of a logged statement on table definitions.
 
 Every statement is in one of three groups. It is listed as touching no definition, it is parsed, or it is
-`Unread`. The tables that an `Unread` statement may have touched are read again from the server. Those are the
-tables that it names if it can touch no others, otherwise every table of the databases listed in its event.
-The parser never guesses and never raises.
+`Unread`. After an `Unread` statement, the definitions of all tables that it may have changed are read again
+from the server. These are the tables named in the statement, or, if it may have changed other tables too, all
+tables of the databases listed in its event. The parser never guesses and never raises.
 
 Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of CREATE TABLE and ALTER TABLE into steps.
+"""Parses CREATE TABLE and ALTER TABLE into steps.
 
-Only the parts that shape rows are parsed strictly: names, types, charsets, the order of columns and the
-primary key. Other attributes and options are skipped, with their parentheses.
+Only the parts that affect how rows are stored are parsed strictly: names, types, charsets, the order of
+columns and the primary key. Other attributes and options are skipped, including their parentheses.
 """
 
 from collections.abc import Sequence

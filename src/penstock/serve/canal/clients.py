@@ -2,13 +2,14 @@
 """All known Canal clients, by destination and client id. One session at a time holds a client.
 
 A client is the subscription `canal-<client id>` of its instance, with one shard, so it is listed, reset and
-deleted like any other. Its cursor outlives its connection: in memory up to the last acknowledged entry, in
-the store up to the last transaction, from where it continues after a restart or at another daemon. The latest
-subscriber gets the client: the previous session is closed and its writes are fenced. A client belongs to the
-account that subscribed it first; another account can take it over or delete it only with permission.
+deleted like any other. The cursor of a client outlives its connection. In memory, the cursor is exact up to
+the last acknowledged entry. In the store, it is at the end of the last acknowledged transaction, from where
+the client continues after a restart or at another daemon. When a second connection subscribes as the same
+client, it takes the client over: the previous session is closed and its writes are fenced. A client belongs
+to the account that subscribed it first; another account can take it over or delete it only with permission.
 
-With listener processes, one process at a time owns a client: see the parameter `bring` of `Clients`.
-Connections of a client may reach any process, and its state follows them.
+With listener processes, one process at a time owns a client: see the parameter `bring` of `Clients`. A
+client's connection may reach any process; the client's state is then moved to that process.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The position of a Canal client: what it was sent, what it acknowledged, and what comes next.
 
-A batch is a range between two points of the log; its bytes are not kept. An acknowledgement is durable up to
-the last transaction that ended in the batch. A rollback returns to the last acknowledged entry itself.
+A batch is a range between two points of the log; the bytes in the range are not kept. An acknowledgement is
+durable up to the last transaction that ended in the batch. A rollback returns to the last acknowledged entry,
+which may be within a transaction.
 """
 
 import asyncio

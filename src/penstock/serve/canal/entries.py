@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries of a piece as bytes: their starts, how many fit, and where whole transactions end.
+"""Canal entries as encoded bytes: where each entry starts, how many entries fit into a batch, and where whole
+transactions end.
 
-The kernel has already framed each entry, so consecutive entries are one run of bytes and need no work per
-entry.
+The kernel has already framed each entry, so consecutive entries are copied as one piece of bytes, without
+work per entry.
 """
 
 from bisect import bisect_right

@@ -11,7 +11,8 @@
     MESSAGES        ─────────▶
                     ◀─────────  CLIENTACK                 answered only with an error
 
-The server sends unsolicited only HANDSHAKE, and errors of CLIENTACK and CLIENTROLLBACK.
+The only messages that the server sends without a request are HANDSHAKE and the errors of CLIENTACK and
+CLIENTROLLBACK.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that end when the client disconnects, and responses that are streamed at the client's pace."""
+"""Ends a request when its client disconnects, and streams a response at the client's pace."""
 
 import asyncio
 from abc import abstractmethod

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as of a moment over HTTP: `POST /v1/instances/{instance}/as-of`, as JSON or as a file."""
+"""A table as of a point in time, over HTTP: `POST /v1/instances/{instance}/as-of`. Responds with JSON or a
+file.
+"""
 
 import asyncio
 import functools

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes over HTTP: a subscriber's request, streamed as frames of Arrow or JSON, decoded once for all
-followers.
+"""Serves changes over HTTP. A response is a stream of Arrow or JSON frames. Changes are decoded once for all
+followers of a log.
 
 A response ends by itself: once its credit is used up, after a while without changes, or, to a named consumer,
 after `CONSUMER_RESPONSE_SECONDS`. The next request continues from the last position frame, at this or another
-daemon, and reports the checkpoint from which on the consumer holds the log.
+daemon, and reports the consumer's checkpoint, at which its hold on the log is placed.
 """
 
 import asyncio

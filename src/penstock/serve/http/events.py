@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The newest events of the daemon over HTTP: `GET /v1/events`, for full administrators.
 
-The events are the last few hundred log lines since the daemon started, and separately as many audit records.
-Older lines are in the log of the service.
+The events are the last few hundred log lines since the daemon started. The same number of audit records is
+kept separately. Older lines are in the log of the service.
 """
 
 from starlette.requests import Request

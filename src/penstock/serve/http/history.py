@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a row over HTTP: `POST /v1/instances/{instance}/history`, as lines of JSON, newest first.
 
-The first line has the readers that hold the log: pipelines, subscriptions, other named consumers. Each change
-names the readers that had not confirmed it when the search began. A client that disconnects ends its search.
+The first line lists the readers with a hold on the log: pipelines, subscriptions, other named consumers. Each
+change names the readers that had not confirmed it when the search began. If the client disconnects, the
+search ends.
 """
 
 import functools

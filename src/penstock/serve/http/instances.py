@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances that are added, changed and removed over HTTP, for full administrators.
+"""Adds, changes and removes instances over HTTP, for full administrators.
 
     GET /v1/stored-instances
     PUT /v1/instances/{instance}       {"settings": {"source": "mysql://repl@db1", "password_file": ...}}
     DELETE /v1/instances/{instance}
     POST /v1/instances/{instance}/forget    {"dry_run": true}
 
-They are stored in the coordination store, for all members of a fleet, and take effect a moment later. The log
-of a removed instance stays. With `dry_run` in the body of PUT, or `?dry_run=1` in DELETE, nothing is changed:
-the response says which instances of this daemon would be added, changed and removed.
+These instances are stored in the coordination store for all members of a fleet. A change takes effect a
+moment later. The log of a removed instance is kept. With `dry_run` in the body of PUT, or `?dry_run=1` in
+DELETE, nothing is changed: the response says which instances of this daemon would be added, changed and
+removed.
 """
 
 import functools

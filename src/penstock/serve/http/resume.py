@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting a capture that was set aside, over HTTP: `POST /v1/instances/NAME/resume`."""
+"""Restarts, over HTTP, a capture that was set aside: `POST /v1/instances/NAME/resume`."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings in force over HTTP: `GET /v1/settings`, without secrets, for full administrators."""
+"""The effective settings, without secrets, over HTTP: `GET /v1/settings`, for full administrators."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of subscriptions over HTTP, for their administrators.
+"""Moves, resizes, changes and deletes subscriptions over HTTP, for their administrators.
 
     POST /v1/instances/{instance}/subscriptions/{subscription}/move     {"shard": 0, "member": "h1:42"}
     POST /v1/instances/{instance}/subscriptions/{subscription}/resize   {"shards": 4}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pausing and resuming a subscription over HTTP, for its administrators.
+"""Pauses and resumes a subscription over HTTP, for its administrators.
 
     POST /v1/instances/{instance}/subscriptions/{subscription}/pause
     POST /v1/instances/{instance}/subscriptions/{subscription}/resume

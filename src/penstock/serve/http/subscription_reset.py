@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setting checkpoints over HTTP: `POST /v1/instances/{instance}/subscriptions/{subscription}/reset`.
+"""Resets a subscription's checkpoints over HTTP: `POST
+/v1/instances/{instance}/subscriptions/{subscription}/reset`.
 
 The position is checked against the log. With `dry_run`, nothing is changed and the response says what would
 happen.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of a log over HTTP: `POST /v1/instances/{instance}/verify`, as lines of JSON.
 
-Every byte of the log is read while it is captured and served; nothing is changed. Kinds of lines: progress,
-finding, end, problem. For administrators, because findings name files. A verification ends when its client
-disconnects.
+The verification reads every byte of the log and changes nothing; capture and serving continue meanwhile.
+Kinds of lines: progress, finding, end, problem. For administrators, because findings name files. A
+verification ends when its client disconnects.
 """
 
 import asyncio

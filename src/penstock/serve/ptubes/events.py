@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a piece that a Ptubes session receives, their order, and their shards.
+"""Selects the events of a piece that a Ptubes session receives, and determines their order and their shards.
 
-The rules are those of Ptubes: a row goes to the shard of its key; commits, heartbeats and definitions go to
-all shards of the session; of consecutive commits only one is sent; events of the heartbeat table are not
-sent. Everything works on whole columns, not on single events.
+The rules are the same as in Ptubes. A row goes to the shard of its key. Commits, heartbeats and definitions
+go to all shards of the session. Of consecutive commits, only one is sent. Events of the heartbeat table are
+not sent. All operations process whole columns, not single events.
 """
 
 from bisect import bisect_right

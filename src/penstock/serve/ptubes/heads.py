@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair of HTTP requests from Ptubes clients: they lack the Host header that HTTP/1.1 requires."""
+"""Repairs HTTP requests from Ptubes clients, which omit the Host header that HTTP/1.1 requires."""
 
 import re
 

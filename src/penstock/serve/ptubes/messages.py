@@ -5,8 +5,8 @@
                   latestCheckpoint 8 }
     message = RdsPartitionedMessage { map<shard, RdsMessage { messageCount 1, messageSize 2, messages 3 }> 1 }
 
-The kernel frames each event as field 3 of RdsMessage. So the contiguous events of a shard are already most of
-its message, and need no work per event.
+The kernel frames each event as field 3 of RdsMessage. The consecutive events of a shard therefore already
+form most of the shard's message, without work per event.
 """
 
 import json

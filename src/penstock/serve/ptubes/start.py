@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the position of a Ptubes checkpoint in the log, and the consumed events of the transaction there.
+"""Finds the position of a Ptubes checkpoint in the log, and how many events of the transaction there are
+already consumed.
 
-Three methods are tried in order: file and offset on the server that the checkpoint names, the transaction by
-its GTID, and the time. If a method yields a position that the log no longer has, or does not have yet, that
-is an error and the next method is not tried.
+Three methods are tried in order: file and offset on the server that the checkpoint names, the transaction's
+GTID, and the time. If a method yields a position that the log no longer contains, or does not contain yet, an
+error is raised and the next method is not tried.
 """
 
 from collections.abc import Iterator

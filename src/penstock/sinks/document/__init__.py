@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of the sinks that write a document for each row."""
+"""The code shared by the sinks that write one document for each row."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks that write a document for each row. The document holds the version of its row, so writes are
-idempotent.
+"""Sinks that write a document for each row. Each document stores the version of its row, so a repeated write
+has no effect.
 """
 
 from abc import abstractmethod

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as TiDB-Binlog's Drainer writes them (`db-type = "file"`), which its Reparo reads.
+"""Writes files in the format of TiDB-Binlog's Drainer (`db-type = "file"`), which its Reparo reads.
 
 Each batch becomes a separate file, `binlog-<index>-<time>`. The index is recorded with the batch number
-before the file gets its name, so a replayed batch is stored once. A record in the file is a whole
-transaction: magic number, length, content, CRC-32C.
+before the file is given its name, so replaying a batch does not create a second file. A record in the file is
+a whole transaction: magic number, length, content, CRC-32C.
 """
 
 import fcntl

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A DuckDB database file and its tables.
 
-Names are always qualified with the name of the database: a schema may have the same name.
+Names are always qualified with the name of the database, because a schema may have the same name as the
+database.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DuckDB: mirrors and feeds in a database file. Each batch is one transaction, which also stores its number.
+"""DuckDB: mirrors and feeds in a database file. Each batch is one transaction, which also stores the batch
+number.
 
 Only one process may have the file open for writing. The process that drives the pipeline opens it for each
 batch, so that other processes can read the file between batches.

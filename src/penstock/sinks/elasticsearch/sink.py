@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elasticsearch: one index per table and one document per row, with the version of the row's last change."""
+"""Elasticsearch: one index per table and one document per row, which contains the version of the row's last
+change.
+"""
 
 from pydantic import Field
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A feed of changes as Parquet files, in local folders or an object store: every change exactly once.
+"""A feed of changes as Parquet files, in local folders or an object store. Every change is written exactly
+once.
 
 Writers stage files outside the table folders. The commit moves them into place under deterministic names,
 which a replayed batch reuses, and writes the batch's manifest last. A batch with a manifest is complete.

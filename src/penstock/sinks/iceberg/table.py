@@ -2,7 +2,8 @@
 """Apache Iceberg tables, through the `pyiceberg` package: their columns, files and commits.
 
 A pipeline's batch number is a table property, set in the commit of the batch's rows. A commit is attempted
-once. If another commit came first, the batch is retried and looks for its number first.
+only once. If it fails because of a concurrent commit, the batch is retried, and the retry first checks
+whether the table already has the batch number.
 """
 
 import os

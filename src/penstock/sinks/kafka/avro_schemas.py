@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Avro schemas of Debezium's messages, made from their Kafka Connect schemas.
 
-The mapping of types and properties is that of Confluent's `AvroData` with its defaults, and the names are
-those of the connector's `schema.name.adjustment.mode` and `field.name.adjustment.mode` with the value `avro`.
-A reader's schema generated from the connector's messages therefore fits these messages too.
+Types and properties are mapped as by Confluent's `AvroData` with its default settings. Names are adjusted as
+by the connector with `schema.name.adjustment.mode` and `field.name.adjustment.mode` set to `avro`. A reader's
+schema that was generated from the connector's messages can therefore also read these messages.
 """
 
 import re

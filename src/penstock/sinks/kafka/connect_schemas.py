@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kafka Connect schemas of Debezium's messages other than rows, as parsed JSON.
+"""The Kafka Connect schemas, as parsed JSON, of Debezium messages that do not carry rows.
 
 Source: Debezium's `SchemaFactory` and `ConnectTableChangeSerializer`, version 3.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes values of Kafka Connect schemas as messages, in the formats that rows use. Meant for a few
-messages, not for rows.
+"""Encodes values of Kafka Connect schemas as messages in JSON, Avro or protobuf.
 
-The types are those of `connect_schemas` and of a source block: structs, arrays, texts, integers, booleans.
+Meant for the few messages that do not carry rows. Supports only the types that occur in `connect_schemas` and
+in a source block: structs, arrays, strings, integers, booleans.
 """
 
 import json

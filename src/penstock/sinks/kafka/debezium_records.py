@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium's messages other than rows: statements, transactions, truncated tables, heartbeats.
+"""Debezium messages that do not carry rows: statements, transactions, truncated tables, heartbeats.
 
 Source: Debezium's `EventDispatcher`, `TransactionMonitor` and `HeartbeatImpl`, version 3.
 """

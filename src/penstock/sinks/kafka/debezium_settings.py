@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of Debezium's messages in Kafka: their forms, and the topics in addition to those of
-tables.
+"""The settings of Debezium messages in Kafka: their format, and the topics for messages that do not carry
+rows.
 """
 
 from typing import Annotated

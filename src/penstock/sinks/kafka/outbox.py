@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of an outbox table as events: the payload is the message, and other columns become its key and
-headers.
+"""Converts rows of an outbox table to events: one column is the message's payload, and other columns become
+its key and headers.
 
 The columns have the names that Debezium's outbox event router expects by default
 (debezium.io/documentation/reference/stable/transformations/outbox-event-router.html).

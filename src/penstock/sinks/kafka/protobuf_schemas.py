@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protobuf schemas of Debezium's messages, made from their Kafka Connect schemas.
 
-Packages, messages, field numbers and types are those of Confluent's `ProtobufData`. Letters that protobuf
-does not allow in names become underscores, as in `avro_schemas`.
+Packages, messages, field numbers and types are the same as in the output of Confluent's `ProtobufData`.
+Characters that protobuf does not allow in names become underscores, as in `avro_schemas`.
 """
 
 from collections import Counter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks up the ids of schemas in a registry, which messages refer to. Each id is requested once per
+"""Looks up in a schema registry the schema ids that messages contain. || Each id is requested once per
 process.
 """
 

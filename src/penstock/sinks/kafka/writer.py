@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes messages to Kafka, with one transaction per part of a batch that includes the batch number.
+"""Writes messages to Kafka. Each part of a batch is one transaction, which also stores the batch number.
 
-The number is stored in a position topic, in the partition with the part's number, by the same transaction as
-the part's messages. The record also holds the log positions of the tables that the part has loaded. A
-producer that opens a part again fences the previous producer, ends its open transaction, and reads the
+The batch number is written to a position topic, in the partition that has the same number as the part. This
+record also contains the log positions of the tables that the part has loaded. When a producer opens a part
+again, it fences the previous producer, aborts that producer's open transaction, and reads the stored batch
 number. A part that is already written is skipped.
 """
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of sinks with lake tables, for all formats."""
+"""The code shared by sinks with lake tables, for all formats."""

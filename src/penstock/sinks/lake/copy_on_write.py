@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes rows of a table with immutable files by rewriting the files that hold one of the keys.
+"""Changes rows of a table with immutable files by rewriting the files that contain rows with any of the given
+keys.
 
-A file is skipped if its bounds or its key columns show that it has none of the keys. A changed row goes to
-the file that replaces the row's file, so tables keep their load order, and changes of neighbouring keys touch
-few files.
+A file is skipped if its bounds or its key columns show that it contains none of the keys. A changed row is
+written to the file that replaces the row's previous file. Tables therefore keep their load order, and changes
+of neighbouring keys affect few files.
 """
 
 import os

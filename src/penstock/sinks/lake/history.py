@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps every row version with the commits that began and ended it (SCD type 2).
 
-A current row has no end. A change ends the current row of its key and begins another row; both get the
-change's version and time.
+A current row has no end. A change ends the current row of its key and adds a new current row. The version and
+time of the change are stored as the end of the old row and the beginning of the new row.
 """
 
 from collections import Counter

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the rows of a table that have one of many keys, exactly and vectorised per column."""
+"""Finds the rows of a table whose key is in a given set of keys. The lookup is exact, and vectorized per
+column.
+"""
 
 from collections.abc import Sequence
 from typing import Any

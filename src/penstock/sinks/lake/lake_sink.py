@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of lake sinks in any format: mirrors, feeds and histories, one commit per batch.
+"""The code shared by lake sinks in any format: mirrors, feeds and histories, one commit per batch.
 
-Writers put files into a table's folder that nothing refers to yet. A commit adds them to the table and stores
-the batch's number. A retried batch finds its number, and files of a failed batch are never visible.
+Writers put files into a table's folder, where no table metadata refers to them yet. A commit adds the files
+to the table and stores the batch number. A retried batch recognizes its number, and files of a failed batch
+never become visible.
 """
 
 from collections import Counter

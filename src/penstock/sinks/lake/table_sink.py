@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of sinks with typed tables that they create and alter: mirrors, feeds and histories.
+"""The code shared by sinks that create and alter typed tables: mirrors, feeds and histories.
 
-A table stores the numbers of batches with its rows.
+A table stores the batch numbers together with its rows.
 """
 
 from abc import abstractmethod

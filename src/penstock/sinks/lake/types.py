@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The column types of lake tables: Arrow types that Parquet, Delta and Iceberg support.
 
-Most types are as in docs/reference/types.md. No lake has a TIME that is negative or longer than a day, so a
-TIME is stored as microseconds in 64 bits. Iceberg has no integers below 32 bits.
+Most types are as in docs/reference/types.md. No lake format has a time type for negative values or values
+above 24 hours, so a TIME is stored as a 64-bit number of microseconds. Iceberg has no integer types smaller
+than 32 bits.
 """
 
 import pyarrow

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts rows to MongoDB documents and back.
 
-`_id` is the primary key: its value, or a document of its columns. `_commit_version` is stored with the
-columns. Values without a BSON type are stored exactly in another type: DECIMAL of more than 34 digits and
-times finer than a millisecond as text, TIME as a number of microseconds.
+`_id` is the primary key: the value of its column, or a document if it has several columns. `_commit_version`
+is stored with the columns. Values without a BSON type are stored exactly in another type: DECIMAL of more
+than 34 digits and times finer than a millisecond as text, TIME as a number of microseconds.
 """
 
 import re

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session on a target with MySQL's protocol: a PyMySQL connection with translated errors.
 
-Statements that write rows come as bytes from the kernel, and PyMySQL does not parse them.
+The kernel builds the statements that write rows as bytes, and PyMySQL sends them unparsed.
 """
 
 import re

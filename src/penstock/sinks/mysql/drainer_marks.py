@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks of transactions as TiDB-Binlog's Drainer writes them, so that a Drainer does not send them back.
+"""Marks transactions in the way of TiDB-Binlog's Drainer, so that a Drainer does not send them back.
 
-With `loopback-control` a Drainer skips each transaction of its source that writes a mark of its `channel-id`
-(docs.pingcap.com, "Bidirectional Replication Between TiDB Clusters").
+A Drainer with `loopback-control` skips every transaction of its source that writes a mark with the Drainer's
+own `channel-id` (docs.pingcap.com, "Bidirectional Replication Between TiDB Clusters").
 """
 
 from penstock.model import TableName

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a source that a strict session rejects.
+"""Handles source values that a session in strict mode rejects.
 
-An ENUM may contain the empty text that means an invalid member. A text may contain bytes that are invalid in
-its character set; a column of an 8-bit set may accept them unchanged, other columns never do.
+An ENUM may contain the empty string that stands for an invalid member. A string may contain bytes that are
+invalid in its character set. A target column with an 8-bit character set may accept such bytes unchanged;
+other columns never do.
 """
 
 import re

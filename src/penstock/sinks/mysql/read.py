@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads rows of a MySQL or MariaDB target in the types of changes. The kernel decodes them."""
+"""Reads rows of a MySQL or MariaDB target, with the Arrow types that changes have. The kernel decodes the
+rows.
+"""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements that write rows to a MySQL or MariaDB target and delete them, many rows in each."""
+"""Builds the statements that write and delete rows of a MySQL or MariaDB target, with many rows per
+statement.
+"""
 
 from collections.abc import Iterator, Sequence
 

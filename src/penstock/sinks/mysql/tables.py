@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a MySQL or MariaDB target, and the statements that create and alter them.
 
-Tables that this sink creates compare text columns of keys byte by byte, so that keys that differ in the
-source under any collation differ in the target too. Tables that someone else created keep their types,
-collations and additional columns; only missing columns are added.
+Tables that this sink creates compare text columns of keys byte by byte, so that two keys that differ in the
+source, under whatever collation, also differ in the target. Tables that someone else created keep their
+types, collations and additional columns; only missing columns are added.
 """
 
 import re

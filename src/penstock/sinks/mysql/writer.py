@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one part of a batch to a MySQL, MariaDB or TiDB target, with its number in the same commit.
+"""Writes one part of a batch to a MySQL, MariaDB or TiDB target; the commit also stores the batch number.
 
-For a table with a key only the last image of each key is written. At the end of a batch no two rows of the
-source share a unique value, so a written row only replaces outdated rows. Deletes come first, then rows that
-replace everything in conflict; the order of keys does not matter. Writing such rows is idempotent, so several
-connections may commit them before the part is complete. Rows of tables without a key, and feeds, are written
-once, in the commit that also stores the batch's number.
+For a table with a key, only the last image of each key is written. After a batch, no two source rows share a
+unique value, so an existing target row that conflicts with a written row is outdated and can be replaced.
+Deletes are executed first, followed by statements that replace every conflicting row, in any key order.
+Writing such rows is idempotent, so several connections may commit them before the part is complete. Rows of
+tables without a key, and rows of feeds, are written only once, in the commit that also stores the batch
+number.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenSearch: one index per table and one document per row, with the version of the row's last change."""
+"""OpenSearch: one index per table and one document per row, which contains the version of the row's last
+change.
+"""
 
 from penstock.sinks.search.search_sink import SearchSettings, SearchSink
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads rows of a PostgreSQL table in the types of changes."""
+"""Reads rows of a PostgreSQL table, with the Arrow types that changes have."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping

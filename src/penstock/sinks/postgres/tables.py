@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of a PostgreSQL target, and the statements that create and alter them.
 
-A MySQL database becomes a schema. The target compares text by its bytes, so keys that differ in the source
-differ in the target. Tables that someone else created keep their types and additional columns.
+A MySQL database becomes a schema. The target compares text byte by byte, so keys that differ in the source
+also differ in the target. Tables that someone else created keep their types and additional columns.
 """
 
 from collections.abc import Mapping, Sequence

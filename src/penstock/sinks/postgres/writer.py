@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one part of a batch to PostgreSQL, in one transaction with the batch's number.
+"""Writes one part of a batch to PostgreSQL, in one transaction that also stores the batch number.
 
-Rows that are new in the source are copied into their table. Other rows are copied to a temporary table and
-merged from there by one statement. As in a MySQL target, the rows at the end of a batch do not share unique
-values, so any row in conflict is outdated and deleted.
+Rows that are new in the source are copied into the target table. Other rows are copied into a temporary
+table, from which one statement merges them into the target table. After a batch, no two source rows share a
+unique value. A target row that conflicts with a written row is therefore outdated and is deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence

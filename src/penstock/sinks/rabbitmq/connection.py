@@ -2,7 +2,8 @@
 """Connections to RabbitMQ: for declarations, and for messages that the broker confirms.
 
 Pika's blocking channel waits for the confirmation of each message. This channel allows many unconfirmed
-messages at a time, and runs pika's own event loop whenever there are too many.
+messages at a time. When it reaches the limit, it runs pika's own event loop until enough of them are
+confirmed.
 """
 
 import logging

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ: messages with a routing key for each table, in order for each key of a row."""
+"""RabbitMQ: messages with one routing key per table. Messages about the same row key stay in order."""
 
 import re
 from collections import Counter, deque

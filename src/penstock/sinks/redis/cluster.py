@@ -2,9 +2,9 @@
 """Pipelined connections to the masters of a Redis Cluster.
 
 A key belongs to one of 16,384 slots, and each slot to a master. A command is sent to the master of its key's
-slot. If the slot has moved, or is being moved, the master answers with a redirection. Then all commands that
-were sent are completed, the slots are read again, and the redirected commands are repeated one by one. So no
-later command of a key overtakes an earlier one.
+slot. If the slot has moved, or is being moved, the master answers with a redirection. The client then waits
+for the answers to all commands sent so far, reads the slot assignment again, and repeats the redirected
+commands one by one. No command for a key can therefore overtake an earlier command for the same key.
 """
 
 import re

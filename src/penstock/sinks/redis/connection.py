@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pipelined connection to a Redis server.
 
-Arrays of commands are sent without copying. Their answers have one line each and are only counted, unless one
-is an error.
+Arrays of commands are sent without copying. Each answer is one line. Answers are only counted, except for
+errors, which are parsed.
 """
 
 import select

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redis: values, hashes and lists that follow tables, or cache invalidation.
+"""Redis: values, hashes and lists that mirror tables, or cache keys that are invalidated when a row changes.
 
 Arrow arrays become Redis commands, which each task pipelines over one connection. Replaying a batch is
 idempotent, except for lists.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues of topics, and a producer that keeps the order of messages in each queue.
+"""The queues of RocketMQ topics, and a producer that keeps messages in order within each queue.
 
-A broker handles requests of a connection in parallel. So each queue has at most one request of many messages
-in flight. Requests of other queues run in parallel.
+A broker handles the requests of one connection in parallel. To keep the order, each queue has at most one
+request in flight, which carries many messages. Requests for different queues run in parallel.
 """
 
 import threading

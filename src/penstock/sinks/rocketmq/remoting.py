@@ -2,8 +2,8 @@
 """RocketMQ's remoting protocol: requests to name servers and brokers over a connection.
 
 A frame consists of its length, the length of its header, the header as JSON, and a body. Source: RocketMQ's
-classes `RemotingCommand`, `RequestCode`, `ResponseCode`, `MessageDecoder` and `AclUtils`. Brokers of the
-versions 4 and 5 speak this protocol; the newer protocol over gRPC needs a proxy beside the broker.
+classes `RemotingCommand`, `RequestCode`, `ResponseCode`, `MessageDecoder` and `AclUtils`. Brokers of versions
+4 and 5 support this protocol. The newer gRPC protocol would need a proxy in addition to the broker.
 """
 
 import base64

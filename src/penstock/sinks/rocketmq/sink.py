@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RocketMQ: messages with tags, in order for each key of a row."""
+"""RocketMQ: messages with tags, with messages about the same row key in order."""
 
 import re
 import time

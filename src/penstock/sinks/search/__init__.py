@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of the sinks for Elasticsearch and OpenSearch."""
+"""The code shared by the sinks for Elasticsearch and OpenSearch."""

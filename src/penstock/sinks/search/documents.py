@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts rows to documents of Elasticsearch and OpenSearch, and back.
 
-A document is the row as JSON, after its `_commit_version`. Its `_id` is the primary key as text. Values of
-several columns are separated by colons, and inside a value a colon is %3A and a percent sign %25. An `_id`
-may not be empty: a key that is one empty text becomes %, and a key of only percent signs gets one more.
-`_source` is exact; the mapping determines how values are searched.
+A document is a JSON object that begins with `_commit_version`, followed by the columns of the row. Its `_id`
+is the primary key as text. If the key has several columns, their values are separated by colons; a colon in a
+value is written as %3A and a percent sign as %25. An `_id` may not be empty: a single-column key that is the
+empty string becomes %, and a key that consists only of percent signs gets one more percent sign. `_source` is
+exact; the mapping determines how values are searched.
 """
 
 import base64

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks with one index per table and one document per row, with the version of the row's last change."""
+"""Sinks with one index per table and one document per row, which contains the version of the row's last
+change.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

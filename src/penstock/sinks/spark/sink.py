@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of any Spark catalog: mirrors by MERGE INTO, or feeds of all changes.
+"""Tables of any Spark catalog: mirrors written by MERGE INTO, or feeds of all changes.
 
-Tasks stage their rows as Parquet files. The process that drives the pipeline commits them with one statement
-for each table, through a session beside its own. Delta stores the batch's number in the same commit and skips
-a number that it has; Iceberg stores it with the rows of a feed.
+Tasks stage their rows as Parquet files. The process that drives the pipeline commits the files with one
+statement per table, through a session separate from the pipeline's session. Delta stores the batch number in
+the same commit and ignores a commit whose number it has already stored. Iceberg stores the batch number with
+the rows of a feed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SQL statements of the Spark sink. Every name is quoted, and every text is a literal."""
+"""The SQL statements of the Spark sink. Every name is quoted, and every string value is written as a
+literal.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of sinks with SQL tables."""
+"""The code shared by sinks with SQL tables."""

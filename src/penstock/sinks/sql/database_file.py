@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of sinks with tables in one database file, such as DuckDB's or SQLite's.
+"""The code shared by sinks that keep their tables in one database file, such as DuckDB and SQLite.
 
-One writer writes a batch in one transaction, with its number in a table of the same file. The process that
-drives the pipeline opens the file for each batch and closes it after the commit.
+A single writer writes each batch in one transaction, which also stores the batch number in a table of the
+same file. The process that drives the pipeline opens the file for each batch and closes it after the commit.
 """
 
 from abc import ABC, abstractmethod

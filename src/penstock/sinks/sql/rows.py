@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of sinks with SQL tables: dividing, encoding and counting the rows of a part."""
+"""The code shared by sinks with SQL tables, for dividing, encoding and counting the rows of a part."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of the sinks that write tables of an SQL server."""
+"""The code shared by the sinks that write tables of an SQL server."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence

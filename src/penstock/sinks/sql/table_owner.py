@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines from a table's comment which pipeline created it, and who may alter it."""
+"""Determines which pipeline created a table, and may therefore alter it, from the table's comment."""
 
 from collections.abc import Sequence
 

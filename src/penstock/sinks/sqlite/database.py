@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An SQLite database file and its tables.
 
-A table is named after its database and table, as in "shop.orders": SQLite has no schemas.
+SQLite has no schemas, so a table's name consists of the source's database and table names, as in
+"shop.orders".
 """
 
 import sqlite3

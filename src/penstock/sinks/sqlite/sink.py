@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite: mirrors and feeds in a database file. Each batch is one transaction, which also stores its number.
+"""SQLite: mirrors and feeds in a database file. Each batch is one transaction, which also stores the batch
+number.
 
 The process that drives the pipeline opens the file for each batch. Other programs may read it at any time.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How SQLite stores values of each Arrow type.
 
-SQLite has 64-bit integers, doubles, texts and bytes. A column's declared type decides only how values that
-are inserted are converted (https://sqlite.org/datatype3.html, section 3.1), so each declared type here is
-chosen to convert nothing, and to name the Arrow type that its values are read back as.
+SQLite has 64-bit integers, doubles, texts and bytes. The declared type of a column only determines how
+inserted values are converted (https://sqlite.org/datatype3.html, section 3.1). The declared types used here
+cause no conversion, and each of them names the Arrow type that is restored when the values are read.
 """
 
 import re
