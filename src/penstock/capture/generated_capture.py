@@ -14,7 +14,7 @@ from penstock.logstore.log import Log
 
 
 class GeneratedCapture(Capture):
-    """A capture that generates the events of its log."""
+    """A capture that generates the events of its log itself."""
 
     @property
     def _origin(self) -> str:

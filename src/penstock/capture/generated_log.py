@@ -58,7 +58,7 @@ def begin_generated_log(
 class GeneratedLog(ABC):
     """Appends generated events to a log through a receiver. Used by one thread.
 
-    Events are buffered, because every append to the log has a cost. `flush` stores the buffered events.
+    Events are buffered until `flush`, because every append to the log has a cost.
     """
 
     def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str) -> None:

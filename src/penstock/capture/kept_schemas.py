@@ -20,7 +20,9 @@ from penstock.schema.table_definition import TableDefinition
 
 
 class FollowedSchemas:
-    """The definitions of a log during capture. Only the capture calls `apply` and `received`."""
+    """The table definitions of a log, updated while it is captured. Only the capture calls `apply` and
+    `received`.
+    """
 
     def __init__(self, schema_log: SchemaLog[SchemaHistory], settler: DefinitionSettler) -> None:
         self.schema_log = schema_log
@@ -79,11 +81,11 @@ def kept_schemas(log: LogReader) -> SchemaLog[SchemaHistory]:
 
 @dataclass(frozen=True)
 class DefinitionVersion:
-    """A definition of a table that is in force from `since` on; `since` is None if it was in force before the
-    log began.
+    """A table definition that is in force from `since` on.
 
-    `schema` is None if the table was dropped. `statement` is the statement, without passwords, that made the
-    definition, None if the definition was read from the server.
+    `since` is None if it was in force before the log began. `schema` is None if the table was dropped.
+    `statement` is the statement, without passwords, that created this definition. It is None if the
+    definition was read from the server.
     """
 
     since: Position | None

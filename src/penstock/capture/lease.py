@@ -16,9 +16,10 @@ class Handover:
     """The position where another host's log continues when the last host's log is unavailable.
 
     `position` is a transaction boundary in the log of the server `server_key`, with the epoch number that all
-    hosts agree on. Every known reader has consumed the log up to it. `gtid_set` holds the transactions before
-    it, `time_us` is the time of a commit at or before it (microseconds UTC since 1970, 0 if unknown), and
-    `fingerprint` identifies its file ("" if unknown). `reached` is the end of the last host's log.
+    hosts agree on. Every known reader has consumed the log up to `position`. `gtid_set` contains the
+    transactions before it. `time_us` is the time of a commit at or before it (microseconds since 1970, UTC; 0
+    if unknown). `fingerprint` identifies its file ("" if unknown). `reached` is the end of the last host's
+    log.
     """
 
     position: Position
@@ -30,7 +31,7 @@ class Handover:
 
 
 class CaptureLease(Protocol):
-    """A lease that lets this process alone capture an instance. Thread-safe."""
+    """A lease under which only this process captures an instance. Thread-safe."""
 
     def pause_reason(self) -> str | None:
         """Return why the log must not be written at the moment, None if it may be.

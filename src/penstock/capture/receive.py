@@ -39,7 +39,7 @@ _GATHER_SECONDS = 0.0005
 
 
 class Schemas(Protocol):
-    """Table definitions that follow the statements in a log."""
+    """Table definitions that are updated by the statements in a log."""
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
         """Apply a statement; `position` is the end of its event. Return whether it changed a definition."""
@@ -76,11 +76,11 @@ class Progress:
 class Receiver:
     """Moves the bytes of one dump into a log until it is stopped or something fails.
 
-    Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more bytes are waiting. A fast server
-    is given half a millisecond to send more. `hold` is called with the reason while the log is full, and with
-    None when receiving resumes. `arrived` is called after bytes were appended to the log. `begin_epoch` is
-    called once, before the first bytes are appended. Nothing is appended while `pause_reason` returns a text
-    or raises.
+    Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more bytes are waiting. For a fast
+    server, it waits half a millisecond for more bytes. `hold` is called with the reason while the log is
+    full, and with None when receiving resumes. `arrived` is called after bytes were appended to the log.
+    `begin_epoch` is called once, before the first bytes are appended. Nothing is appended while
+    `pause_reason` returns a reason or raises.
     """
 
     def __init__(

@@ -39,10 +39,11 @@ OpenLookup = Callable[[ServerAddress, int, str], LogLookup]
 
 
 class Resumption:
-    """Finds where to resume receiving, over one session with the server.
+    """Determines where to resume receiving, over one session with the server.
 
-    `start_at` is where an empty log starts. With `accept_loss`, a log resumes after transactions that its
-    server has purged. `handover` is the last host's position, if hosts share the instance.
+    `start_at` is where an empty log starts. With `accept_loss`, receiving resumes even if the server has
+    purged the transactions after the log's end. `handover` is the last host's position, if several hosts
+    share the instance.
     """
 
     def __init__(

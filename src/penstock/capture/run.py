@@ -60,10 +60,11 @@ OpenLog = Callable[[], Log]
 class CaptureParts:
     """The daemon's callbacks for a capture: opening its log, looking up positions, notifying readers.
 
-    `schemas_of` returns the schemas that follow the statements of an opened log, given a session on its
-    server and the position where capture resumes; None for no schemas. `arrived` is called with the
-    instance's name after something became visible. Changes of the first `metrics_tables` tables are counted
-    by table. If hosts share the instance, `lease` permits this host to capture.
+    `schemas_of` returns the schemas that are updated by the statements of an opened log, or None for no
+    schemas. Its arguments are the log, a session with the server and the position where capture resumes.
+    `arrived` is called with the instance's name after new data became visible. Changes of the first
+    `metrics_tables` tables are counted by table. If hosts share the instance, `lease` permits this host to
+    capture.
     """
 
     open_log: OpenLog

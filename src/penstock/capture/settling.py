@@ -66,8 +66,8 @@ _LISTED_MAX = 100
 
 @dataclass(frozen=True)
 class Question:
-    """A table in doubt, and the position since which it has been in doubt. A name of None means every
-    table.
+    """A table whose definition is in doubt, and the position since which it has been in doubt. A `name` of
+    None means every table.
     """
 
     name: TableName | None
@@ -75,12 +75,13 @@ class Question:
 
 
 class DefinitionSettler:
-    """Settles the doubts in one log while one server is captured.
+    """Resolves doubtful table definitions of one log while one server is captured.
 
-    `begins` is where capture resumes; the log has been received up to there. The server can answer for its
-    own epoch only, so doubts of earlier epochs are refused. `before` is the previous settler's thread, which
-    must end first, so that there is only one session with a server that does not answer. `close` ends the
-    thread and its session without waiting. An answer that arrives after `close` has no effect.
+    `begins` is where capture resumes; the log has been received up to that position. The server knows
+    definitions of its own epoch only, so doubts from earlier epochs are rejected. `before` is the previous
+    settler's thread. It must end first, so that at most one session is open with a server that does not
+    answer. `close` ends the thread and its session without waiting. An answer that arrives after `close` has
+    no effect.
     """
 
     def __init__(

@@ -52,16 +52,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class CaptureStatus:
-    """A snapshot. Times are microseconds UTC since 1970, sizes bytes, rates per second.
+    """A snapshot of a capture's status. Times are microseconds UTC since 1970, sizes bytes, rates per second.
 
     `position` is the end of the last complete transaction received, `durable` the end of the last transaction
     that survives a power failure. `lag_seconds` is 0 if the server's whole log has been received, None before
     its first packet. `lag_bytes` is None until it is measured. `note` is a warning for readers of the log.
     `prepared` lists the XA transactions that have waited for their outcome for an hour or more, with id and
     position. `missing_gtids` are transactions in the log that are missing from the last server: the server
-    may be a lagging replica, or the transactions are lost. `tables_in_doubt` (the first 100) wait for their
-    definition or stop their readers: each has a reason, a position, a state and the command that helps.
-    `commit_ts` is the commit timestamp of a TiDB cluster up to which the log is complete.
+    may be a lagging replica, or the transactions are lost. `tables_in_doubt` lists up to 100 tables that wait
+    for their definition or stop their readers. Each has a reason, a position, a state and the command that
+    resolves it. `commit_ts` is the commit timestamp of a TiDB cluster up to which the log is complete.
     """
 
     instance: str
@@ -144,7 +144,7 @@ class CaptureCounts:
 class Rate:
     """The rate of an event, as an exponentially decaying average.
 
-    One thread adds; any thread may read. `clock` is monotonic seconds.
+    One thread adds events; any thread may read the rate. `clock` is monotonic seconds.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _BATCH_ROWS_MAX = 4096
 
 
 class View(StrEnum):
-    """The kind of a line."""
+    """What each line shows."""
 
     EVENTS = "events"
     TRANSACTIONS = "transactions"

@@ -48,7 +48,7 @@ _STATEMENT = re.compile(rb'"sql":"[^"]')
 
 
 class Format(StrEnum):
-    """The format of a printed change."""
+    """The format in which changes are printed."""
 
     TABLE = "table"
     DEBEZIUM = "debezium"

@@ -13,7 +13,9 @@ from penstock.client.member import Member
 
 
 class AsyncSubscriber(Member, AsyncConsumption):
-    """One member of a subscription for one event loop; it takes the options of `penstock.client.Subscriber`.
+    """One member of a subscription, for use in one event loop. It takes the options of
+    `penstock.client.Subscriber`.
 
-    A callback may be a coroutine function. Each shard has its own task, so shards never wait for each other.
+    A callback may be a coroutine function. Each shard has its own task, so that shards do not wait for each
+    other.
     """

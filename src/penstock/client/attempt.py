@@ -6,7 +6,9 @@ from typing import Self
 
 
 class Attempt:
-    """A call of a user's code. `failure` is the exception that it raised, of any class."""
+    """Runs a block of the user's code. `failure` is the exception that the code raised, of any class, or
+    None.
+    """
 
     def __init__(self) -> None:
         self.failure: Exception | None = None

@@ -47,11 +47,12 @@ class Row:
 class ChangeBatch:
     """Rows of one table and one shard, in commit order. Implements Arrow's C data interface.
 
-    `position` is where reading continues once this batch and all earlier batches are acked. That is after the
-    batch, or before its transactions if they continue in later batches. `gtid_set` is the set of all GTIDs
-    before `position`. `token` is a fencing token that increases whenever the shard's owner changes, so a
-    store that rejects smaller tokens blocks former owners. `number` increases by one per batch of a shard,
-    `round` with each rollback. `key` names the primary key columns, () if the table has no primary key.
+    `position` is where reading continues once this batch and all earlier batches are acked: the end of the
+    batch, or the start of its transactions if they continue in later batches. `gtid_set` is the set of all
+    GTIDs before `position`. `token` is a fencing token that increases whenever the shard's owner changes, so
+    a store that rejects smaller tokens blocks former owners. `number` increases by one with each batch of a
+    shard, and `round` with each rollback. `key` names the primary key columns, () if the table has no primary
+    key.
     """
 
     __slots__ = (

@@ -66,7 +66,9 @@ def answer_failure(
 
 
 class Consumer:
-    """The part of delivery that needs neither threads nor an event loop."""
+    """The base class of `Consumption` and `AsyncConsumption`: the part of delivery that needs neither threads
+    nor an event loop.
+    """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
         if ack not in ACKS:
@@ -109,8 +111,9 @@ class Consumption(Consumer):
     """Delivers the batches of a supply to one program: pass a callback to `run`, or iterate. As a context
     manager, it stops at the end of the block.
 
-    With `ack` "auto" a batch is acked when the callback returns, or when the loop requests the next one; with
-    "manual" by `batch.ack()`. A loop ends after `stop`, or raises the error that ended the subscription.
+    With `ack` "auto", a batch is acked when the callback returns, or when the iteration requests the next
+    batch. With "manual", it is acked by `batch.ack()`. Iteration ends after `stop`, or raises the error that
+    ended the subscription.
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:

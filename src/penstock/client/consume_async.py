@@ -29,8 +29,8 @@ class AsyncConsumption(Consumer):
     """Delivers the batches of a supply in one event loop: `await run(callback)`, or `async for`. An async
     context manager.
 
-    With `ack` "auto" a batch is acked when the callback is done, or when the loop requests the next one; with
-    "manual", by `batch.ack()`, which never blocks.
+    With `ack` "auto", a batch is acked when the callback is done, or when the iteration requests the next
+    batch. With "manual", it is acked by `batch.ack()`, which never blocks.
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:

@@ -28,7 +28,7 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a subscription starts: at one end of the log, or at a bound. Exactly one field is set."""
+    """Where a subscription starts: an end of the log, or a bound. Exactly one field is set."""
 
     end: str | None = None
     bound: Bound | None = None
@@ -48,7 +48,7 @@ class Start:
 
 
 class Daemons:
-    """One client per daemon, numbered as in the address. Thread-safe."""
+    """The clients of all daemons in an address, numbered in the address's order. Thread-safe."""
 
     def __init__(self, address: DaemonAddress) -> None:
         self.address = address

@@ -12,7 +12,9 @@ ROWS, ERRORS = "rows", "errors"
 
 
 class Deliveries:
-    """Counts rows and failed calls, and the steps that followed them: the values of `Step`."""
+    """Counts delivered rows, failed calls of the user's code, and the steps taken after them: the values of
+    `Step`.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -41,11 +41,11 @@ class _Transaction:
 
 @dataclass
 class FakeChanges:
-    """The input of a fake subscriber, in order.
+    """The input of a fake subscriber, in order. Each call adds a transaction, committed one second after the
+    previous one.
 
-    Each call adds a transaction that was committed a second after the previous one. `key` names each table's
-    primary key columns. Rows are sharded by the primary key, or by `shard_columns`. `schemas` sets the Arrow
-    types by table; without it, types are inferred from the values.
+    `key` lists each table's primary key columns. Rows are sharded by the primary key, or by `shard_columns`.
+    `schemas` sets the Arrow schema of a table. Without it, types are inferred from the values.
     """
 
     key: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -181,8 +181,8 @@ class _FakeMember(Consumer):
 
 
 class FakeSubscriber(_FakeMember, Consumption):
-    """`penstock.client.Subscriber` over fake changes, for one run."""
+    """Behaves like `penstock.client.Subscriber`, but delivers fake changes. Supports one run."""
 
 
 class AsyncFakeSubscriber(_FakeMember, AsyncConsumption):
-    """`penstock.client.AsyncSubscriber` over fake changes, for one run."""
+    """Behaves like `penstock.client.AsyncSubscriber`, but delivers fake changes. Supports one run."""

@@ -40,7 +40,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class BatchFrame:
-    """Rows of one table. `key` names the primary key columns."""
+    """Rows of one table. `key` lists the primary key columns."""
 
     table: str
     rows: int
@@ -93,10 +93,10 @@ class RowsFrame:
 
 @dataclass(frozen=True)
 class PositionFrame:
-    """Everything before `position` has been sent.
+    """Reports that everything before `position` has been sent.
 
-    `behind_bytes` is how much log followed the position at that time. `fingerprint` identifies the position's
-    file, "" if the frame comes from a daemon.
+    `behind_bytes` is how many bytes of the log followed the position at that time. `fingerprint` identifies
+    the position's file, and is "" if the frame comes from a daemon.
     """
 
     position: Position
@@ -109,7 +109,7 @@ class PositionFrame:
 
 @dataclass(frozen=True)
 class EndFrame:
-    """The regular end of a response; `why` is credit, time, wait, until or closing."""
+    """The regular end of a response. `why` is credit, time, wait, until or closing."""
 
     why: str
 
@@ -119,9 +119,10 @@ Frame = RowFrame | PositionFrame | EndFrame
 
 
 class ChangesAnswer:
-    """A streaming response. One thread reads `frames`; any thread may `cut` it.
+    """A streaming response.
 
-    Raises the daemon's errors, and ConnectionLost if it does not answer.
+    One thread reads `frames`; any thread may `cut` the response. Propagates errors that the daemon reports,
+    and raises ConnectionLost if the daemon does not answer.
     """
 
     def __init__(

@@ -41,7 +41,8 @@ class Place:
     """A point in a log that is valid on every daemon: the position, its server, and the GTIDs before it.
 
     `time_us` is the commit time of the last transaction before it, in microseconds UTC since 1970, 0 if
-    unknown. `fingerprint` identifies the position's file on a server, "" if the point is in a daemon's log.
+    unknown. `fingerprint` identifies the position's file on a server. It is "" if the point is in a daemon's
+    log.
     """
 
     position: Position
@@ -60,10 +61,10 @@ class Place:
 
 @dataclass
 class Delivery(Generic[_Content]):
-    """Content that was handed out and awaits its ack.
+    """Content that was handed out and whose ack is pending.
 
-    `place` is where reading continues after the content. `number` increases by one per delivery of a shard
-    and stays the same on redelivery. `round` is the number of rollbacks before the handout.
+    `place` is where reading continues after the content. `number` increases by one per delivery of a shard,
+    and does not change on redelivery. `round` is the number of rollbacks before the content was handed out.
     """
 
     number: int
@@ -76,10 +77,11 @@ class Delivery(Generic[_Content]):
 
 
 class ShardFlow(Generic[_Content]):
-    """The deliveries and progress of one shard. Acks may come in any order and take effect in order.
+    """The deliveries and progress of one shard. Acks may arrive in any order, but take effect in delivery
+    order.
 
-    `done` is the place up to which everything is consumed, which a checkpoint may record. `read` is the place
-    up to which everything has been added.
+    `done` is the place up to which everything has been consumed, and may be saved in a checkpoint. `read` is
+    the place up to which everything has been added.
     """
 
     def __init__(self, start: Place) -> None:
@@ -164,7 +166,7 @@ class ShardFlow(Generic[_Content]):
 
 
 class Step(Enum):
-    """The next step after a failed delivery."""
+    """What to do after a failed delivery."""
 
     RETRY = "retry"
     SKIP = "skip"
@@ -173,10 +175,11 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """The reaction to failed deliveries: retries with exponential backoff, then a skip or a stop.
+    """How to react to failed deliveries: retry with exponential backoff, then skip or stop.
 
-    With `on_failure` "retry" or "stop", the subscriber ends after the last try; with "skip", it continues
-    after the batch. `retries` None means RETRIES_DEFAULT for "retry", and no retries otherwise.
+    If `on_failure` is "retry" or "stop", the subscriber ends after the last try. If it is "skip", the
+    subscriber continues after the batch. A `retries` of None means RETRIES_DEFAULT for "retry", and no
+    retries otherwise.
     """
 
     on_failure: str = "retry"
@@ -214,8 +217,9 @@ class FailurePolicy:
 class Survey:
     """The state of a daemon: its epochs, the ends of its log, and its load.
 
-    `load` counts the subscribers that it serves. `is_server` is true for a server's own log, which no other
-    log can be ahead of. `problem` is why there was no answer; the other fields are then empty.
+    `load` counts the subscribers that it serves. `is_server` is true for a server's own log, because no other
+    log can be ahead of it. `problem` is the reason if the daemon did not answer; the other fields are then
+    empty.
     """
 
     load: int = 0
@@ -230,8 +234,9 @@ class Survey:
 class Fit:
     """How a place maps to a daemon's log, whose epoch base is lower by `shift`.
 
-    `by_gtid_set` means that the daemon's log does not have the position, which must be located by its GTID
-    set. `shift` then keeps later commit versions above earlier ones.
+    `by_gtid_set` means that the daemon's log does not contain the position, and that the place must be
+    located by its GTID set. In that case, `shift` ensures that later commit versions are greater than earlier
+    ones.
     """
 
     shift: int
@@ -289,7 +294,7 @@ _HOPEFUL = (TransientError, PositionPurged, ServerChanged)
 
 @dataclass(frozen=True)
 class Choice:
-    """The daemon to read from, by its number, and how each place maps to its log."""
+    """The number of the daemon to read from, and how each place maps to its log."""
 
     daemon: int
     fits: Mapping[int, Fit]
@@ -336,7 +341,7 @@ def hopelessness(problem: PenstockError) -> int:
 
 @dataclass
 class DaemonBackoff:
-    """The time when each daemon may be asked again, with backoff after consecutive failures."""
+    """Tracks when each daemon may be asked again, with a backoff after consecutive failures."""
 
     _failures: dict[int, int] = field(default_factory=dict)
     _until: dict[int, float] = field(default_factory=dict)

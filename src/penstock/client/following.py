@@ -51,10 +51,10 @@ _log = structlog.get_logger(__name__)
 class FollowingStatus:
     """The status of a member.
 
-    `behind_bytes` is the size of the log after the received part, None until it is known. `shards` maps each
-    shard of this member to the position before which everything is consumed. `consumed_us` maps each shard to
-    the commit time of the last transaction before that position, in microseconds UTC since 1970, 0 if
-    unknown. `is_consumed` is true if the whole log has been consumed.
+    `behind_bytes` is the size of the part of the log that has not been received, None until it is known.
+    `shards` maps each shard of this member to the position before which everything has been consumed.
+    `consumed_us` maps each shard to the commit time of the last transaction before that position, in
+    microseconds UTC since 1970, 0 if unknown. `is_consumed` is true if the whole log has been consumed.
     """
 
     member: str

@@ -50,10 +50,10 @@ class _Link:
 
 
 class Intake:
-    """Fills shards from daemons until it is stopped. `failed` is called with a permanent error.
+    """Reads from daemons and adds the rows to shards, until it is stopped.
 
-    `request` is the body of the `changes` call without shards and start. `preference`, any number, spreads
-    members over daemons with equal load.
+    `failed` is called with a permanent error. `request` is the body of the `changes` request, without shards
+    and start. `preference` is any number; different numbers spread members over daemons with equal load.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from penstock.telemetry.readings import Readings
 
 
 class Member(Consumer):
-    """Consumes the shards of one member, and shows its status."""
+    """Consumes the shards of one member, and reports the member's status."""
 
     def __init__(
         self, source: str | DaemonAddress | ServerAddress, *, name: str, **options: Unpack[Options]

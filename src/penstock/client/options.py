@@ -27,8 +27,8 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 class SubscriberOptions:
     """The options of one member of a subscription; see `penstock.client.sync.Subscriber`.
 
-    `start` None continues from the checkpoint. `shards` None means the subscription's count, or 1 for a new
-    subscription.
+    A `start` of None continues from the checkpoint. A `shards` of None means the subscription's number of
+    shards, or 1 for a new subscription.
     """
 
     address: DaemonAddress | ServerAddress

@@ -38,12 +38,12 @@ class Rows:
 class OwnedShard:
     """One of `count` shards, from the time this member gains it until it loses it. Thread-safe.
 
-    After `leave` the shard hands out nothing more, but accepts acks of batches in progress. After `lose`,
-    acks are rejected. `revision` increases when the subscription is resized, or when its `shard_columns`,
-    which assign rows to shards, or its `selection` of changes are replaced. `moved` is called whenever acks
-    advance, with the position up to which everything is acked. The call must be quick, and raises LeaseLost
-    if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called
-    whenever there may be a batch to take, or when the shard was lost.
+    After `leave`, the shard hands out nothing more, but accepts acks of batches in progress. After `lose`,
+    acks are rejected. `revision` increases when the subscription is resized, and when its `selection` of
+    changes or its `shard_columns` (which assign rows to shards) are replaced. `moved` is called with the
+    place up to which everything is acked, whenever that place advances. It must return quickly, and raises
+    LeaseLost if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived`
+    is called whenever there may be a batch to take, and when the shard is lost.
     """
 
     def __init__(

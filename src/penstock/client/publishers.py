@@ -12,7 +12,7 @@ from penstock.source.daemon_address import DaemonAddress
 
 
 class Answer(Protocol):
-    """One answer to a request for changes. One thread reads `frames`; any thread may `cut` it."""
+    """One response to a request for changes. One thread reads `frames`; any thread may `cut` the response."""
 
     def frames(self) -> Generator[Frame, None, None]:
         """Yield the frames up to the end of the answer."""
@@ -22,7 +22,9 @@ class Answer(Protocol):
 
 
 class Publishers(Protocol):
-    """The publishers of one instance, by number: `Daemons`, or `ServerLog`. Thread-safe."""
+    """The servers that publish the changes of one instance, by number: `Daemons` or `ServerLog`.
+    Thread-safe.
+    """
 
     def __len__(self) -> int: ...
 

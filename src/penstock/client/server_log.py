@@ -47,7 +47,7 @@ class ServerLog:
     """The binary log of one server.
 
     Each query has its own session, so any thread may send a query. Surveys, position checks and reads of
-    answer frames must all happen in a single thread, because they refer to the server that was surveyed last.
+    answer frames must all happen in the same thread, because they depend on which server was surveyed last.
     """
 
     def __init__(self, address: ServerAddress, instance: str) -> None:
@@ -179,9 +179,9 @@ class ServerLog:
 
 
 class ServerAnswer:
-    """The changes of a server from a start on, decoded and filtered in this process.
+    """The changes of a server after a start, decoded and filtered in this process.
 
-    One thread reads `frames`; any thread may `cut` it, which ends the frames at the next batch.
+    One thread reads `frames`. Any thread may `cut` the answer, which ends the frames at the next batch.
     """
 
     def __init__(self, log: ServerLog, body: Mapping[str, Any]) -> None:

@@ -27,11 +27,11 @@ _Slots = npt.NDArray[numpy.int16]
 
 @dataclass(frozen=True)
 class Cut:
-    """Determines which rows of a shard are still to be delivered, and how its commit versions are numbered.
+    """Determines which rows of a shard remain to be delivered, and how their commit versions are numbered.
 
-    Rows below the daemon's commit version `floor` are dropped. `shift` is added to the epoch base of the
-    daemon's commit versions. `floors`, the lowest version to deliver for each slot, apply to the shifted
-    versions.
+    Rows whose commit version at the daemon is below `floor` are dropped. `shift` is added to the epoch base
+    of the daemon's commit versions. `floors` contains the lowest version to deliver for each slot, after
+    `shift` is applied.
     """
 
     floor: int

@@ -12,11 +12,11 @@ from penstock.client.owned import OwnedShard
 
 @dataclass(frozen=True)
 class Taker:
-    """The callbacks of a consumer. `gained` is called with a shard before it has any content.
+    """The callbacks of a consumer, called by the supply's threads.
 
-    `lost` is called with a released shard, and returns when nobody works on its batches any more; only after
-    that may another member take the shard. `ended` is called when nothing more will arrive, with the error or
-    None. The supply's threads call them.
+    `gained` is called with a shard before it has any content. `lost` is called with a released shard, and
+    returns once none of the shard's batches is being processed any more; only then may another member take
+    the shard. `ended` is called when nothing more will arrive, with the error or None.
     """
 
     gained: Callable[[OwnedShard], None]
@@ -25,7 +25,7 @@ class Taker:
 
 
 class Supply(Protocol):
-    """A source of shards: daemons with a coordination store, or a test's input."""
+    """Supplies shards to a consumer, from daemons and a coordination store, or from a test's input."""
 
     def start(self, taker: Taker) -> None:
         """Start supplying shards. Raises the error that prevents the start."""

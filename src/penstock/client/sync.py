@@ -15,24 +15,27 @@ class Subscriber(Member, Consumption):
     """One member of a subscription, which consumes some of the subscription's shards, or all of them while it
     is the only member.
 
-    `source` names an instance and the daemons that serve it, or a server, `mysql://user@host:3306`. A
-    server's log is read and filtered in this process, without a daemon. `name` is the subscription. Any
-    number of processes on any number of hosts can be its members, as long as they share `coordination`: by
-    default an SQLite file in the user's state folder, which connects the processes of one host;
-    `zookeeper://...` connects hosts. `state` is the same store by URL, or the path of an SQLite file.
+    `source` is either the address of an instance with the daemons that serve it, or a server,
+    `mysql://user@host:3306`. A server's log is read and filtered in this process, without a daemon. `name` is
+    the subscription. Any number of processes on any number of hosts can be its members, as long as they share
+    the store `coordination`. The default is an SQLite file in the user's state folder, which only the
+    processes of one host can share; processes on several hosts share `zookeeper://...`. `state` is another
+    way to set this store: its URL, or the path of an SQLite file.
 
     Selection, applied by the daemon: `tables` and `exclude` are patterns, by default all tables that the
     instance shows; `changes` is a subset of insert, update and delete; `where` is an SQL predicate over
     columns; `columns` are the columns to send. Rows are distributed over `shards` by a hash of
-    `shard_columns` (table pattern to columns; the primary key if none matches), so changes of one key stay in
-    order. A single shard keeps the commit order. Without `shards`, the subscription's count applies.
+    `shard_columns`, so changes of one key stay in order. `shard_columns` maps table patterns to columns;
+    tables without a matching pattern use the primary key. A single shard keeps the commit order of all
+    changes. Without `shards`, the subscription keeps its number of shards.
 
     Start: `start` "checkpoint" continues after the last acked change, or from `begin` if there is no
-    checkpoint. `start` may also be "earliest", "latest", a time, a GTID set or a position; it then moves the
-    whole subscription there, unless other members are running.
+    checkpoint. `start` may also be "earliest", "latest", a time, a GTID set or a position; the whole
+    subscription is then moved there, unless other members are running.
 
-    `ack` is "auto" or "manual". `on_failure` "retry" and "stop" end the subscriber after `retries` retries,
-    "skip" skips the batch. A checkpoint is written at most `checkpoint_seconds` after its ack.
+    `ack` is "auto" or "manual". After `retries` failed retries of a batch, an `on_failure` of "retry" or
+    "stop" ends the subscriber, while "skip" skips the batch. A checkpoint is written at most
+    `checkpoint_seconds` after its ack.
 
-    Raises OptionInvalid for invalid options, and if another subscription has the name.
+    Raises OptionInvalid if an option is invalid, or if a different subscription already has the name.
     """

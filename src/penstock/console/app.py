@@ -65,12 +65,12 @@ Action = Callable[[Visit, Mapping[str, str]], Response]
 class ConsoleSettings:
     """Determines what the console shows and where it listens.
 
-    `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for
-    information that no state store has: dead letters, and the settings for comparisons. `base_path` is the
-    path behind a reverse proxy, "" or "/penstock". `hosts` are the names under which browsers reach the
-    console, if they differ from `host`. A session without activity ends after `idle_seconds`. `command` is
-    the command line for child processes that end with the console; without it, the console cannot run
-    comparisons.
+    `stores` contains the URLs of the pipelines' state stores. `pipeline_files` contains the pipeline files,
+    which provide what the state stores do not contain: dead letters, and the settings for comparisons.
+    `base_path` is the path behind a reverse proxy, "" or "/penstock". `hosts` contains the names under which
+    browsers reach the console, if they differ from `host`. A session ends after `idle_seconds` without
+    activity. `command` is the command line for child processes, which end when the console ends. Without it,
+    the console cannot run comparisons.
     """
 
     daemons: tuple[DaemonAddress, ...]
@@ -90,7 +90,7 @@ class ConsoleSettings:
 
 
 class Console:
-    """The application. If the daemons have no credentials, it serves only this machine."""
+    """The console's web application. If the daemons have no credentials, it serves only this machine."""
 
     def __init__(self, settings: ConsoleSettings) -> None:
         self._settings = settings

@@ -14,7 +14,7 @@ _KIB = 1024.0
 
 @dataclass(frozen=True)
 class Point:
-    """A value, its coordinates in pixels, and its time in microseconds UTC since 1970."""
+    """A value in a chart, with its coordinates in pixels, and its time in microseconds since 1970, UTC."""
 
     x: float
     width: float
@@ -24,9 +24,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. `lines` are the vertices of each unbroken line, `top` is the value at the upper edge.
+    """A chart.
 
-    `newest` is the last value, None if there is none.
+    `lines` contains the vertices of each unbroken line. `top` is the value at the upper edge. `newest` is the
+    most recent value, None if there is none.
     """
 
     lines: Sequence[str]

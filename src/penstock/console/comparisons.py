@@ -39,10 +39,10 @@ ComparisonKey = tuple[int, str, str]
 class Comparison:
     """A running or completed comparison. Times are microseconds UTC since 1970.
 
-    `tables` has the counts of each table, `differences` the first differing rows, both as they were before a
-    repair. `repaired` counts the rows that a repair has written, and `requests` are the repair's requests
-    that the running pipeline read rows again. `error` says why there is no result, "" if there is a result or
-    the comparison still runs.
+    `tables` contains the counts of each table, and `differences` the first differing rows, both as they were
+    before any repair. `repaired` counts the rows that the repair has written, and `requests` contains its
+    requests that the running pipeline read rows again. `error` is the reason if there is no result, and "" if
+    there is a result or the comparison is still running.
     """
 
     began_us: int
@@ -58,8 +58,8 @@ class Comparison:
 class Comparisons:
     """The comparisons of a console.
 
-    Thread-safe. `command` is the program, to which the verb and its options are appended. Its process ends
-    when this process ends.
+    Thread-safe. `command` is the program that runs a comparison; the verb and its options are appended to it.
+    The comparison's process ends when this process ends.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ _ROWS_MAX = 100
 
 @dataclass(frozen=True)
 class LetterGroup:
-    """The entries of one table that the same step rejected with the same class of error."""
+    """The entries that one step rejected with one class of error, for one table."""
 
     table: str
     step: str
@@ -44,7 +44,7 @@ class LetterGroup:
 
 @dataclass(frozen=True)
 class ShownLetter:
-    """A dead-letter entry. `message` is None if the text may contain a hidden value."""
+    """A dead-letter entry. `message` is None if the error message may contain a hidden value."""
 
     letter: DeadLetter
     message: str | None

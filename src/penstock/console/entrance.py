@@ -10,9 +10,9 @@ from penstock.source.silent_daemons import SilentDaemons
 
 
 class Entrance:
-    """Decides whether visitors without a login may enter. Thread-safe.
+    """Decides whether visitors may enter without a login.
 
-    For a daemon that does not answer, the last answer counts.
+    Thread-safe. If a daemon does not answer, its last answer is used.
     """
 
     def __init__(self, daemons: Sequence[DaemonAddress], silent: SilentDaemons) -> None:

@@ -29,18 +29,18 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of daemons, and the reasons why other daemons did not answer; both by daemon URL."""
+    """The answers of the daemons that answered, and for the others the error, both by daemon URL."""
 
     values: dict[str, Any]
     problems: dict[str, PenstockError]
 
 
 class Fleet:
-    """The console's daemons as one user sees them on one page: each call carries the user's token.
-    Thread-safe; every method waits for the daemons.
+    """Queries the console's daemons for one page of one user, with the user's token. Thread-safe. Every
+    method waits for the daemons.
 
-    `ask_all` asks no further question of a daemon that did not answer, because each question would run into a
-    timeout. `silent` are the timeouts for daemons that did not answer earlier pages.
+    If a daemon does not answer, `ask_all` stops asking it, because every further question would time out.
+    `silent` contains the timeouts for daemons that did not answer on earlier pages.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _UNKNOWN = "–"
 
 @dataclass
 class PageList:
-    """A list on a page. Each of its `rows` has a value for each of `columns`."""
+    """A list on a page. Each row in `rows` has one value for each of `columns`."""
 
     title: str
     columns: list[str] = field(default_factory=list)

@@ -125,8 +125,8 @@ def _part_of(transaction: Mapping[str, Any], change: Mapping[str, Any]) -> dict[
 
 @dataclass(frozen=True)
 class ColumnChange:
-    """A column in a definition. `mark` is "", added, removed or changed. `before` is the column's previous
-    definition.
+    """A column in a table definition. `mark` is "", added, removed or changed. `before` is the column's
+    previous definition.
     """
 
     mark: str

@@ -37,7 +37,7 @@ def say(text: str, **values: object) -> Sentence:
 class Input:
     """A field that the user fills in.
 
-    The value of a `check` is "1" or ""; an `area` has several lines; the value of a `hidden` field comes from
+    The value of a `check` is "1" or "". An `area` has several lines. The value of a `hidden` field comes from
     the link, or is "".
     """
 
@@ -50,10 +50,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Operation:
-    """An action of the console.
+    """An action that users can run in the console.
 
     `subject` lists the fields that the page gets from its link, such as the name of a job. `run` performs the
-    operation; in a dry run it returns a sentence about the effect, or None if there is no effect. `suggest`
+    operation. In a dry run, it returns a sentence about the effect, or None if there is no effect. `suggest`
     returns suggested values for inputs. The page `back` receives the fields in `back_fields`.
     """
 

@@ -20,7 +20,7 @@ RENAMING_STEPS = ("map", "python")
 
 
 class PipelineFiles:
-    """The pipeline files of the console. Thread-safe; every method reads files."""
+    """The pipeline files of the console. Thread-safe. Every method reads files."""
 
     def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
         self._paths = tuple(paths)

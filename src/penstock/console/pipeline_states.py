@@ -21,10 +21,11 @@ from penstock.serve.masking import HIDDEN_TEXT
 
 @dataclass(frozen=True)
 class PipelineRow:
-    """One sink or shard of a pipeline. `store` is the number of its state store.
+    """One sink or shard of a pipeline.
 
-    A page about thousands of pipelines sorts them by `state`, and shows the `summary` of only some. With
-    `hides_texts`, the summary omits the texts of errors and conditions, which may contain table values.
+    `store` is the number of the pipeline's state store. A page about thousands of pipelines sorts them by
+    `state`, and computes `summary` for only a few. With `hides_texts`, the summary omits the texts of errors
+    and conditions, which may contain table values.
     """
 
     store: int
@@ -61,7 +62,7 @@ class PipelineRow:
 
 
 class PipelineStates:
-    """The state stores of pipelines, by number. Thread-safe; every method waits for the stores."""
+    """The state stores of pipelines, by number. Thread-safe. Every method waits for the stores."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)

@@ -27,7 +27,7 @@ _UNITS = {"en": ("d", "h", "min", "s"), "zh": ("天", "小时", "分钟", "秒")
 
 
 class Renderer:
-    """Renders pages below a base path. Raises DependencyMissing without Jinja2."""
+    """Renders pages below a base path. Raises DependencyMissing if Jinja2 is missing."""
 
     def __init__(self, base_path: str) -> None:
         self._base_path = base_path

@@ -36,7 +36,9 @@ class PlacedMark:
 
 @dataclass(frozen=True)
 class Ruler:
-    """The chart: marks one below another, and ticks of the scale by their bytes."""
+    """The chart: marks one below another, and the ticks of the scale. Each tick is a number of bytes and an x
+    coordinate.
+    """
 
     marks: Sequence[PlacedMark]
     ticks: Sequence[tuple[int, float]]
@@ -60,7 +62,9 @@ def draw_ruler(marks: Sequence[Mark]) -> Ruler:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a batch: its seconds, and its x coordinate and width in the chart, in pixels."""
+    """A phase of a batch: how many seconds it took, and its x coordinate and width in the chart, in
+    pixels.
+    """
 
     name: str
     seconds: float

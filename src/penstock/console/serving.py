@@ -17,10 +17,10 @@ _GRACE_SECONDS = 5
 
 
 class ConsoleServer(uvicorn.Server):
-    """Serves the console until `stop`, which any thread may call.
+    """Serves the console until `stop`, which any thread may call. The port is bound in the constructor.
 
-    The port is bound in the constructor. Raises OptionInvalid if the address cannot be used, or if users
-    could not authenticate; DependencyMissing without Jinja2.
+    Raises OptionInvalid if the address cannot be used or if users would have no way to authenticate, and
+    DependencyMissing if Jinja2 is missing.
     """
 
     def __init__(self, settings: ConsoleSettings) -> None:

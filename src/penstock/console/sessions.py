@@ -39,9 +39,9 @@ class Session:
 
 
 class Sessions:
-    """The sessions of a console. Thread-safe; `clock` is monotonic seconds.
+    """The sessions of a console. Thread-safe. `clock` is monotonic seconds.
 
-    Sessions end after `idle_seconds` without use.
+    A session ends after `idle_seconds` without use.
     """
 
     def __init__(self, idle_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

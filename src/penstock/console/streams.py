@@ -25,7 +25,7 @@ SESSION_STREAMS_MAX = 4
 
 
 class Stream(Iterator[dict[str, Any]]):
-    """The parts of one page. One thread reads them; any thread may call `leave`."""
+    """Produces the parts of one page. One thread reads the parts; any thread may call `leave`."""
 
     def __init__(self, read: Callable[[threading.Event], Generator[dict[str, Any], None, None]]) -> None:
         self._has_left = threading.Event()
@@ -44,7 +44,7 @@ class Stream(Iterator[dict[str, Any]]):
 
 
 class Streams:
-    """The streams of a console. Thread-safe."""
+    """The streams that a console is sending. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class Streams:
 class StreamResponse(StreamingResponse):
     """A response that closes its stream when it ends or the browser disconnects.
 
-    The garbage collector would close the stream much later, because templates refer to themselves.
+    Templates contain reference cycles, so the garbage collector would close the stream much later.
     """
 
     def __init__(

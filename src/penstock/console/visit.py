@@ -30,12 +30,13 @@ def client_of(request: Request) -> str:
 
 @dataclass(frozen=True)
 class Visit:
-    """A request with the rights of its user. `account` is "" without a login.
+    """A request, with the permissions of its user.
 
-    Only admins without limits may see pipelines, because state stores know no accounts. Pages about pipelines
-    hide the columns in `masking`, and texts that may contain a value of a masked column. Without
-    `sees_every_row`, the daemons refuse all pages of rows except the live tail. `unknown_daemons` have not
-    reported yet whether they require credentials.
+    `account` is "" without a login. Only admins without limits may see pipelines, because state stores
+    contain no accounts. Pages about pipelines hide the columns in `masking`, and any text that may contain a
+    value of a masked column. Unless `sees_every_row` is set, the daemons refuse all pages that show rows,
+    except the live tail. `unknown_daemons` contains the daemons that have not reported yet whether they
+    require credentials.
     """
 
     request: Request

@@ -11,8 +11,8 @@ from penstock.coordinate.store import HINT_RECORD, Record, reading_record
 
 @dataclass(frozen=True)
 class Assignment:
-    """The owner of each shard of a generation. `token` is the token of the leader's lease under which the
-    assignment was written.
+    """Which member owns each shard of a generation. `token` is the token of the leader's lease when the
+    leader wrote the assignment.
     """
 
     generation: int = 0

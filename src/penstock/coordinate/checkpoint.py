@@ -32,13 +32,13 @@ _TRIES_MAX = 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything before `position` was consumed.
+    """Records that everything before `position` has been consumed.
 
     `position` lies between transactions, in the format of `Position`, and refers to the log of the server
-    `server_key`. `gtid_set` contains all transactions before the position and locates it on another server of
-    the cluster; "" without GTIDs. `time_us` is the commit time of the last consumed transaction (0 for none),
-    `updated_us` the time of the checkpoint; both in microseconds UTC since 1970. `fingerprint` identifies the
-    position's file if it was read from the server itself.
+    `server_key`. `gtid_set` contains all transactions before the position, and locates the position on
+    another server of the cluster; it is "" without GTIDs. `time_us` is the commit time of the last consumed
+    transaction (0 for none), and `updated_us` is the time of the checkpoint, both in microseconds since 1970,
+    UTC. `fingerprint` identifies the position's file if it was read from the server itself.
     """
 
     position: str
@@ -58,10 +58,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ShardState:
-    """The state of a shard: its checkpoint, the rows consumed before a resize, and who may write.
+    """The state of a shard: its checkpoint, the rows that were already consumed before a resize, and who may
+    write.
 
-    `token` belongs to the last holder (0: none yet); tokens up to `fence` may not write. `revised_at` is the
-    position from which the holder delivers the selection of `revision`.
+    `token` belongs to the last holder (0: none yet). Holders with a token up to `fence` may not write. From
+    position `revised_at` on, the holder delivers the selection of `revision`.
     """
 
     checkpoint: Checkpoint | None = None

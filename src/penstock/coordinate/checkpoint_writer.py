@@ -26,9 +26,9 @@ _log = structlog.get_logger(__name__)
 
 
 class ShardCheckpoint:
-    """The checkpoint of one shard under one token, with its pending write.
+    """The checkpoint of one shard under one token, including a pending write.
 
-    Created by `CheckpointWriter.open`.
+    Create it with `CheckpointWriter.open`.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class ShardCheckpoint:
 
 
 class CheckpointWriter(Closing):
-    """The thread that writes checkpoints; a context manager that runs it inside the block.
+    """A thread that writes checkpoints. As a context manager, it runs the thread inside the block.
 
-    `seconds` bounds the age of the stored checkpoint. Errors of an unavailable store are logged, and the
-    newest checkpoint is retried. LeaseLost ends the shard and calls its `on_lost` in the thread.
+    `seconds` limits the age of the stored checkpoint. If the store is unavailable, the error is logged and
+    the newest checkpoint is retried. LeaseLost ends the shard, and the thread calls the shard's `on_lost`.
     """
 
     def __init__(self, seconds: float = CHECKPOINT_SECONDS) -> None:

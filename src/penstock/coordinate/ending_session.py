@@ -10,7 +10,7 @@ from penstock.coordinate.store import Session
 
 
 class EndingSession(Session):
-    """A session that records whether it has ended, and calls the registered callbacks if it is lost.
+    """A session that records whether it has ended, and runs the registered callbacks if it is lost.
     Thread-safe.
     """
 

@@ -11,8 +11,8 @@ from penstock.errors import OptionInvalid
 
 @dataclass(frozen=True)
 class EnsembleAddress:
-    """The hosts of the ensemble, Penstock's account there, and the root node of all records ("" for the
-    top).
+    """The hosts of a ZooKeeper ensemble, Penstock's account there, and the root node of all records ("" for
+    the top).
     """
 
     url: str

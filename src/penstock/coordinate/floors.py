@@ -18,10 +18,10 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class Floors:
-    """The floors of the old shards: slot s was in old shard s % len(versions). A floor is a commit version.
+    """The floor of each shard before a resize: rows with a lower commit version were consumed by then.
 
-    Floors apply only to rows from the server and epoch in which they were taken. The object is false if
-    nothing is skipped.
+    Slot s was in old shard s % len(versions). Floors apply only to rows from the server and epoch for which
+    they were recorded. The object is false if it skips no rows.
     """
 
     versions: tuple[int, ...] = ()

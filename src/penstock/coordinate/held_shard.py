@@ -33,8 +33,8 @@ _log = structlog.get_logger(__name__)
 class HeldShard:
     """A shard that this process has taken.
 
-    The consumer starts at `checkpoint` and skips rows below `floors`. `token` increases with each holder of
-    the shard, so a sink can use it as a fencing token.
+    The consumer starts at `checkpoint` and skips rows below `floors`. `token` increases with each new holder
+    of the shard, so a sink can use it as a fencing token.
     """
 
     def __init__(

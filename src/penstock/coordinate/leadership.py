@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Leadership:
-    """The leader's role of a member, while it holds the lease."""
+    """The work of a member that is the leader, for as long as it holds the leader's lease."""
 
     def __init__(self, store: CoordinationStore, lease: Lease, resize_seconds: float) -> None:
         self._store = store

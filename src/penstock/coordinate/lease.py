@@ -20,7 +20,9 @@ from penstock.errors import VersionConflict
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a lease, the time it acquired the lease (microseconds UTC since 1970), and its token."""
+    """The holder of a lease: its name, its token, and when it acquired the lease (microseconds since 1970,
+    UTC).
+    """
 
     name: str
     token: int
@@ -37,7 +39,7 @@ class Holder:
 
 
 class Lease:
-    """A lease that this process acquired. Thread-safe."""
+    """A lease that this process has acquired. Thread-safe."""
 
     def __init__(self, session: Session, path: str, holder: str, token: int) -> None:
         self._session = session

@@ -10,11 +10,12 @@ from penstock.coordinate.store import HINT_RECORD, Record, reading_record
 
 @dataclass(frozen=True)
 class MemberStatistics:
-    """The counts and the lag of a member at `updated_us`, in microseconds UTC since 1970.
+    """The counts and the lag of a member at `updated_us`, in microseconds since 1970, UTC.
 
-    `rows` counts the rows passed to the program, again after a rollback. `errors` counts the calls that
-    failed: after each, the batch was retried (`retries`), skipped (`skipped`), or the member stopped.
-    `behind_bytes` is how much of the log is still to be received. None means unknown.
+    `rows` counts the rows passed to the program, counting them again after a rollback. `errors` counts failed
+    calls. After a failed call, the batch was retried (counted in `retries`) or skipped (counted in
+    `skipped`), or the member stopped. `behind_bytes` is the size of the part of the log that has not been
+    received. None means unknown.
     """
 
     rows: int = 0

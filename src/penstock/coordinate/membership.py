@@ -50,14 +50,13 @@ Given = Callable[[HeldShard, str], None]
 
 
 class Member:
-    """A member of a subscription; a context manager that takes part inside the block.
+    """A member of a subscription. As a context manager, it participates inside the block.
 
     `gained` is called with each acquired shard in the member's thread, and must not block. `lost` is called
-    with a shard to give up and the reason (see `held_shard`), in its own thread. The call must return once
-    the shard is no longer consumed, within `grace_seconds`, and may note checkpoints until it returns.
-
-    When its session is lost, the member gives up everything and joins again. It fails permanently if the
-    subscription was deleted or another process uses its name: see `failure`.
+    in a thread of its own, with a shard to give up and the reason (see `held_shard`). It must return within
+    `grace_seconds`, once the shard is no longer being consumed, and may note checkpoints until then. If its
+    session is lost, the member gives up all shards and joins again. It fails permanently if the subscription
+    is deleted or another process uses the member's name: see `failure`.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ SetOnce = Callable[[str, bool, Callable[[str], None]], Sequence[str] | None]
 
 @dataclass(frozen=True)
 class WatchCallback:
-    """A callback for ZooKeeper's watches. Callbacks for the same subscription are equal, so the callback is
-    registered once.
+    """A callback for ZooKeeper's watches. All callbacks of the same subscription are equal, so that
+    ZooKeeper's client registers only one of them.
     """
 
     root: str
@@ -41,7 +41,7 @@ class WatchCallback:
 
 
 class PersistentWatch:
-    """A subscription to changes at and below a path. Created by `OneTimeWatches.add`."""
+    """A subscription to changes at and below a path. Create it with `OneTimeWatches.add`."""
 
     def __init__(self, watches: "OneTimeWatches", path: str, changed: Callable[[], None]) -> None:
         self._watches = watches
@@ -65,7 +65,7 @@ class PersistentWatch:
 
 
 class OneTimeWatches:
-    """All persistent watches of a store."""
+    """All persistent watches of a store, implemented with ZooKeeper's one-time watches."""
 
     def __init__(self, set_once: SetOnce) -> None:
         self._set_once = set_once

@@ -39,9 +39,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SessionGuard:
-    """The guard of this process. `start` and `stop` belong to one thread.
+    """The session guard of this process. `start` and `stop` must be called from one thread.
 
-    A guard that dies is not replaced, because running processes would not hold the pipe of a new guard.
+    A guard that dies is not replaced, because processes that are already running would not hold the pipe of a
+    new guard.
     """
 
     def __init__(self) -> None:

@@ -42,8 +42,8 @@ _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%:-]+)+")
 class Record:
     """The record at a path.
 
-    `version` increases with each change of this record; a record that was deleted and recreated may repeat
-    versions. `created` is the number of the change that created the record. Change numbers increase across
+    `version` increases with each change of this record. If a record is deleted and recreated, its versions
+    may repeat. `created` is the number of the change that created the record. Change numbers increase across
     the whole store and are never reused. `of_session` marks an ephemeral record.
     """
 
@@ -61,7 +61,7 @@ class Watch(Protocol):
 
 
 class Session(Protocol):
-    """A session kept alive by heartbeats; its ephemeral records are deleted when it ends."""
+    """A session kept alive by heartbeats. When it ends, its ephemeral records are deleted."""
 
     @property
     def seconds(self) -> float:
@@ -117,9 +117,9 @@ class Session(Protocol):
 
 
 class CoordinationStore(Protocol):
-    """Records by path.
+    """Stores records by path.
 
-    Thread-safe. In a process forked from the opening process, every call raises OptionInvalid.
+    Thread-safe. In a process forked from the process that opened the store, every call raises OptionInvalid.
     """
 
     @property
@@ -176,7 +176,7 @@ class CoordinationStore(Protocol):
 
 
 class OneProcess:
-    """Rejects use of a store in a forked process, where the store's threads do not exist."""
+    """Rejects use of a store in a forked process, because the store's threads do not run there."""
 
     def __init__(self) -> None:
         self._process = os.getpid()

@@ -52,7 +52,9 @@ def subscription_path(instance: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Resizing:
-    """New shards in progress: their count and generation, and their columns if these also change."""
+    """A resize in progress: the number and generation of the new shards, and their shard columns if these
+    change too.
+    """
 
     shard_count: int
     generation: int
@@ -68,10 +70,10 @@ class Resizing:
 
 @dataclass(frozen=True)
 class Selection:
-    """The changes that a subscription delivers, as far as an operator has selected them.
+    """Which changes a subscription delivers, as set by an operator.
 
-    For a field that is None, the members' own request applies. `tables` and `exclude` are set together. The
-    fields are those in the body of the `changes` call.
+    For a field that is None, the members' own request applies. `tables` and `exclude` are always set
+    together. The fields are those in the body of the `changes` request.
     """
 
     tables: tuple[str, ...] | None = None
@@ -103,11 +105,12 @@ class Subscription:
 
     `tables` and `exclude` are patterns; no pattern means every table. `shard_columns` maps table patterns to
     the columns whose hash determines a row's shard (default: the primary key). `generation` changes whenever
-    the shards are replaced. `pins` maps the shards that an operator moved to their members. `resets` counts
-    the checkpoints set by hand. `created_us` is in microseconds UTC since 1970. `revision` counts the changes
-    of `selection`. While the subscription is `paused`, nobody holds its shards. `labels` are free text of an
-    operator. `asked_shard_columns` are the columns that its members request, if an operator has set others;
-    the operator's columns apply from position `keyed_at` on.
+    the shards are replaced. `pins` maps each shard that an operator has moved to the member that it was moved
+    to. `resets` counts the checkpoints set by hand. `created_us` is in microseconds since 1970, UTC.
+    `revision` counts the changes of `selection`. While the subscription is `paused`, no member holds its
+    shards. `labels` are free text set by an operator. If an operator has set shard columns,
+    `asked_shard_columns` are the different columns that the members request. The operator's columns apply
+    from position `keyed_at` on.
     """
 
     instance: str
@@ -232,7 +235,7 @@ class ShardView:
 class Subscriptions:
     """The registry of all subscriptions in a store. Thread-safe.
 
-    Every call raises CoordinationLost if the store does not answer; the caller may then repeat it.
+    Every call raises CoordinationLost if the store does not answer, and may then be repeated.
     """
 
     def __init__(self, store: CoordinationStore) -> None:

@@ -26,7 +26,7 @@ _END = _HEADER.pack(-1, True, -1)
 
 
 class NodeStat(NamedTuple):
-    """ZooKeeper's `Stat` of a node, with ZooKeeper's field names."""
+    """ZooKeeper's `Stat` of a node. The fields have ZooKeeper's names."""
 
     czxid: int
     mzxid: int
@@ -65,9 +65,11 @@ def record_of(content: bytes, stat: Any) -> Record | None:
 
 
 class ReadMany:
-    """A request for the contents of nodes, or with `children` for the names below them, as kazoo sends it.
+    """A request for the contents of several nodes, or with `children` for the names of their children, in the
+    form that kazoo sends.
 
-    Each answer is the content and stat of a node, or the names, or None for a node that cannot be read.
+    Each answer is the content and stat of a node, or the names of its children, or None for a node that
+    cannot be read.
     """
 
     type = _MULTI_READ

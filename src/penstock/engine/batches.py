@@ -74,10 +74,10 @@ class BegunBatch:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Runs the batches of one attempt of a run, each from its record to the checkpoint after it.
+    """Runs the batches of one attempt of a run, each from writing its record to saving its checkpoint.
 
-    `retried` calls a function again after transient errors, `report` receives the errors of servers that are
-    asked again, and `succeeded` is called after each batch.
+    `retried` calls a function again after transient errors, `report` receives errors from servers that are
+    being retried, and `succeeded` is called after each batch.
     """
 
     settings: PipelineSettings

@@ -15,14 +15,16 @@ from penstock.sinks.sink import Evolution, Receipt, Sink
 
 
 class DroppedColumns(NamedTuple):
-    """A target without some of the columns that its rows have, and the error to raise for it."""
+    """A target that is missing some of the columns in its rows, and the error to raise for it."""
 
     target: TableName
     error: SchemaChanged
 
 
 class ColumnCheck:
-    """Checks every target at the start of a run, and later the targets whose writers left columns out."""
+    """Checks every target at the start of a run, and afterwards the targets for which writers dropped
+    columns.
+    """
 
     def __init__(self, sink: Sink, policy: Evolution) -> None:
         self._sink = sink

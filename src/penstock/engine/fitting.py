@@ -20,10 +20,10 @@ _log = structlog.get_logger(__name__)
 
 
 class TargetFitting:
-    """Prepares the targets of a sink for the definitions of their tables.
+    """Prepares the targets of a sink for the current definitions of their tables.
 
-    `changes` counts the changes of their columns by outcome: applied, ignored or refused. A change that was
-    made before the run began counts if it is applied or refused.
+    `changes` counts column changes by outcome: applied, ignored or refused. A change made before the run
+    began is counted only if it is applied or refused.
     """
 
     def __init__(self, sink: Sink, policy: Evolution) -> None:

@@ -30,14 +30,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ArrivedStretch:
-    """The log after an offset: where it ends, and the work that reads it, None if nothing is new."""
+    """A stretch of the log after an offset: its end, and the work that reads it. `work` is None if nothing is
+    new.
+    """
 
     end: Offset
     work: RangeWork | None
 
 
 class HeadFollower:
-    """Follows one log from the end of each batch. Used by one thread."""
+    """Follows one log, starting at the end of each batch. Used by one thread."""
 
     def __init__(self, options: SourceOptions, bytes_max: int) -> None:
         self._source = DaemonSource(options)

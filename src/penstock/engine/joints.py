@@ -14,9 +14,9 @@ from penstock.source.source import Source
 
 @dataclass(frozen=True)
 class Ends:
-    """Where a task opened its range, and where the task proved that the next range begins.
+    """Where a task began to read its range, and where it proved that the next range begins.
 
-    `following` is None if no other range continues at the stop.
+    `following` is None if no other range continues at that point.
     """
 
     opened: int

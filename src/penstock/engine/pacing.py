@@ -28,9 +28,9 @@ _log = structlog.get_logger(__name__)
 class Pacing:
     """The interval between batches, and the wait for new transactions.
 
-    If no interval is set, it depends on what a batch costs. Batches follow one another without a pause if
-    they take milliseconds, which is when the driver runs tasks in this process, the logs come from daemons,
-    and the sink does not create a file per batch. Under load such batches grow.
+    If no interval is set, it depends on what a batch costs. Batches that take milliseconds follow one another
+    without a pause. This is the case if the driver runs tasks in this process, the logs come from daemons,
+    and the sink does not create a file per batch. Under load, such batches become larger.
     """
 
     def __init__(self, settings: PipelineSettings, sink: Sink, driver: Driver, stop: threading.Event) -> None:

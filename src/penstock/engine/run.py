@@ -64,10 +64,10 @@ class PipelineRun:
 
     Servers, daemons, stores and executors that do not answer are retried for `errors.retry_for`. If a retry
     in place does not help, the run restarts from the recorded state, as a new process would. With
-    `until_caught_up`, the run ends once the target has everything that was logged before the run started or
-    its loads ended; with `to_barrier` as well, it ends at the barrier of its shards. `report` receives the
-    progress of each batch, and each error. Runs of several sinks share the ends of batches, by source. A
-    `standby` waits while another process runs the pipeline.
+    `until_caught_up`, the run ends once the target contains everything that was logged before the run
+    started, or before its loads finished. With `to_barrier` as well, it ends at the barrier of the pipeline's
+    shards. `report` receives the progress of each batch, and each error. The runs of a pipeline's sinks share
+    where their batches end, by source. A `standby` waits while another process runs the pipeline.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class _Cluster:
 
 
 class SourceServers:
-    """The server in use for each source that names several. Used by one thread."""
+    """Tracks which server is in use for each source that lists several. Used by one thread."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self._given = settings

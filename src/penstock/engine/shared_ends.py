@@ -19,8 +19,8 @@ _STRETCHES_KEPT = 8
 
 @dataclass(frozen=True)
 class Stretch:
-    """The part of the log between two offsets that a batch covers; `head` is the end of the log when it was
-    planned.
+    """The part of the log that a batch covers, between two offsets. `head` was the end of the log when the
+    batch was planned.
     """
 
     begin: Offset

@@ -69,10 +69,10 @@ class _SharedRange:
 
 
 class SharedRanges:
-    """The ranges of a pipeline's sources, decoded once for a number of `sinks`. Safe for threads.
+    """The ranges of a pipeline's sources, each decoded once for several `sinks`. Thread-safe.
 
     A range is decoded for all tables of the pipeline, and each sink receives the rows of its own tables.
-    `bytes_max` bounds the memory of the batches that not every sink has read.
+    `bytes_max` limits the memory for batches that some sinks have not read yet.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_
 
 
 class SharedTargets:
-    """The targets of a pipeline's tables. `tables` are all known tables by key, including tables added
-    later.
+    """Determines the targets of a pipeline's tables. `tables` contains all known tables by key, and later
+    tables as they are added.
     """
 
     def __init__(

@@ -34,7 +34,9 @@ _log = structlog.get_logger(__name__)
 
 
 class SourceLog:
-    """Plans batches of one source: offsets from listings, ranges by size. Holds a session until `close`."""
+    """Plans the batches of one source: takes offsets from listings and splits ranges by size. Holds a session
+    until `close`.
+    """
 
     def __init__(
         self,

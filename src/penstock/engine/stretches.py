@@ -19,9 +19,9 @@ _log = structlog.get_logger(__name__)
 class Stretches:
     """The stretches of the logs that a run reads next, through all restarts of the run.
 
-    With `until_caught_up`, the stretches end where the logs ended when the loads were done; with `to_barrier`
-    as well, at the barrier of the pipeline's shards. Any other run ignores barriers, which an interrupted
-    change of the number of shards may have left behind.
+    With `until_caught_up`, the run reads each log up to the end that it had when the loads finished. With
+    `to_barrier` as well, it reads up to the barrier of the pipeline's shards. All other runs ignore barriers,
+    which may be left over from an interrupted change of the number of shards.
     """
 
     def __init__(self, progress: Progress, *, until_caught_up: bool, to_barrier: bool) -> None:

@@ -80,9 +80,9 @@ _LOOKS_MAX = 5
 class PipelineTables:
     """All tables of a pipeline.
 
-    `reread(source, table, because, remove=False)` requests that a table be read again. Repeated requests with
-    the same `because`, a log position or other text, count as one. `remove` also deletes target rows that the
-    source does not have.
+    `reread(source, table, because, remove=False)` requests that a table be read again. `because` is a log
+    position or other text; repeated requests with the same `because` count as one. `remove` also deletes
+    target rows that the source does not have.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from penstock.pipeline.state import PipelineState
 
 
 class TablesRecord:
-    """Reads the record once, and writes it only when it has changed."""
+    """Reads the record of tables once, and writes it only when it has changed."""
 
     def __init__(self, state: PipelineState) -> None:
         self._state = state

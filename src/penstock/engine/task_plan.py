@@ -72,12 +72,13 @@ class KnownTable:
 class TaskPlan:
     """One batch, as its tasks receive it.
 
-    `tables` are by `table_key`, and `targets` are the prepared targets by name. `statements` are the handled
-    statements by `place_key`: the targets that each one empties, by the key of their source table. All rows
-    of the tables in `together` go to one part. `passed_over` are the keys of tables that the pipeline
-    continues without. `parents` are the columns, by table key, that foreign keys with unlogged actions refer
-    to. `unread` are the keys of tables whose chunks are skipped, because they are gone or read again later.
-    `histories` are schema histories by number of the work, for logs that do not name columns.
+    `tables` maps `table_key` to tables, and `targets` contains the prepared targets by name. `statements`
+    maps the `place_key` of each handled statement to the targets that it empties, by the key of their source
+    table. All rows of the tables in `together` go to one part. `passed_over` are the keys of tables that the
+    pipeline continues without. `parents` contains, by table key, the columns that are referenced by foreign
+    keys with unlogged actions. `unread` are the keys of tables whose chunks are skipped, because they are
+    gone or read again later. `histories` maps the number of a work to its schema history, for logs that do
+    not contain column names.
     """
 
     mark: BatchMark
@@ -142,7 +143,7 @@ class Failure:
 
 @dataclass
 class Counts:
-    """The counts from one work's task. `floors` are by table key."""
+    """The counts that the task of one work reports. `floors` is by table key."""
 
     rows: int = 0
     bytes: int = 0

@@ -20,7 +20,9 @@ _PLAIN_BYTES_MAX = MIB
 
 
 class Row(NamedTuple):
-    """A row for a part, or a message for the engine. `body` holds changes, or a blob that encodes them."""
+    """A row that a task emits: changes for a part, or a message for the engine. `body` contains the changes,
+    or a blob that encodes them.
+    """
 
     part: int
     work: int

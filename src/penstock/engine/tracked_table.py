@@ -17,11 +17,11 @@ Keys = tuple[tuple[str, ...], frozenset[tuple[str, ...]]]
 class TrackedTable:
     """A table of a source: its definitions by number, and its current definition.
 
-    `logged` and `keys` are its columns and keys at the position up to which the log was read, None if they
-    are unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
-    `gone` is whether the table is dropped at that position, even if its server has recreated it since, and
-    `was_gone` the same after the last completed batch. `dropped` are the lower-case names of all columns that
-    were ever dropped from the table: targets may still have their values.
+    `logged` and `keys` are its columns and keys at the position up to which the log has been read, or None if
+    unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
+    `gone` is true if the table is dropped at that position, even if its server has since recreated it.
+    `was_gone` is the value of `gone` after the last completed batch. `dropped` contains the lower-case names
+    of all columns that were ever dropped from the table, because targets may still have their values.
     """
 
     current: Target
@@ -102,8 +102,8 @@ class Learned:
     """The outcome of processing the surprises of one batch.
 
     `statements` are the handled statements, as in `TaskPlan`. All rows of the tables in `together` go to one
-    part. The chunks of the tables in `unread` are skipped. `again` are those tables of `unread` whose loads
-    begin again. `altered` counts how often each table was altered while it was read.
+    part. The chunks of the tables in `unread` are skipped. `again` contains the tables of `unread` whose
+    loads restart. `altered` counts how often each table was altered while it was being read.
     """
 
     statements: dict[str, dict[str, TableName]] = field(default_factory=dict)

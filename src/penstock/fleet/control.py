@@ -32,10 +32,10 @@ JOB_CHANGES: dict[str, Callable[[JobSpec], JobSpec]] = {
 
 
 class FleetControl:
-    """The members and jobs of a store. Thread-safe: each call opens its own connection.
+    """Controls the members and jobs of a coordination store. Thread-safe: each call opens its own connection.
 
-    Every call raises CoordinationLost if the store does not answer, SchemaInvalid for an unreadable record. A
-    dry run returns the same value and raises the same errors as the change.
+    Every call raises CoordinationLost if the store does not answer, and SchemaInvalid for an unreadable
+    record. A dry run returns the same value and raises the same errors as the change.
     """
 
     def __init__(self, open_store: Callable[[], CoordinationStore]) -> None:

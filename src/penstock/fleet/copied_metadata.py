@@ -18,10 +18,11 @@ _REFRESH_SECONDS = 10.0
 
 
 class CopiedMetadata:
-    """Keeps definitions and holds identical to another member's; see `penstock.capture.receive.Schemas`.
+    """Copies another member's table definitions and holds, and keeps them identical; see
+    `penstock.capture.receive.Schemas`.
 
-    A statement's definitions are always copied before its bytes are stored. A member that continues the log
-    therefore knows the table definitions for all of the log's data.
+    The definitions that a statement creates are copied before the statement's bytes are stored. So a member
+    that continues the log has the table definitions for all of the log's data.
     """
 
     def __init__(self, log: Log, client: DaemonClient) -> None:

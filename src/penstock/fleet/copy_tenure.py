@@ -19,9 +19,9 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyTenure:
-    """A copy of a log, as a piece of a member's work; see `penstock.fleet.group.Tenure`.
+    """A copy of a log, as work of a member; see `penstock.fleet.group.Tenure`.
 
-    `registration` returns `MemberRecord.created` of the member, None before it has registered.
+    `registration` returns the member's `MemberRecord.created`, None before the member has registered.
     """
 
     def __init__(

@@ -52,10 +52,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Listing:
-    """The log of the capturing member: its epochs, ascending, and its end, None if it is empty.
+    """The log of the capturing member: its epochs, ascending, and its end. `end` is None if the log is empty.
 
-    `extents` are its unbroken runs of bytes, ascending, except runs that end before this copy's end.
-    `readable` is the end that readers of that log see, None if they see everything.
+    `extents` contains its contiguous runs of bytes, ascending, except runs that end before this copy's end.
+    `readable` is the end that readers of the log see, None if they see everything.
     """
 
     url: str
@@ -84,12 +84,12 @@ class Listing:
 
 
 class LogCopy:
-    """Copies one instance's log until stopped. `start` and `stop` belong to one thread.
+    """Copies one instance's log until stopped. `start` and `stop` must be called from one thread.
 
-    `open_log` opens the copy, `put_aside` moves the folder of the closed copy away, and `find_source` returns
-    a member that knows which member captures, None if none captures. Failures are retried until `stop`; the
-    record names the last one. `member` is the name of the copying member, and `note_readable` is called with
-    the end of the bytes that readers of the log can see.
+    `open_log` opens the copy, and `put_aside` moves the folder of the closed copy away. `find_source` returns
+    a member that knows which member captures the instance, None if no member captures it. Failures are
+    retried until `stop`; the record contains the last failure. `member` is the name of the copying member,
+    and `note_readable` is called with the end of the bytes that readers of the log can see.
     """
 
     def __init__(

@@ -14,10 +14,10 @@ from penstock.fleet.records import FLEET, INSTANCES, JOB_RUNS, JOBS, WORKERS, Me
 
 @dataclass(frozen=True)
 class Group:
-    """The paths of a group's records, and its work.
+    """The paths of a group's records, and the group's work.
 
-    The leader watches `work_path` for new work; `work_path` is None if the members' records list the work.
-    `works` returns the work from the members' records and the store.
+    The leader watches `work_path` for new work. `work_path` is None if the members' records list the work.
+    `works` returns the work listed in the members' records and the store.
     """
 
     top: str

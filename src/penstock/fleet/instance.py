@@ -34,7 +34,9 @@ class _Capturer:
 
 
 class Directory:
-    """The member that captures each instance, read from the store on demand. Never blocks. Thread-safe."""
+    """Looks up which member captures each instance. It reads the store in the background and never blocks.
+    Thread-safe.
+    """
 
     def __init__(self, open_store: Callable[[], CoordinationStore], member: str) -> None:
         self._open_store = open_store

@@ -60,9 +60,9 @@ _log = structlog.get_logger(__name__)
 class JobTenure:
     """A job that this worker runs; see `penstock.fleet.group.Tenure`.
 
-    `command` is the program; the job's verb, file and options are appended. The job's file and output are in
-    a separate folder below `folder`. `address_variable` is the environment variable that tells the process in
-    which file of the job's folder to write the address of its metrics.
+    `command` is the program; the job's verb, file and options are appended to it. The job's file and output
+    are in the job's own folder below `folder`. The process must write the address of its metrics to a file in
+    that folder; the environment variable `address_variable` contains the file's path.
     """
 
     def __init__(

@@ -39,11 +39,11 @@ _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 class JobSpec:
     """The desired state of a job:
 
-    `verb` and `options` of the command line, and the text of the pipeline file. `version` counts the changes
-    of the work itself, `restarts` the requested restarts. `${NAME}` in the text is replaced from `values`,
-    otherwise from the environment where the job runs. If the job was moved to a worker, `worker` runs the job
-    as long as it can. `created` is the number of the change that created the record, which distinguishes the
-    job from a deleted job with the same name.
+    `verb` and `options` of the command line, and the text of the pipeline file. `version` counts changes of
+    the job's work, and `restarts` counts requested restarts. `${NAME}` in the text is replaced by its value
+    in `values`, or else in the environment where the job runs. If an operator has moved the job to a worker,
+    `worker` is that worker, and runs the job for as long as possible. `created` is the number of the change
+    that created the record, which distinguishes the job from a deleted job with the same name.
     """
 
     name: str
@@ -107,7 +107,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobExit:
-    """The end of a job's process: its exit status (negative for a signal) and its last lines."""
+    """How a job's process ended: its exit status (negative for a signal) and the last lines of its output."""
 
     status: int
     why: str
@@ -116,11 +116,11 @@ class JobExit:
 
 @dataclass(frozen=True)
 class JobRun:
-    """The last record of a worker about a job.
+    """What a worker last recorded about a job.
 
     `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest lines of the
-    output; the complete output is in `log` on the worker. `ended` is the newest `JobSpec.work` that ended
-    without an error.
+    output; the worker's file `log` contains the complete output. `ended` is the newest `JobSpec.work` that
+    ended without an error.
     """
 
     worker: str = ""

@@ -50,7 +50,9 @@ _log = structlog.get_logger(__name__)
 
 
 class FleetLeadership:
-    """The leader's role of a member, while it holds the lease. For the member's thread only."""
+    """The work of a member that is the leader, for as long as it holds the leader's lease. Used by the
+    member's thread only.
+    """
 
     def __init__(self, store: CoordinationStore, lease: Lease, group: Group) -> None:
         self._store = store

@@ -47,8 +47,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Membership:
-    """A member's description of itself. `works` are the instances of its settings, None if it can do all
-    work.
+    """How a member describes itself to the fleet. `works` contains the instances in the member's settings,
+    None if it can do all work.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Membership:
 
 
 class FleetMember:
-    """This process's role in a group. `start` and `stop` belong to the main thread.
+    """This process as a member of a group. `start` and `stop` must be called from the main thread.
 
-    `open_store` opens the store; a store that does not answer yet is opened later. `begin` begins a piece of
-    work under its lease, and `begin_copy` begins a copy of the work's log. `bytes_per_second` measures the
-    load of all work, and `stop` waits up to `end_seconds` for the work to end. `joined` is called with each
-    session.
+    `open_store` opens the store, and is called again later if the store does not answer. `begin` begins a
+    piece of work under its lease, and `begin_copy` begins a copy of the work's log. `bytes_per_second`
+    measures the load of all work. `stop` waits up to `end_seconds` for the work to end. `joined` is called
+    with each new session.
     """
 
     def __init__(

@@ -26,10 +26,10 @@ _DAMPED_US_MAX = 600 * 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work that exactly one member does.
+    """A piece of work that is done by exactly one member.
 
-    The work belongs to `member` as long as that member can do it, otherwise to a member in `zone` if there is
-    one. The work's log exists `copies` times, including the log of the member that does the work.
+    The work is assigned to `member` as long as that member can do it, otherwise to a member in `zone` if
+    there is one. The work's log exists `copies` times, including the log of the member that does the work.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Host:
-    """A member.
+    """A member, as seen by placement.
 
-    `works` are the names of the work that the member can do, None for all. Hosts that are drained or
-    temporarily `away` receive no work, but keep their copies of logs. A drained host that `hands_over` keeps
-    work whose log has copies until one of them is in step; other drained hosts do no work. A host that is not
-    `settled` keeps its work and receives only work that no other host can do. The host's logs for the work in
-    `damaged` cannot be continued.
+    `works` contains the names of the work that the member can do, None for all. Hosts that are `drained` or
+    temporarily `away` receive no work, but keep their copies of logs. A drained host with `hands_over` keeps
+    each piece of work whose log has copies until one of these copies is in step. Any other drained host does
+    no work. A host that is not `settled` keeps its work, and receives only work that no other host can do.
+    The host's logs for the work in `damaged` cannot be continued.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """The member assigned to each piece of work, and the members that should keep a copy of its log."""
+    """Which member does each piece of work, and which members should keep a copy of its log."""
 
     owners: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

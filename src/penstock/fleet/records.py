@@ -40,10 +40,9 @@ HINT_VERSION = "Upgrade this member; all members of a fleet should have one vers
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """A running member: where clients reach the member, and the instances in its settings, with weight and
-    zone.
+    """A running member: where clients reach it, and the instances in its settings, with weight and zone.
 
-    `created` is the change that created the record; it differs when a member registers again.
+    `created` is the number of the change that created the record. It differs if the member registers again.
     """
 
     name: str
@@ -102,7 +101,7 @@ def _read_instances(text: bytes) -> Mapping[str, Work]:
 class PlacementRecord:
     """The instances that a member should capture, and the instances whose logs it should copy.
 
-    `token` is the token of the leader's lease under which the record was written.
+    `token` is the token of the leader's lease when the leader wrote the record.
     """
 
     token: int = 0
@@ -130,12 +129,12 @@ class PlacementRecord:
 
 @dataclass(frozen=True)
 class CaptureRecord:
-    """An instance's capture: the token of the lease that may write, and the position where another host would
-    begin.
+    """The capture of an instance: the token of the lease whose holder may write, and the position where
+    another host would begin.
 
-    `holds` are the holds on the capturing member's log, which another host's log takes over; None before the
-    first log. `state` and `why` describe the capture at `updated_us`, when the record was written. `member`
-    holds the lease with the token.
+    `holds` are the holds on the capturing member's log, which the log of the next host takes over. It is None
+    before the first log. `state` and `why` describe the capture at `updated_us`, when the record was written.
+    `member` is the holder of the lease with the token.
     """
 
     token: int
@@ -190,9 +189,9 @@ class CaptureRecord:
 class CopyRecord:
     """A member's copy of an instance's log, as of `updated_us`.
 
-    `position` is the end of the copy, None if it is empty. `in_step` is true if the copy has nearly
-    everything that the capturing member has. `why` says why the copy cannot follow. `registration` is the
-    value of `MemberRecord.created` of the member at that time, None in the record of an earlier version.
+    `position` is the end of the copy, None if it is empty. `in_step` is true if the copy contains nearly
+    everything that the capturing member has. `why` is the reason if the copy cannot follow. `registration`
+    was the member's `MemberRecord.created` at that time, and is None in records of earlier versions.
     """
 
     position: Position | None = None
@@ -232,7 +231,7 @@ class CopyRecord:
 
 @dataclass(frozen=True)
 class DrainRecord:
-    """An operator's request, since `since_us`, to drain a member.
+    """An operator's request to drain a member, made at `since_us`.
 
     With `at_once`, the member hands over logs even to copies that are behind.
     """
@@ -255,7 +254,7 @@ class DrainRecord:
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """A member's current load, written every few seconds while it changes."""
+    """A member's current load. It is written every few seconds as long as it changes."""
 
     captures: int = 0
     bytes_per_second: float = 0.0
@@ -278,7 +277,7 @@ class LoadRecord:
 class DamageRecord:
     """The damaged logs on a running member, by instance, and the kind of damage.
 
-    Such a member captures the instance only if no other member can.
+    A member with a damaged log captures that instance only if no other member can.
     """
 
     logs: Mapping[str, str] = field(default_factory=dict)

@@ -128,8 +128,8 @@ class TenuredCapture(Protocol):
 class CaptureTenure(CaptureLease):
     """The capture of an instance under a lease; see `penstock.fleet.group.Tenure`.
 
-    `start` and `leave` belong to the member's thread. `arrived` is called with the instance's name when its
-    capture ends.
+    `start` and `leave` must be called from the member's thread. `arrived` is called with the instance's name
+    when its capture ends.
     """
 
     def __init__(

@@ -22,10 +22,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class WantedInstance:
-    """An instance as users want it: the text of its section of a settings file, None if it was removed.
+    """The desired state of an instance: the text of its section of a settings file, or None if it was
+    removed.
 
-    `${NAME}` in the text is replaced from `values`, otherwise from each daemon's environment. `version`
-    counts the changes.
+    `${NAME}` in the text is replaced by its value in `values`, or else in the environment of each daemon.
+    `version` counts changes of the instance.
     """
 
     name: str

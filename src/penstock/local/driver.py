@@ -41,10 +41,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LocalDriver:
-    """Runs tasks in threads: as many at once as this process has cores.
+    """Runs tasks in threads, as many concurrently as this process has cores.
 
-    Tasks that run at the same time have separate steps and sinks, which later tasks reuse. The function of a
-    `python` step is called from several threads.
+    Concurrent tasks use separate steps and sinks, which later tasks reuse. The function of a `python` step is
+    called from several threads.
     """
 
     is_in_process = True

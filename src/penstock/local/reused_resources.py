@@ -15,7 +15,8 @@ from penstock.engine.task_resources import Closable, Resource, TaskResources
 class ReusedResources(TaskResources):
     """Keeps returned resources for later tasks with the same settings. Safe for threads.
 
-    A resource has one user at a time, so the number kept is the largest number in use at the same time.
+    Each resource is used by one task at a time, so it keeps at most as many resources as were ever in use at
+    the same time.
     """
 
     def __init__(self) -> None:

@@ -48,19 +48,21 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 class ShardCommand(Protocol):
-    """Returns the command line of a shard's process. `to_barrier` ends it at the barrier of all shards."""
+    """Returns the command line of a shard's process. With `to_barrier`, the process ends at the barrier of
+    all shards.
+    """
 
     def __call__(self, shard: Shard, *, to_barrier: bool = False) -> Sequence[str]: ...
 
 
 class ShardRuns:
-    """The run of all shards of a pipeline, each in a process.
+    """Runs all shards of a pipeline, each in its own process.
 
     A failed shard is restarted after a pause that doubles up to five minutes, while the others continue. Once
     all shards have failed, `run` raises the worst of their errors. With `until_caught_up`, a shard that ended
     with an error is not started again: `run` raises the worst error after the others have caught up.
     `command` is the command line of a shard's process. `report` is called with the reports of all shards, by
-    one thread at a time; each names its `shard`.
+    one thread at a time. Each report names its `shard`.
     """
 
     def __init__(

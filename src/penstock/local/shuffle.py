@@ -69,7 +69,9 @@ class Shuffle:
 
 
 class WorkOutput:
-    """The output of one work, by part: rows in memory and the numbers of spilled rows, in order."""
+    """The output of one work, by part: rows in memory, and the numbers of spilled rows, in the order in which
+    they were emitted.
+    """
 
     def __init__(self, shuffle: Shuffle, work: int) -> None:
         self.work = work

@@ -18,8 +18,9 @@ AUDIT_FILE = "audit.log"
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One manual change. `time` is ISO 8601 in UTC, `user` made the change, `old` and `new` are the
-    values."""
+    """One manual change. `time` is ISO 8601 in UTC. `user` made the change. `old` and `new` are the values
+    before and after it.
+    """
 
     time: str
     user: str

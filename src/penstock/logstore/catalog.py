@@ -14,7 +14,7 @@ from penstock.logstore.records import COLD, SegmentRecord
 
 
 class SegmentCatalog(Protocol):
-    """L1 of a log, as retention, compression and tiering change it."""
+    """A log's L1, as it is changed by retention, compression and tiering."""
 
     @property
     def segments(self) -> SegmentIndex:
@@ -28,7 +28,7 @@ class SegmentCatalog(Protocol):
 
 
 class FolderCatalog:
-    """L1 of a folder that no capture is writing. The caller holds the log's lock."""
+    """The L1 of a folder that no capture is writing. The caller holds the log's lock."""
 
     def __init__(self, disk: Disk, layout: Layout, segments: SegmentIndex) -> None:
         self._disk = disk

@@ -57,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 
 class StoredFile(Protocol):
-    """Random-access bytes of a stored file: plain or compressed, local or remote."""
+    """A stored file with random access to its bytes. It is plain or compressed, local or remote."""
 
     @property
     def size(self) -> int:
@@ -156,10 +156,11 @@ def _block_cuts(disk: Disk, plain: Path, segment: SegmentRecord) -> list[int]:
 
 
 class SeekableFile(Closing):
-    """Present a compressed segment as its plain bytes. Closing it closes the underlying file.
+    """Presents a compressed segment as its plain bytes. Closing it, or leaving it as a context manager,
+    closes the underlying file.
 
-    Safe for concurrent reads. `frames_read` counts the decompressed frames. A context manager. Raises
-    EventMalformed if the seek table is invalid; with `lazy` only on the first access.
+    Safe for concurrent reads. `frames_read` counts the decompressed frames. Raises EventMalformed if the seek
+    table is invalid; with `lazy`, only on the first access.
     """
 
     def __init__(self, stored: StoredFile, name: str, *, lazy: bool = False) -> None:

@@ -20,10 +20,10 @@ from penstock.settings.daemon import LogSettings
 
 
 class ConfirmedLog(LogReader):
-    """Reads the confirmed part of `stored`, which this process writes. Thread-safe.
+    """Reads the confirmed part of the log `stored`, which this process writes. Thread-safe.
 
-    `confirmed_end` returns the end to follow, a transaction boundary in `stored`, or None if nothing is
-    confirmed.
+    `confirmed_end` returns the end of the confirmed part, a transaction boundary in `stored`, or None if
+    nothing is confirmed.
     """
 
     def __init__(self, stored: Log, confirmed_end: Callable[[], Position | None]) -> None:

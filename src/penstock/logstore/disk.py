@@ -91,7 +91,7 @@ class ReadFile(Protocol):
 
 
 class Held(Protocol):
-    """A lock that is held until it is closed or the process ends."""
+    """A lock that stays locked until it is closed or the process ends."""
 
     @property
     def in_place(self) -> bool:
@@ -107,8 +107,8 @@ class Held(Protocol):
 class Disk(ABC):
     """Files and folders, by absolute path.
 
-    Every method raises SourceMissing if a required file is missing, LogFull if there is no space left,
-    and DiskFailed for any other error of the operating system.
+    Every method raises SourceMissing if a required file is missing, LogFull if there is no space left, and
+    DiskFailed for any other operating system error.
     """
 
     @abstractmethod
@@ -387,9 +387,10 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
 
 @dataclass(frozen=True)
 class FileRange:
-    """The bytes of [start, stop) of an open local file, which the system can send without a copy in memory.
+    """The bytes of [start, stop) of an open local file, which the operating system can send without copying
+    them in memory.
 
-    Has the methods of a file that `asyncio` needs to send it. Valid while the file is open.
+    Has the file methods that `asyncio` needs to send it. Valid while the file is open.
     """
 
     file: "LocalReadFile"
@@ -491,9 +492,9 @@ class LocalLock(_LocalFile):
 
 
 class SharedLock:
-    """A lock between the threads of several processes, reentrant within a thread.
+    """A lock shared by the threads of several processes, reentrant within a thread.
 
-    The operating system releases it when a process ends. The context manager waits for it.
+    The operating system releases it when a process ends. Entering it as a context manager waits for the lock.
     """
 
     def __init__(self, path: Path) -> None:

@@ -24,11 +24,11 @@ from penstock.model import Position
 class EpochRecord:
     """One epoch: a server, and the position where its bytes start in the log.
 
-    `server_key` is `ServerIdentity.key`, `flavor` "mysql" or "mariadb", `version` the version string of the
-    server. `gtid_set` holds the transactions before the epoch. `time_us` is when the epoch began, in
-    microseconds UTC since 1970. `is_logged_set` is true if `gtid_set` was read from the server's log. Version
-    0.1 did not do that, so its sets may miss transactions. `lost` are transactions of the log that are
-    missing from the server; an operator has accepted their loss.
+    `server_key` is `ServerIdentity.key`, `flavor` is "mysql" or "mariadb", and `version` is the server's
+    version string. `gtid_set` contains the transactions before the epoch. `time_us` is when the epoch began,
+    in microseconds since 1970, UTC. `is_logged_set` is true if `gtid_set` was read from the server's log.
+    Version 0.1 of Penstock did not do that, so sets that it wrote may be incomplete. `lost` contains
+    transactions that are in the log but not on the server; an operator has accepted their loss.
     """
 
     epoch: int

@@ -26,7 +26,7 @@ _SERVER_ID_AT = slice(_MAGIC_BYTES + 5, _MAGIC_BYTES + 9)
 
 @dataclass(frozen=True)
 class Exported:
-    """One exported file: events [start, end) of a source file."""
+    """One exported file. It contains the events [start, end) of a source file."""
 
     path: Path
     start: Position

@@ -11,10 +11,10 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class Extent:
-    """Unbroken bytes [start, end) of one log file, in one epoch.
+    """Contiguous bytes [start, end) of one log file, in one epoch.
 
-    In a kept log, `end` follows a whole transaction. In a compressed file, `end` is the stored size and
-    counts compressed bytes. Only a `splittable` file can be opened at any byte.
+    In a kept log, `end` follows a whole transaction. For a compressed file, `end` is the file's compressed
+    size. Only a `splittable` file can be opened at any byte.
     """
 
     epoch: int

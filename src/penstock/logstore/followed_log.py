@@ -29,9 +29,9 @@ from penstock.settings.daemon import LogSettings
 
 @dataclass(frozen=True)
 class LogReport:
-    """The state that a log's writer, or a process that follows the log, has made visible.
+    """The state of a log that has been made visible by its writer, or by a process that follows the log.
 
-    `files` changes with the log's segments and epochs.
+    `files` is a number that changes whenever the log's segments or epochs change.
     """
 
     files: int
@@ -57,8 +57,8 @@ class LogReport:
 class FollowedLog(LogReader):
     """A log as last reported by its writer. Only one thread calls `apply`; everything else is thread-safe.
 
-    `settler` resolves definitions in doubt in the process that writes the log. The newest bytes are kept in
-    memory, as the writer itself would keep them. Raises LogDamaged, DiskFailed.
+    `settler` resolves doubtful table definitions in the process that writes the log. The newest bytes are
+    kept in memory, just as the writer keeps them. Raises LogDamaged, DiskFailed.
     """
 
     def __init__(self, settings: LogSettings, settler: Settling | None = None) -> None:

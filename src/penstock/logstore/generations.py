@@ -14,7 +14,9 @@ from penstock.logstore.schemas import FOLDER, SUFFIX
 
 @dataclass(frozen=True)
 class Generation:
-    """One file of definitions: the commit version of its snapshot, and its content at one time."""
+    """One file of table definitions: the commit version of its snapshot, its size and its checksum at one
+    point in time.
+    """
 
     version: int
     bytes: int
@@ -22,7 +24,7 @@ class Generation:
 
 
 class GenerationFiles:
-    """The files of definitions in a log's folder. The process that writes them may change them
+    """The files of table definitions in a log's folder. The process that writes them may change them
     concurrently.
     """
 

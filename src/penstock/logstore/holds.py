@@ -53,10 +53,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Hold:
-    """A request that nothing after a position be removed from the log.
+    """A request to keep everything in the log after a position.
 
-    `expires_us` None means that the hold lasts until it is removed. Only the `account` that set the hold may
-    move it; "" if the account is unknown.
+    With an `expires_us` of None, the hold lasts until it is removed. Only the `account` that set the hold may
+    move it; "" means that the account is unknown.
     """
 
     name: str
@@ -71,14 +71,14 @@ class Hold:
 
 @dataclass(frozen=True)
 class BrokenHold:
-    """A hold that exceeds a limit and therefore keeps nothing, and the reason."""
+    """A hold that is ignored because it exceeds a limit, and the reason."""
 
     hold: Hold
     why: str
 
 
 class LocatingLog(Protocol):
-    """A log that can locate its positions, such as `LogReader`."""
+    """A log that can look up positions, such as `LogReader`."""
 
     def earliest(self) -> Position | None:
         """Return the start of the oldest segment, None in an empty log."""
@@ -93,8 +93,8 @@ class LocatingLog(Protocol):
 class Holds:
     """The holds of one log, each in a small file that survives restarts.
 
-    Safe for concurrent use, also through several instances. Only the process that writes the log may use it,
-    or all processes that have called `share_holds`.
+    Thread-safe, even if several instances use the same log. Only the process that writes the log may use
+    them, unless every process that uses them has called `share_holds`.
     """
 
     def __init__(self, disk: Disk, layout: Layout) -> None:

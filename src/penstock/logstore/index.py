@@ -50,10 +50,10 @@ _Answer = TypeVar("_Answer")
 class Scan:
     """The result of scanning a range of events, up to the first invalid event.
 
-    `records` are the block records, the last block ending at `boundary`: the offset after the last whole
-    transaction, or the start of the range. `end` is the offset after the last valid event, and `problem` is
-    the error in the next event, None if there is no error. `gtid_set` is the set passed to `scan` plus all
-    transactions of the range.
+    `records` contains the block records. The last block ends at `boundary`, which is the offset after the
+    last whole transaction, or the start of the range if there is none. `end` is the offset after the last
+    valid event, and `problem` is the error in the event at `end`, None if there is no error. `gtid_set` is
+    the set passed to `scan` plus all transactions of the range.
     """
 
     records: bytes
@@ -155,9 +155,9 @@ class _Unsound(Exception):
 class BlockIndex:
     """The block records of one segment in ascending offset order. Safe for concurrent lookups.
 
-    `end` is the offset up to which the segment has data, or may be read if it is open. `bytes_read` counts
-    the index bytes that lookups read. A damaged index is rebuilt from the data: `rebuilt` becomes true, and
-    `keep` is called with the new records.
+    `end` is the end of the segment's data. For an open segment, it is the offset up to which the segment may
+    be read. `bytes_read` counts the index bytes that lookups have read. A damaged index is rebuilt from the
+    data. Then `rebuilt` becomes true, and `keep` is called with the new records.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class BlockIndex:
 
 
 class SegmentIndex:
-    """The segments of a log in ascending commit version order, all held in memory."""
+    """The segments of a log, all held in memory, in ascending order of commit version."""
 
     def __init__(self, records: list[SegmentRecord]) -> None:
         self._records = sorted(records, key=_version_of)

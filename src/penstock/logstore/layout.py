@@ -41,8 +41,8 @@ _OFFSET_UNIT = 16
 class StoredSegment:
     """A segment file in the folder.
 
-    `version` is the commit version of its first byte; the log's epochs decode it into `epoch` and
-    `file_number`.
+    `version` is the commit version of its first byte. `epoch` and `file_number` are decoded from it using the
+    log's epochs.
     """
 
     version: int

@@ -36,8 +36,8 @@ class Located:
 
     No requested transaction precedes `position`; others may follow it, so the reader must still filter.
     `position` is a transaction boundary, unless the caller passed a position. `record` is the block that
-    contains it, None after the last block. `pages_read` counts distinct 4 KiB pages of both indexes and the
-    heads, `bytes_read` their bytes.
+    contains it, None after the last block. `pages_read` is the number of distinct 4 KiB pages read from both
+    indexes and the segment heads, and `bytes_read` is their size.
     """
 
     position: Position
@@ -48,7 +48,9 @@ class Located:
 
 
 class SegmentAccess(Protocol):
-    """How the locator opens segments. The log supplies the segments that it already has open."""
+    """The interface through which the locator opens segments. The log supplies segments that it already has
+    open.
+    """
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
         """Return the segment's head."""
@@ -61,9 +63,9 @@ class SegmentAccess(Protocol):
 
 
 class Locator:
-    """Lookups in one log. Safe for concurrent use.
+    """Looks up positions in one log. Safe for concurrent use.
 
-    `lost` maps an epoch to the transactions of earlier epochs that are missing from its server.
+    `lost` maps an epoch to the transactions of earlier epochs that are missing from the epoch's server.
     """
 
     def __init__(

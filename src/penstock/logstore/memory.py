@@ -44,9 +44,9 @@ _LEFT = MemoryChunk(-1, "", -1, -1, -1, memoryview(b""))
 
 
 class MemoryTier:
-    """The newest chunks of one log, at most `bytes_max` bytes. All methods are thread-safe.
+    """The newest chunks of one log, with a total size of at most `bytes_max`.
 
-    Raises OptionInvalid for a bound below 1.
+    Thread-safe. Raises OptionInvalid if `bytes_max` is below 1.
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -32,7 +32,7 @@ class _Content:
 
 
 class MemoryDisk(Disk):
-    """Files in memory, at most `room` bytes including overhead. Safe for concurrent use."""
+    """Files in memory that use at most `room` bytes, including overhead. Safe for concurrent use."""
 
     def __init__(self, room: int) -> None:
         self.room = room

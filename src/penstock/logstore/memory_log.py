@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MemoryLog(Log):
-    """The in-memory log of one instance. Created by `open_memory`, used like any log."""
+    """The in-memory log of one instance. Create it with `open_memory`, and use it like any other log."""
 
     def __init__(self, settings: LogSettings, instance: str, clock: Callable[[], float]) -> None:
         room = settings.memory_bytes

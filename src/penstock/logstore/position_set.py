@@ -27,7 +27,9 @@ _FIRST_EVENT_OFFSET = 4
 
 @dataclass(frozen=True)
 class Stretch:
-    """Totals of a range of a server's log. None means unknown; times are in microseconds UTC since 1970."""
+    """Totals for a range of a server's log: bytes, transactions and changes, and the first and last commit
+    time. None means unknown. Times are in microseconds since 1970, UTC.
+    """
 
     bytes: int | None = 0
     transactions: int | None = 0
@@ -54,7 +56,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes [start, end) of a server's file that the log would never receive; `end` None if unknown."""
+    """Bytes [start, end) of a server's file that the log would never receive. `end` is None if unknown."""
 
     file: str
     start: int
@@ -65,7 +67,7 @@ class Gap:
 class ResumePoint:
     """Where capture continues when it starts: the end of the log, or a position that an operator has set.
 
-    `epoch` is the newest epoch. `was_set` is true if the log has no bytes from that epoch yet.
+    `epoch` is the log's newest epoch. `was_set` is true if the log contains no bytes from this epoch yet.
     """
 
     position: Position
@@ -76,8 +78,9 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class PositionChange:
-    """The effect of setting a position: bytes `again` would be received twice, `gaps` would never be
-    received."""
+    """The effect of setting a position: the bytes in `again` would be received twice, and the bytes in `gaps`
+    would never be received.
+    """
 
     old: Position
     new: Position

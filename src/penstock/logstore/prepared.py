@@ -39,10 +39,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PreparedTransaction:
-    """An XA transaction without an outcome: its events are [start, end) of a source file.
+    """An XA transaction without an outcome. Its events are [start, end) of a source file.
 
-    `xid` is its id as in SQL statements. `noted_us` is when it was found, in microseconds UTC since
-    1970.
+    `xid` is its id as written in SQL statements. `noted_us` is when it was first seen, in microseconds since
+    1970, UTC.
     """
 
     xid: str
@@ -60,7 +60,7 @@ class PreparedTransaction:
 
 @dataclass(frozen=True)
 class PreparedFile:
-    """The prepared transactions of the log up to a transaction boundary."""
+    """The prepared transactions in a log up to a transaction boundary."""
 
     upto: Position
     transactions: tuple[PreparedTransaction, ...] = ()
@@ -100,7 +100,9 @@ class PreparedFile:
 
 
 class PreparedSurvey:
-    """Surveys a log for prepared transactions and holds them. For the process that writes the log."""
+    """Searches a log for prepared transactions, and sets a hold that keeps them. Used by the process that
+    writes the log.
+    """
 
     def __init__(self, disk: Disk, layout: Layout, clock: Callable[[], int] | None = None) -> None:
         self._disk = disk

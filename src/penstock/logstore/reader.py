@@ -50,8 +50,8 @@ _Piece = TypeVar("_Piece")
 class LogReader:
     """Reads the log in a folder. Safe for concurrent use.
 
-    A reader created by `open` writes nothing, needs no lock, and sees what another process writes after
-    `refresh`. The process that writes the log uses the subclass `Log`.
+    A reader created by `open` writes nothing and needs no lock. It sees data that another process has written
+    only after `refresh`. The process that writes the log uses the subclass `Log`.
     """
 
     def __init__(self, disk: Disk, folder: Path, block_bytes: int = BLOCK_BYTES_DEFAULT) -> None:

@@ -154,13 +154,14 @@ class IndexHeader:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One block of a segment. Offsets are the source file's; times are in microseconds UTC since 1970.
+    """One block of a segment.
 
-    `time_us` is the commit time of the transaction of the first event, `time_max_us` the latest commit time
-    of the log up to the block's end. `last_boundary` is the offset after the last transaction that ends in
-    the block, 0 if none does. `transaction_start` is where the transaction of the first event starts, or the
-    block's start if no transaction is open there. From `sequence_start` to the block's end, all GTIDs are
-    consecutive numbers of one source; 0 if unknown.
+    Offsets refer to the source file. Times are in microseconds since 1970, UTC. `time_us` is the commit time
+    of the transaction that contains the first event. `time_max_us` is the latest commit time of the log up to
+    the block's end. `last_boundary` is the offset after the last transaction that ends in the block, 0 if
+    none does. `transaction_start` is where the transaction of the first event starts, or the block's start if
+    no transaction is open there. From `sequence_start` to the block's end, all GTIDs have consecutive numbers
+    of one source. It is 0 if unknown.
     """
 
     source_start: int
@@ -208,11 +209,11 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """One segment of a log: bytes [base, source_end) of a source file. Ordered by `version`.
+    """One segment of a log: bytes [base, source_end) of a source file. Segments are ordered by `version`.
 
     `source_end` is 0 while the segment is open. `stored_bytes` is the segment's size in the folder or in the
-    tier. Times are in microseconds UTC since 1970, 0 if the segment has no transaction; `time_max_us` is the
-    latest commit time of the log up to the segment's end.
+    tier. Times are in microseconds since 1970, UTC, and 0 if the segment contains no transaction.
+    `time_max_us` is the latest commit time of the log up to the segment's end.
     """
 
     version: int

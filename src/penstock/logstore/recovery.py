@@ -48,10 +48,11 @@ _HINT_TORN = (
 
 @dataclass(frozen=True)
 class Recovered:
-    """A log's folder after recovery.
+    """The state of a log's folder after recovery.
 
-    `writer` continues the newest segment, None if no segment can grow. `position` is the end of the last
-    whole transaction and `gtid_set` the set before it; None and "" in a log without transactions.
+    `writer` continues the newest segment, or is None if no segment can grow. `position` is the end of the
+    last whole transaction, and `gtid_set` contains the transactions before it. In a log without transactions,
+    they are None and "".
     """
 
     index: SegmentIndex

@@ -53,12 +53,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """How much a log keeps. The first limit that is exceeded applies; None sets no limit.
+    """How much of a log to keep.
 
-    `age_seconds` counts from the end of the hour in which a segment was started. `bytes_max` limits the
-    segments on this host, and `free_bytes` is the space that the disk should keep free. A hold is broken once
-    this host has more than `hold_bytes` after it. While the disk has less than `hold_free_bytes` free, the
-    oldest holds are broken, as far as this frees the missing space.
+    The first limit that is exceeded applies; None means no limit. `age_seconds` counts from the end of the
+    hour in which a segment was started. `bytes_max` limits the size of the segments on this host, and
+    `free_bytes` is the space to keep free on the disk. A hold is broken once this host stores more than
+    `hold_bytes` after the hold's position. While the disk has less than `hold_free_bytes` free, the oldest
+    holds are broken, but only those that free some of the missing space.
     """
 
     age_seconds: float | None = AGE_SECONDS_DEFAULT
@@ -69,7 +70,7 @@ class RetentionPolicy:
 
 
 class Reason(StrEnum):
-    """The reason why a segment leaves."""
+    """The reason why a segment is removed."""
 
     AGE = "age"
     BYTES = "bytes"
@@ -79,7 +80,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Departure:
-    """One segment that leaves the log, and the reason."""
+    """One segment to remove from the log, and the reason."""
 
     segment: SegmentRecord
     reason: Reason
@@ -87,7 +88,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """The segments that would leave, oldest first; the segments kept by a hold; and the broken holds."""
+    """The segments that would be removed, oldest first, the segments kept by a hold, and the broken holds."""
 
     departures: list[Departure]
     held: list[Departure] = field(default_factory=list)

@@ -44,7 +44,9 @@ _CRC_DIGITS = 8
 
 
 class Definitions(Protocol):
-    """The state that a generation is loaded into: `SchemaHistory`, or a compatible class."""
+    """The interface of the table definitions that a generation is loaded into: `SchemaHistory`, or a
+    compatible class.
+    """
 
     def defines(self, text: str, database: str, session: StatementSession) -> bool:
         """Return whether a statement can change a definition."""
@@ -74,7 +76,7 @@ class Definitions(Protocol):
 
 
 class Settling(Protocol):
-    """Resolves the definitions in doubt of a log that is being captured, perhaps in another process."""
+    """Resolves doubtful table definitions of a log that is being captured, possibly by another process."""
 
     def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
         """Wait until a table's doubt is settled or refused, or the timeout expires."""
@@ -87,7 +89,7 @@ class Settling(Protocol):
 
 
 class Settler(Settling, Protocol):
-    """Resolves the definitions in doubt of a log that this process captures."""
+    """Resolves doubtful table definitions of a log that this process captures."""
 
     def retire(self) -> threading.Thread:
         """Stop, so that another settler can take over; return the thread that may still be reading."""
@@ -127,11 +129,12 @@ class _Generation:
 
 
 class SchemaLog(Generic[_Kept]):
-    """The definitions stored with one log. All methods are thread-safe; one process writes.
+    """The table definitions stored with one log. Thread-safe, but only one process may write.
 
     `read` builds a history from a snapshot: `SchemaHistory.from_json`, with a `reread` if a server can be
-    queried. `earliest` returns where the log begins now: when a new generation starts, generations needed
-    only before that position are removed. Opening writes nothing. Raises SchemaInvalid for unknown files.
+    queried. `earliest` returns where the log currently begins. When a new generation starts, generations that
+    are needed only before that position are removed. Opening writes nothing. Raises SchemaInvalid for unknown
+    files.
     """
 
     def __init__(

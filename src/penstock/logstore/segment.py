@@ -47,9 +47,10 @@ HINT_DAMAGED = "Run: penstock log verify. Restore the file, or remove it and rea
 
 @dataclass(frozen=True)
 class SegmentHead:
-    """The head of a segment. `raw` is the whole head, `file_head` the magic and format description.
+    """The head of a segment.
 
-    `gtid_set` has all transactions before `base`, "" if the source has no GTIDs.
+    `raw` is the whole head, and `file_head` contains the magic and the format description. `gtid_set`
+    contains all transactions before `base`, and is "" if the source has no GTIDs.
     """
 
     epoch: int
@@ -116,9 +117,9 @@ def _damaged_head(segment: StoredSegment, why: str) -> LogDamaged:
 
 
 class SegmentReader(Closing):
-    """A plain or compressed segment open for reading, safe for concurrent use.
+    """A plain or compressed segment, open for reading.
 
-    A context manager that closes it.
+    Safe for concurrent use. As a context manager, it closes itself.
     """
 
     def __init__(self, segment: StoredSegment, stored: "StoredFile", head: SegmentHead | None = None) -> None:
@@ -203,11 +204,11 @@ class _Totals:
 
 
 class SegmentWriter:
-    """The open segment of a log: its data and its L2 index, which grow together. Not thread-safe.
+    """The open segment of a log. Appends to the segment's data and its L2 index together. Not thread-safe.
 
-    `end` is the source offset after the appended data, `indexed_end` the end of the last record.
-    `index_whole` becomes false if a record does not follow the previous one; the index is then rebuilt from
-    the data.
+    `end` is the source offset after the appended data, and `indexed_end` is the end of the last block record.
+    `index_whole` becomes false if a record does not start where the previous one ends; the index is then
+    rebuilt from the data.
     """
 
     def __init__(

@@ -28,10 +28,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class OpenFile:
-    """The source file that bytes are appended to, and the fields for the head of its next segment.
+    """The source file to which bytes are being appended, with the fields for the head of its next segment.
 
-    `end` is the offset after the appended bytes, `boundary` the end of the last whole transaction, and
-    `gtid_set` the set before the boundary.
+    `end` is the offset after the appended bytes. `boundary` is the end of the last whole transaction, and
+    `gtid_set` contains the transactions before it.
     """
 
     epoch: int
@@ -56,7 +56,7 @@ class OpenFile:
 class Tail:
     """The open file and the open segment of one log; either may be None.
 
-    `time_max_us` is the latest commit time of the log so far, `sync_seconds` the durations of its syncs.
+    `time_max_us` is the latest commit time of the log so far. `sync_seconds` measures how long syncs take.
     """
 
     def __init__(self, disk: Disk, layout: Layout, settings: LogSettings, clock: Callable[[], float]) -> None:

@@ -61,8 +61,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class TieredNote:
-    """The local note about a segment in the store: the object's `name` below the tier's URL, and its L1
-    record."""
+    """A local note about a segment in remote storage: the object's `name` below the tier's URL, and its L1
+    record.
+    """
 
     name: str
     crc32: int
@@ -110,8 +111,8 @@ class Tier:
     """A location below a URL that stores closed segments. Safe for concurrent reads.
 
     Raises DependencyMissing if fsspec or its package for the URL is not installed, OptionInvalid for an
-    unknown URL. A tier that `writes` belongs to the log's writer, and records in the log's folder the objects
-    that it has proved.
+    unknown URL. With `writes`, the tier belongs to the log's writer. It records in the log's folder which
+    objects it has proved intact.
     """
 
     def __init__(self, url: str, disk: Disk, layout: Layout, *, writes: bool = False) -> None:
@@ -370,7 +371,9 @@ class Tier:
 
 
 class RemoteFile:
-    """An object of a store as a StoredFile, read by range requests. The latest responses are cached."""
+    """An object in remote storage as a StoredFile, read by range requests. The latest responses are
+    cached.
+    """
 
     def __init__(self, tier: Tier, note: TieredNote) -> None:
         self._tier = tier

@@ -16,9 +16,9 @@ _log = structlog.get_logger(__name__)
 
 
 class TierProofs:
-    """The proved objects by name, each with its state in the store. Safe for concurrent use.
+    """Objects proved intact, by name, each with its state in remote storage. Safe for concurrent use.
 
-    With `writes` the proofs are saved to a file, so that an object is read only once, and not once per
+    With `writes`, the proofs are saved to a file, so that an object is read once in total and not once per
     process.
     """
 

@@ -15,9 +15,9 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class TrimPlan:
-    """The segments to remove, oldest first, and the holds that protect any of them, by name.
+    """The segments to remove, oldest first, and, by name, the holds that protect any of them.
 
-    `first_kept` is the oldest segment that stays, None in an empty log.
+    `first_kept` is the oldest remaining segment, None in an empty log.
     """
 
     segments: list[SegmentRecord]

@@ -67,9 +67,9 @@ _HINTS = {
 class Finding:
     """One inconsistency.
 
-    `position` is a source position, or a file name and an offset. `harmless` marks a state that a crash or a
-    running capture normally leaves behind. `healed` marks an inconsistency that this run repaired. Only
-    indexes are repaired, because they can be rebuilt from the data.
+    `position` is a source position, or a file name and an offset. `harmless` marks a state that is normal
+    after a crash or during a capture. `healed` marks an inconsistency that this run repaired. Only indexes
+    are repaired, because they can be rebuilt from the data.
     """
 
     kind: FindingKind

@@ -23,7 +23,9 @@ _ROOT = "/otter/canal/destinations"
 
 @dataclass(frozen=True)
 class CanalCursor:
-    """One client's cursor: the entry that it acknowledged last. `time_ms` is the time of that entry."""
+    """One client's cursor: the last entry that the client has acknowledged. `time_ms` is the time of that
+    entry.
+    """
 
     client: int
     file: str

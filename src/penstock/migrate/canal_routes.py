@@ -27,10 +27,10 @@ class _Rule:
 
 @dataclass(frozen=True)
 class Route:
-    """The tables of one pair of rules, and the settings of their sink.
+    """The tables that one pair of rules selects, and the settings of their sink.
 
-    `tables` is an expression, None for all tables; tables that `earlier` expressions match belong to other
-    routes.
+    `tables` is an expression, or None for all tables. Tables that match an `earlier` expression belong to
+    other routes.
     """
 
     tables: str | None

@@ -21,7 +21,9 @@ _EVERYTHING = r"[^.]*\..*"
 
 @dataclass(frozen=True)
 class MaxwellFilter:
-    """The tables of a filter: patterns to read and to exclude. `column_rules` counts rules on values."""
+    """The tables of a filter, as patterns to read and patterns to exclude. `column_rules` is the number of
+    rules on column values.
+    """
 
     tables: list[str]
     exclude: list[str]

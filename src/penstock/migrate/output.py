@@ -60,10 +60,10 @@ class Cursor:
 
 @dataclass
 class Migration:
-    """The settings made from an original.
+    """The settings that a migration creates from an original system.
 
-    `daemon` is the content of penstock.yaml, None if no daemon is needed. `pipelines` are files by name. Text
-    in them is literal: a `$` is not a variable, except in `Variable`.
+    `daemon` is the content of penstock.yaml, None if no daemon is needed. `pipelines` contains pipeline files
+    by name. Text in the settings is literal: a `$` does not begin a variable, except in `Variable`.
     """
 
     original: str

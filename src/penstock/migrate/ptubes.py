@@ -59,7 +59,7 @@ SDK_REFERENCE: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class StoragePoint:
-    """One partition's storage point of an SDK task."""
+    """The storage point of one partition of an SDK task."""
 
     file: int
     offset: int

@@ -17,7 +17,7 @@ _TRUE = ("true", "1", "yes", "on")
 
 
 class Outcome(StrEnum):
-    """Whether a property was carried, changed or not carried."""
+    """What became of a property: carried over, changed or not carried over."""
 
     CARRIED = "carried"
     CHANGED = "changed"
@@ -27,10 +27,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The reference's rule for a property: its outcome, and the new setting, or why it is not carried.
+    """How the reference treats a property: the outcome, and as a remark the new setting, or the reason why
+    the property is not carried over.
 
-    `harmless` are the values, in lower case, with which the missing property makes no difference; None means
-    every value.
+    For the values in `harmless`, in lower case, it makes no difference that the property is missing. None
+    means every value.
     """
 
     outcome: Outcome
@@ -74,7 +75,9 @@ class Entry:
 
 @dataclass
 class Report:
-    """The entries of all files, in the order of the originals, and the remaining tasks."""
+    """The entries of all files, in the order of the original files, and the tasks that remain for the
+    user.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
@@ -90,10 +93,10 @@ class Report:
 
 
 class OriginalProperties:
-    """The properties of one file, and the reference of all properties that the original knows.
+    """The properties of one file, and the reference of all properties that the original system knows.
 
-    Names of the reference may contain `*`. `own_names` are the names that this kind of file can have, by
-    default all names without a `*`; the report lists them even if they are not set.
+    Names in the reference may contain `*`. `own_names` are the names that this kind of file can contain, by
+    default all names without a `*`. The report lists them even if they are not set.
     """
 
     def __init__(

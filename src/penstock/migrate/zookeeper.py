@@ -15,7 +15,7 @@ _Answer = TypeVar("_Answer")
 class ZooKeeperTree:
     """The nodes of a ZooKeeper ensemble, whose hosts are given as `host:port,host:port`.
 
-    Raises DependencyMissing without kazoo, and CoordinationLost if no host answers.
+    Raises DependencyMissing if kazoo is missing, and CoordinationLost if no host answers.
     """
 
     def __init__(self, hosts: str) -> None:

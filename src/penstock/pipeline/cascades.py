@@ -59,9 +59,9 @@ def _finding(settings: PipelineSettings, sink: Sink, source: PipelineSource, cas
 
 @dataclass
 class CascadeWatch:
-    """Determines, while a pipeline runs, which tables to read again when rows of a parent table change.
+    """While a pipeline runs, determines which tables to read again because rows of a parent table changed.
 
-    `parents` maps the key of a parent table to its columns that foreign keys refer to.
+    `parents` maps the key of a parent table to those of its columns that foreign keys refer to.
     """
 
     settings: PipelineSettings

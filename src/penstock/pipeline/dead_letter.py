@@ -49,10 +49,10 @@ _CONDITION_BYTES_MAX = 64 << 10
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One entry: `rows` changes of a table that a step rejected, and why.
+    """One entry: `rows` changes of one table that a step rejected, and the reason.
 
-    `position` is the position of the first row, `error` the class of the exception, and `noted_us` the time
-    of writing in microseconds UTC since 1970.
+    `position` is the position of the first row. `error` is the class of the exception. `noted_us` is when the
+    entry was written, in microseconds since 1970, UTC.
     """
 
     name: str
@@ -84,9 +84,10 @@ class DeadLetter:
 
 
 class DeadLetterPart:
-    """The rows that one task of a batch rejects. A small number of rows is not written before `finish`.
+    """Writes the rows that one task of a batch rejects.
 
-    `part` is the task's number, which is the same when the batch is retried.
+    A few rows are buffered until `finish`. `part` is the task's number, which is the same when the batch is
+    retried.
     """
 
     def __init__(self, folder: str, mark: BatchMark, part: int) -> None:
@@ -195,10 +196,10 @@ def _folder_of(settings: PipelineSettings, *, replayed: bool) -> "_Folder":
 
 @dataclass(frozen=True)
 class Replayed:
-    """The outcome of replaying an entry, in rows.
+    """The outcome of replaying an entry, as numbers of rows.
 
     `written` rows were written, `read_again` rows have keys that the pipeline will read again, and `rejected`
-    rows were rejected once more.
+    rows were rejected again.
     """
 
     name: str

@@ -84,7 +84,7 @@ _REFUSED_NAMES = {
 
 @dataclass(frozen=True)
 class Column:
-    """The result of an expression: the SQL type and the character set of a column that holds it."""
+    """The type of an expression's result: the SQL type and character set of a column that can hold it."""
 
     type_text: str
     charset: str | None
@@ -105,8 +105,9 @@ class _Bound:
 class Expressions:
     """Named expressions for one step. Can be pickled; used by one thread.
 
-    `texts` maps each result's name to its expression, and `casts` maps it to an SQL type. `step` starts each
-    error message. Raises OptionInvalid if an expression cannot be parsed, and DependencyMissing.
+    `texts` maps the name of each result to its expression, and `casts` maps names of results to SQL types.
+    Each error message begins with `step`. Raises OptionInvalid if an expression cannot be parsed, and
+    DependencyMissing.
     """
 
     def __init__(self, texts: Mapping[str, str], step: str, casts: Mapping[str, str] | None = None) -> None:

@@ -34,9 +34,9 @@ def table_of_ghost(name: TableName) -> TableName | None:
 
 
 class PipelinePatterns(TablePatterns):
-    """A source's tables, without ghost tables of matching tables and without `left_out`.
+    """The tables of a source, except those in `left_out` and the ghost tables that belong to matching tables.
 
-    A table named without a wildcard is never treated as a ghost table. Can be pickled.
+    A table that is listed without a wildcard is never treated as a ghost table. Can be pickled.
     """
 
     def __init__(self, patterns: TablePatterns, left_out: frozenset[TableName] = frozenset()) -> None:

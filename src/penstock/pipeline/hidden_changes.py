@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Follows(Enum):
-    """How a sink handles rows that changed without being logged."""
+    """What a sink does about rows that changed without being logged."""
 
     # Rows are read again, and missing rows are deleted.
     COMPARES = auto()
@@ -38,7 +38,8 @@ class Follows(Enum):
 class Rereads:
     """Tables to read again after a statement.
 
-    In tables of `compared`, rows that only the target has are deleted. Tables of `emptied` are emptied first.
+    In the tables of `compared`, rows that exist only in the target are deleted. The tables of `emptied` are
+    emptied first.
     """
 
     tables: frozenset[TableName]

@@ -25,9 +25,9 @@ from penstock.source.bounds import Bound
 class PlannedRewind:
     """A rewind of one source in one sink or shard.
 
-    `bytes` of the log are read again. `keyless` are the tables without a key, which are read again into
-    emptied targets. `feed` is the kind of the sink if it cannot be corrected and therefore receives changes
-    twice, "" for other sinks.
+    `bytes` of the log are read again. `keyless` contains the tables without a key; their targets are emptied,
+    and the tables are read again. If the sink cannot replace rows and therefore receives changes twice,
+    `feed` is its kind, otherwise "".
     """
 
     part: str

@@ -18,7 +18,7 @@ _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
 
 
 class PagedRecords:
-    """The records below a path. A large value spans several records."""
+    """The records below a path in the coordination store. A large value spans several records."""
 
     def __init__(self, store: CoordinationStore, path: str) -> None:
         self.store = store

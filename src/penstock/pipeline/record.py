@@ -20,8 +20,9 @@ from penstock.source.source import ByteRange
 class RangeWork:
     """A byte range of one source, and the filters on its transactions.
 
-    `epoch`, `server_key` and `epochs` are what `SourceOptions` needs to read the range's positions. `content`
-    holds the range's bytes from its start on, if planning has read them; it is not recorded.
+    `epoch`, `server_key` and `epochs` are the fields that `SourceOptions` needs to interpret the range's
+    positions. `content` contains the first bytes of the range, if planning has already read them; it is not
+    recorded.
     """
 
     source: str
@@ -63,14 +64,14 @@ class RangeWork:
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """A chunk of a table of one source, read from the table itself.
+    """A chunk of a source's table, to be read from the table itself.
 
     `chunk` is `load.chunks.Chunk` as JSON. With `remove` (a resnapshot), rows of the chunk's key range that
     only the target has are deleted. `request` is the number of the resnapshot that the chunk belongs to, ""
-    for the pipeline's own full load. With `exact` the whole table, which has no key, is read at one log
+    for the pipeline's own full load. With `exact`, the chunk is a whole table without a key, read at one log
     position in a batch of its own. That position differs on each attempt, so a failed batch is retried under
-    another number, and rows that an earlier attempt wrote are deleted first. Rows of a history that began
-    before version `ends_before` end; 0 ends none.
+    another number, and rows that an earlier attempt wrote are deleted first. In a history, row versions that
+    began before version `ends_before` are ended; 0 ends none.
     """
 
     source: str
@@ -97,13 +98,14 @@ class BatchRecord:
     """One batch: the ranges and chunks that it covers, and the number of parts of its output.
 
     `begin` and `end` map sources to offsets (`source.offsets.Offset` as JSON) and contain only sources that
-    advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished` are
-    the resnapshot requests that end with it. Rows of the targets in `divided` are assigned to parts by their
-    key, rows of other targets stay together. `divided` is recorded, so a retry divides the same way even if
-    other keys are known by then. `written` are the targets of an exact load that got rows, recorded before
-    the sink commits it; None until then. `groups` says how many consecutive chunks each task reads; () means
-    one each, as an earlier version of Penstock ran them. `groups` is recorded too, because a sink knows the
-    part of a retry by its number.
+    advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished`
+    contains the resnapshot requests that are complete after the batch. Rows of the targets in `divided` are
+    assigned to parts by their key; rows of any other target stay together. `divided` is recorded, so that a
+    retry divides rows the same way even if different keys are known by then. `written` contains the targets
+    that received rows in an exact load. It is recorded before the sink commits the load, and None until then.
+    `groups` is the number of consecutive chunks that each task reads; () means one chunk per task, as in
+    earlier versions of Penstock. `groups` is recorded too, because a sink identifies the parts of a retry by
+    their numbers.
     """
 
     number: int

@@ -13,11 +13,11 @@ HINT_STATE = "Use the version that wrote it, or begin again: penstock pipelines 
 
 @dataclass(frozen=True)
 class Resnapshot:
-    """A request to read a table, or some of its rows, again.
+    """A request to read a table again, or some of its rows.
 
     `state` is asked, running, done or failed. `where` is a condition in the server's SQL, None for all rows.
-    With `remove`, rows of the range that only the target has are deleted from the target. `by_pipeline` is
-    true for a pipeline's own requests. Times are microseconds UTC since 1970.
+    With `remove`, rows of the requested range that exist only in the target are deleted. `by_pipeline` is
+    true for a pipeline's own requests. Times are in microseconds since 1970, UTC.
     """
 
     number: str

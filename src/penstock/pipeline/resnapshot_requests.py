@@ -12,7 +12,7 @@ _ENDED_REQUESTS_KEPT = 100
 
 
 class ResnapshotRequests(PagedRecords):
-    """The open requests, and the last finished ones."""
+    """The open resnapshot requests, and the most recently finished ones."""
 
     def __init__(self, store: CoordinationStore, path: str) -> None:
         super().__init__(store, path)

@@ -21,7 +21,7 @@ from penstock.source.walk import TransactionWalk
 
 @dataclass(frozen=True)
 class Rewound:
-    """Where a source resumes: its offset, and the bytes of its log that are read again."""
+    """Where a source resumes: its offset, and how many bytes of its log are read again."""
 
     offset: Mapping[str, Any]
     bytes: int

@@ -83,8 +83,8 @@ class PipelineSource:
 
     `name` is the instance name in the rows, unique per source. `options` are passed to `open_source`. `start`
     is a bound, EARLIEST, LATEST, or None if not set. `server` is the server whose tables can be read, None if
-    only a log is known. `servers` are all servers of its cluster, starting with `server`. `schemas` is a file
-    of table definitions, or None.
+    only a log is available. `servers` are all servers of its cluster, starting with `server`. `schemas` is a
+    file of table definitions, or None.
     """
 
     name: str
@@ -114,7 +114,7 @@ class StepSettings:
 class SinkSettings:
     """A sink as configured: its kind and its settings.
 
-    `name` is its name among `sinks`, "" for the sink of a pipeline with `sink`. `tables` select the source
+    `name` is its name among `sinks`, and "" if the pipeline has a single `sink`. `tables` selects the source
     tables whose rows it receives.
     """
 
@@ -130,9 +130,9 @@ class SinkSettings:
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """A whole pipeline. Can be pickled; no representation shows a secret.
+    """The settings of a whole pipeline. Can be pickled. Its representation shows no secrets.
 
-    `name` is its name in the state; `state` is the URL of a coordination store (for `open_store`).
+    `name` is the pipeline's name in the state. `state` is the URL of a coordination store (for `open_store`).
       `sources`       one or more `PipelineSource`: name, options, tables, start, server, schemas,
                       fail_on_data_loss
       `load`          mode ("full", "consistent", "none"), chunk_rows, parallel,

@@ -65,7 +65,7 @@ class TlsSection(Section):
 
 
 class SourceSection(Section):
-    """Where changes come from (a server, a daemon's instance, or files), and which tables are read."""
+    """Where changes come from (a server, a daemon's instance, or files), and which tables to read."""
 
     # A URL may hold a password, so no representation shows it.
     url: str | None = Field(
@@ -196,7 +196,7 @@ class SourceSection(Section):
 class StatePlace:
     """Where a pipeline keeps its state: the store's URL, and the pipeline's name in the store.
 
-    `loads` says whether the pipeline begins with a full load.
+    `loads` is true if the pipeline begins with a full load.
     """
 
     name: str
@@ -305,7 +305,7 @@ class LoopSettings(Section):
 
 
 class SinkTablesSection(Section):
-    """The source tables whose rows one of several sinks receives."""
+    """Which source tables' rows are written to one of several sinks."""
 
     tables: TablePatternTexts = Field(
         default=(), description="patterns of source tables; default: every table of the pipeline"

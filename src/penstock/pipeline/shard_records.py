@@ -21,7 +21,7 @@ Offsets = Mapping[str, Mapping[str, Any]]
 
 
 class ShardRecords(PagedRecords):
-    """The records that all shards of a pipeline share. Raises CoordinationLost."""
+    """The records that all shards of a pipeline share. Methods raise CoordinationLost."""
 
     def __init__(self, store: CoordinationStore, path: str) -> None:
         super().__init__(store, path)

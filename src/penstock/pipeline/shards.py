@@ -49,7 +49,9 @@ class Shard:
 
 
 class ShardTables(TablePatterns):
-    """The source tables whose targets belong to a shard. Hashable and picklable, like its base class."""
+    """The source tables whose targets belong to a shard. Like its base class, it is hashable and can be
+    pickled.
+    """
 
     def __init__(self, shard: Shard, steps: Sequence[Any], source_tables: TablePatterns) -> None:
         """Create the tables of a shard.

@@ -18,7 +18,7 @@ from penstock.source.source import Source, open_source
 
 @dataclass(frozen=True)
 class Skipped:
-    """A transaction to skip: its begin and end offsets, its GTID, its tables and its statement."""
+    """A transaction to skip: the offsets where it begins and ends, its GTID, its tables and its statement."""
 
     begin: Mapping[str, Any]
     end: Mapping[str, Any]

@@ -82,10 +82,11 @@ def split_key(key: str) -> tuple[str, TableName]:
 class TableLoad:
     """The progress of a full load or a resnapshot of one table, in chunks. `rows` is an estimate.
 
-    `pages` names the record of its chunks. `where`, `remove` and `request` belong to the request; `request`
-    is "" for a full load. Changes with a commit version before `floor` are already in the load. No row that
-    was read contains a change at or after version `read_to`. The first chunk ends rows of a history that
-    began before `ends_before`. The chunks of a load that `begins_again` are in an outdated key order.
+    `pages` is the name of the record that lists its chunks. `where`, `remove` and `request` are copied from
+    the resnapshot request; `request` is "" for a full load. Changes with a commit version before `floor` are
+    already contained in the load. No row read so far contains a change at or after version `read_to`. In a
+    history, the first chunk ends the row versions that began before `ends_before`. `begins_again` means that
+    the chunks are in an outdated key order, so the load must restart.
     """
 
     chunks: int
@@ -114,12 +115,12 @@ def _log_position(offset: Mapping[str, Any]) -> tuple[Any, ...]:
 class Checkpoint:
     """The recorded progress: every batch up to `number`, and every change before `offsets`, by source.
 
-    A reset changes `generation`. `token` is the fencing token of the runner. `loads` are the tables that are
-    or were loaded, by key. `stopped` maps each table that the pipeline continues without to the reason.
-    `planned` is true when every table of the full load is in `loads`. `skips` are ranges of a source's log to
-    skip, in ascending order, each as the offsets of its begin and end. `earlier` holds the offsets, by
-    source, that an earlier generation reached, whose rows the target may have. It is None if there was no
-    earlier generation.
+    A reset changes `generation`. `token` is the fencing token of the runner. `loads` contains, by table key,
+    the loads that are running or finished. `stopped` contains, by table, the reasons why the pipeline
+    continues without certain tables. `planned` is true once every table of the full load is in `loads`.
+    `skips` contains, by source, the ranges of the log to skip in ascending order, each as its begin and end
+    offsets. `earlier` contains, by source, the offsets that an earlier generation reached, because the target
+    may contain rows of that generation. It is None if there was no earlier generation.
     """
 
     generation: str
@@ -181,10 +182,11 @@ class Checkpoint:
 
 
 class PipelineState(ResnapshotRequests):
-    """The state of a pipeline, or of one of its sinks or shards. Its runner holds the lease; other processes
-    may read the state, request resnapshots and pause the pipeline.
+    """The state of a pipeline, or of one of its sinks or shards.
 
-    Raises CoordinationLost if the store does not answer. Writes raise LeaseLost if another process took over.
+    The process that runs it holds the lease. Other processes may read the state, request resnapshots and
+    pause the pipeline. Methods raise CoordinationLost if the store does not answer. Writes raise LeaseLost if
+    another process has taken over.
     """
 
     def __init__(

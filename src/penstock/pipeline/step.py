@@ -30,7 +30,7 @@ from penstock.settings.values import Section
 
 @dataclass(frozen=True)
 class Rejected:
-    """Rows that a step rejected and that its policy sets aside."""
+    """Rows that a step rejected and that are set aside, as the step's `on_error` setting requires."""
 
     changes: Changes
     step: str
@@ -51,7 +51,7 @@ class ShardValue:
 
 @dataclass(frozen=True)
 class Slots:
-    """A selection of rows by a hash of columns. The hash divides the rows into `of` shards, and rows of the
+    """Selects rows by a hash of columns. The hash divides the rows into `of` shards, and the rows of the
     shards in `keep` pass.
     """
 

@@ -18,8 +18,8 @@ OnError = Literal["stop", "skip", "dead_letter"] | None
 
 
 class StepSection(Section):
-    """The settings that all steps share. A step matches tables by the names that they have when they reach
-    it.
+    """The settings that all steps share. A step matches tables by the names that they have when their rows
+    reach the step.
     """
 
     # The setting that may be written without its key: `filter: "total > 5"`.

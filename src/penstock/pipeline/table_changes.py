@@ -46,13 +46,13 @@ _GENERATED = {"GENERATED", "AS"}
 class Consequences:
     """The consequences of one statement for tables of the source.
 
-    `emptied` tables lose their rows. `removed` no longer exist. `added` tables exist from now on;
-    those in `surely_added` did not exist before. `altered` tables have other columns or keys. Rows of
-    tables in `reread` have values that the log does not contain, and rows of those in `rekeyed` may have
-    other keys. Rows of `unlogged` tables were partly added or deleted without being logged, and `replaced`
-    tables have entirely different rows. A copy replaced each `swapped` table; for those in `copied` the tool
-    that made the copy confirms that it has all rows. `dropped` maps tables to the lower-case names of columns
-    that they lost.
+    `emptied` tables lose their rows. `removed` no longer exist. `added` tables exist from now on; those in
+    `surely_added` did not exist before. `altered` tables have different columns or keys. Rows of tables in
+    `reread` contain values that are not in the log, and rows of tables in `rekeyed` may have different keys.
+    In `unlogged` tables, some rows were added or deleted without being logged. In `replaced` tables, all rows
+    are different. Each `swapped` table was replaced by a copy; for tables in `copied`, the tool that made the
+    copy guarantees that it contains all rows. `dropped` maps tables to the lower-case names of the columns
+    that were dropped from them.
     """
 
     emptied: set[TableName] = field(default_factory=set)
@@ -74,9 +74,10 @@ class Consequences:
 
 @dataclass(frozen=True)
 class TableBefore:
-    """A table before a statement, as far as known, and as its server has it now.
+    """What is known about a table before a statement, and the table as its server defines it now.
 
-    `dropped` are the lower-case names of columns that it lost. Its target may still have their values.
+    `dropped` contains the lower-case names of columns that were dropped earlier, whose values its target may
+    still have.
     """
 
     columns: Sequence[Column] | None

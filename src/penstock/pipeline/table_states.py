@@ -14,11 +14,12 @@ STATES = ("stopped", "set aside", "loading", "asked", "gone", "idle", "streaming
 
 @dataclass(frozen=True)
 class TableState:
-    """A table of one sink or shard; `why` explains its state, one of `STATES`.
+    """The state of a table in one sink or shard. `state` is one of `STATES`, and `why` explains it.
 
-    The pipeline continues without a table that is `stopped`. A table is `set aside` while its source does not
-    answer and the pipeline continues with its other sources; `asked` if it waits to be read again; `gone` if
-    the source dropped it; `idle` while the pipeline does not run. `rows` estimates the rows of its last load.
+    `stopped`: the pipeline continues without the table. `set aside`: the table's source does not answer, and
+    the pipeline continues with its other sources. `asked`: the table is waiting to be read again. `gone`: the
+    source has dropped the table. `idle`: the pipeline is not running. `rows` is the estimated number of rows
+    of the table's last load.
     """
 
     source: str

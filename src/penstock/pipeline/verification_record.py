@@ -20,11 +20,11 @@ _NAME = "verified"
 
 @dataclass(frozen=True)
 class VerificationRecord:
-    """A comparison. Times are microseconds UTC since 1970; `equal_us` is the time of the last comparison
-    without a difference, 0 if there was none.
+    """The outcome of a comparison of the source with the target.
 
-    `differences` counts the rows that differ and were not repaired. `complete` is false if not every row
-    was compared.
+    Times are in microseconds since 1970, UTC. `equal_us` is the time of the last comparison without a
+    difference, 0 if there was none. `differences` counts the rows that differ and were not repaired.
+    `complete` is false if some rows were not compared.
     """
 
     time_us: int

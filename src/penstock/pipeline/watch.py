@@ -64,8 +64,8 @@ def stores_of(pipelines: Iterable[str]) -> list[str]:
 class PipelineWatch:
     """Watches the pipelines of state stores from `start` until `stop`. Thread-safe.
 
-    A run that is retrying or gone for more than `after` seconds is an alert. `clock` is
-    monotonic seconds.
+    A pipeline whose run has been retrying or missing for more than `after` seconds raises an alert. `clock`
+    is monotonic seconds.
     """
 
     def __init__(

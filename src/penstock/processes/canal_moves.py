@@ -30,14 +30,16 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class ClientWanted:
-    """A connection of a client, by destination and id, has arrived at the process that sends this message."""
+    """A connection of a Canal client, by destination and id, has arrived at the process that sends this
+    message.
+    """
 
     key: _Key
 
 
 @dataclass(frozen=True)
 class ClientGranted:
-    """The process that receives this message owns the client now, with the state from the previous
+    """The process that receives this message now owns the client, with the state from the client's previous
     process.
     """
 
@@ -55,7 +57,9 @@ class ClientRecalled:
 
 @dataclass(frozen=True)
 class ClientReturned:
-    """The answer: the state of the client, None if the process does not have it."""
+    """The answer to `ClientRecalled`: the state of the client, None if the process does not own the
+    client.
+    """
 
     number: int
     state: ClientState | None
@@ -72,7 +76,7 @@ class _Holder:
 class ClientMoves:
     """Tracks, in the daemon, which listener process owns which Canal client. Belongs to the event loop.
 
-    `send` sends a message to a process by its number, without waiting, in order.
+    `send` sends a message to the process with a number. It does not wait, and keeps the order of messages.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class ClientMoves:
 
 
 class WantedClients:
-    """The clients that a listener process requests from the daemon. Belongs to the event loop."""
+    """Requests clients for a listener process from the daemon. Belongs to the event loop."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         self._send = send

@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CaptureProcess:
-    """The captures of this process, and its reports about them."""
+    """Runs the captures of this process, and reports on them to the daemon."""
 
     def __init__(self, channel: Channel, datagrams: socket.socket, start: Start) -> None:
         self._channel = channel

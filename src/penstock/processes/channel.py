@@ -32,8 +32,8 @@ DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 class Start:
     """The first message to a capture process: what to capture.
 
-    `permitted_until` is the time until which the process may capture its only instance, whose lease the
-    daemon holds; None if it needs no permission.
+    If the daemon holds a lease for the process's only instance, `permitted_until` is the time until which the
+    process may capture it. It is None if no permission is needed.
     """
 
     settings: Settings
@@ -43,14 +43,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Permit:
-    """The time until which a capture process may store received bytes, in monotonic seconds of this host."""
+    """Permits a capture process to store received bytes `until` a time, in monotonic seconds of this host."""
 
     until: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """A capture process's report about itself, at least every REPORT_SECONDS."""
+    """A capture process's report about itself, sent at least every REPORT_SECONDS."""
 
     statuses: Mapping[str, dict[str, Any]]
     logs: Mapping[str, LogReport]
@@ -60,7 +60,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Request:
-    """A call into the process at the other end of the channel. `number` identifies its answer."""
+    """A request to call a function in the process at the other end of the channel. `number` identifies the
+    answer.
+    """
 
     number: int
     call: str
@@ -77,7 +79,7 @@ class Answer:
 
 
 class Channel:
-    """Messages over a stream socket. One thread receives; any thread sends."""
+    """Sends and receives messages over a stream socket. One thread receives; any thread may send."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -130,7 +132,9 @@ class Channel:
 
 
 class Calls:
-    """Calls into the process at the other end of a channel, and their answers. Thread-safe."""
+    """Calls functions in the process at the other end of a channel, and matches answers to calls.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -31,7 +31,8 @@ _log = structlog.get_logger(__name__)
 class CallProcess(Protocol):
     """Calls a function in the capture process of an instance.
 
-    Raises its errors, and ServerBusy while there is no process or it does not answer in `seconds`.
+    Propagates the function's errors. Raises ServerBusy if no process is running, or if the process does not
+    answer within `seconds`.
     """
 
     def __call__(self, call: str, *arguments: Any, seconds: float = ...) -> Any:
@@ -40,9 +41,10 @@ class CallProcess(Protocol):
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of a capture process: when (microseconds UTC since 1970), why, and its last lines of output.
+    """How a capture process ended: when (microseconds since 1970, UTC), why, and the last lines of its
+    output.
 
-    `reason` is a signal, an exit status or a word of the supervisor, for metrics.
+    `reason` is a signal, an exit status or a word chosen by the supervisor. It is used in metrics.
     """
 
     time_us: int
@@ -64,7 +66,9 @@ class ProcessExit:
 
 
 class RemoteSettler:
-    """The settler of a log in the process that captures it; see `penstock.logstore.schemas.Settling`."""
+    """Forwards calls to the settler of a log, which runs in the process that captures the log; see
+    `penstock.logstore.schemas.Settling`.
+    """
 
     def __init__(self, instance: "ProcessInstance") -> None:
         self._instance = instance
@@ -91,8 +95,8 @@ class RemoteSettler:
 class ProcessInstance:
     """An instance captured by another process; see `penstock.serve.served.ServedInstance`. Thread-safe.
 
-    The thread that watches the process calls `began`, `report`, `update` and the methods about its end.
-    `call` calls a function in the process that captures the instance now.
+    The thread that watches the process calls `began`, `report`, `update` and the methods about the process's
+    end. `call` calls a function in the process that currently captures the instance.
     """
 
     call: CallProcess

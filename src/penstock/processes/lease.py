@@ -38,7 +38,7 @@ class HeldLease(Protocol):
 class PermittedLease:
     """The capture process's side of a lease; see `penstock.capture.lease.CaptureLease`.
 
-    `call` calls a function of the daemon's `HeldLease`, and raises CoordinationLost without an answer.
+    `call` calls a method of the daemon's `HeldLease`, and raises CoordinationLost if there is no answer.
     """
 
     def __init__(self, instance: str, permitted_until: float, call: Callable[..., Any]) -> None:

@@ -10,9 +10,9 @@ from penstock.processes.supervisor import Supervisor
 
 
 class LeasedCapture:
-    """A capture from its start to its end; see `penstock.fleet.tenure.TenuredCapture`.
+    """The capture of one instance, from its start to its end; see `penstock.fleet.tenure.TenuredCapture`.
 
-    Only a daemon without a fleet captures without a lease.
+    The lease is None only in a daemon that belongs to no fleet.
     """
 
     def __init__(self, supervisor: Supervisor, name: str, lease: HeldLease | None) -> None:

@@ -27,8 +27,8 @@ _PASSED = struct.Struct("<qB")
 class ListenerStart:
     """The first message to a listener process.
 
-    It serves connections of `listeners`. `usages` is the descriptor of the usages that `processes` share;
-    `number` is the index of this process in them.
+    The process serves connections to `listeners`. `usages` is the descriptor of the file with the account
+    usages that all `processes` share, and `number` is the index of this process in that file.
     """
 
     settings: Settings
@@ -40,10 +40,10 @@ class ListenerStart:
 
 @dataclass(frozen=True)
 class Published:
-    """The instances whose logs this daemon has, at least every PUBLISH_SECONDS.
+    """A report about the instances whose logs this daemon has, sent at least every PUBLISH_SECONDS.
 
-    `statuses` are JSON, `logs` what is visible, `refusals` why a log cannot be read, `ptubes` the connections
-    of Ptubes clients in each process.
+    `statuses` are JSON values. `logs` is the state of each log that readers may see. `refusals` contains the
+    errors of logs that cannot be read. `ptubes` contains the connections of Ptubes clients in each process.
     """
 
     statuses: Mapping[str, Mapping[str, Any]]
@@ -54,7 +54,7 @@ class Published:
 
 @dataclass(frozen=True)
 class ListenerReport:
-    """What a listener process serves, and its counts since its last report."""
+    """A report by a listener process: whom it serves, and what it has counted since its last report."""
 
     subscribers: Mapping[SubscriberKey, Subscriber]
     traffic: TrafficCounts
@@ -63,14 +63,14 @@ class ListenerReport:
 
 @dataclass(frozen=True)
 class Serves:
-    """The process accepts connections of a listener from now on. For HTTP it does so from the beginning."""
+    """The process now accepts connections to a listener. For HTTP, it does so from the beginning."""
 
     listener: Listening
 
 
 @dataclass(frozen=True)
 class Greeted:
-    """The TLS handshake of a connection has ended."""
+    """The TLS handshake of a connection has completed."""
 
     number: int
 

@@ -88,7 +88,7 @@ class _ReportingAdmission(Admission):
 
 
 class ListenerProcess(HttpListener):
-    """The listeners of this process. `run` belongs to the main thread."""
+    """The listeners of this process. `run` must be called from the main thread."""
 
     def __init__(
         self, stream: socket.socket, datagrams: socket.socket, handed: socket.socket, start: ListenerStart

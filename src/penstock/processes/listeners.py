@@ -69,7 +69,9 @@ ServeHere = Callable[[socket.socket, Address], Coroutine[Any, Any, None]]
 
 
 class ListenerProcess:
-    """One listener process and its successors. Its threads watch it; connections belong to the event loop."""
+    """One listener process, and the processes that replace it. Its threads watch the process; connections
+    belong to the event loop.
+    """
 
     def __init__(self, listeners: "ListenerProcesses", number: int) -> None:
         self.number = number

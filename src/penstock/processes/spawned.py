@@ -34,16 +34,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Kill:
-    """Why the daemon kills a process: one word for metrics, and a text."""
+    """Why the daemon kills a process: a one-word `reason` for metrics, and an explanation."""
 
     reason: str
     why: str
 
 
 class SpawnedProcess:
-    """A process with some descriptors of the daemon, whose numbers are appended to its command.
+    """A child process that inherits some of the daemon's file descriptors.
 
-    Its standard error is copied to the daemon's. Raises OSError if it cannot be started.
+    Their numbers are appended to its command. Its standard error is copied to the daemon's. Raises OSError if
+    it cannot be started.
     """
 
     def __init__(

@@ -68,8 +68,8 @@ _log = structlog.get_logger(__name__)
 
 
 class SupervisedProcess:
-    """One capture process and its successors. Its thread does everything except `call`, `stop` and
-    `resume`.
+    """One capture process, and the processes that replace it. All methods except `call`, `stop` and `resume`
+    run in its thread.
     """
 
     def __init__(
@@ -330,8 +330,8 @@ class SupervisedProcess:
 class Supervisor:
     """The capture processes of a daemon.
 
-    `groups` are the instances of each process. `arrived` is called with the name of an instance after
-    something became visible. `options` are the further arguments of `SupervisedProcess`.
+    `groups` lists the instances of each process. `arrived` is called with the name of an instance after new
+    data became visible. `options` are the remaining arguments of `SupervisedProcess`.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ _CHANGES_CHILDREN = re.compile(r"CASCADE|SET NULL|SET DEFAULT")
 class Cascade:
     """A foreign key whose actions change rows of `child` when rows of `parent` change.
 
-    `rule` has its actions as SHOW CREATE TABLE prints them.
+    `rule` contains the actions as SHOW CREATE TABLE prints them.
     """
 
     child: TableName

@@ -46,10 +46,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why a table's definition is in doubt, and since which position.
+    """Why a table's definition is in doubt, and from which position on.
 
     `since` is None if the doubt is older than the history. `refusal` is the reason why the definition cannot
-    be determined at all; None while it can still be read from a server.
+    be determined at all. It is None as long as the definition can still be read from a server.
     """
 
     since: Position | None
@@ -79,10 +79,10 @@ RereadTable = Union[Callable[[TableName], TableDefinition | None], "ServerTables
 class SchemaHistory:
     """The schemas of one instance's tables over time. Not safe for concurrent use.
 
-    `reread` asks the live server for a definition that is missing or in doubt. ServerTables returns the
-    definition at a position. A function returns the current definition, which is correct only if no statement
-    follows the position. Without `reread`, a table whose definition is missing or in doubt raises
-    SchemaUnknown.
+    `reread` asks the live server for a definition that is missing or in doubt. It is either a `ServerTables`,
+    which returns the definition at a position, or a function, which returns the current definition. The
+    current definition is correct only if no statement follows the position. Without `reread`, a table whose
+    definition is missing or in doubt raises SchemaUnknown.
     """
 
     def __init__(self, defaults: ServerDefaults | None = None, reread: RereadTable | None = None) -> None:

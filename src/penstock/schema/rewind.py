@@ -36,7 +36,9 @@ from penstock.schema.table_definition import TableDefinition
 
 @dataclass(frozen=True)
 class LoggedStatement:
-    """A statement from the log, with its session and database; `position` is the end of its event."""
+    """A statement from the log, with its session and database. `position` is the end of the statement's
+    event.
+    """
 
     position: Position
     database: str
@@ -54,7 +56,7 @@ class LoggedStatement:
 
 
 class CannotRewind(Exception):
-    """A statement cannot be undone, so the definition before it is unknown."""
+    """A statement cannot be undone, so the definition before the statement is unknown."""
 
     def __init__(self, statement: LoggedStatement) -> None:
         super().__init__(statement)

@@ -8,7 +8,9 @@ from penstock.schema.statements.tokens import ServerSpelling
 
 @dataclass(frozen=True)
 class ServerDefaults:
-    """A server's defaults for statements: spelling, charsets, whether table names fold to lower case."""
+    """A server's defaults for statements: its spelling and charsets, and whether it folds table names to
+    lower case.
+    """
 
     spelling: ServerSpelling
     charset: str | None

@@ -44,7 +44,9 @@ _Answer = TypeVar("_Answer")
 
 
 class ServerTables:
-    """Returns table definitions as of a position. Safe for concurrent threads, not for several processes."""
+    """Reads table definitions as of a log position from the server. Safe for several threads, but not for
+    several processes.
+    """
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address

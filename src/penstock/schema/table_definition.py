@@ -33,15 +33,15 @@ from penstock.schema.statements.tables import adds_hash, is_long, may_need_hash
 
 
 class Contradiction(Exception):
-    """A statement does not fit the known definition, so the known definition is not the server's."""
+    """A statement does not fit the known definition, so the known definition differs from the server's."""
 
 
 @dataclass(frozen=True)
 class TableDefinition:
     """A schema, the charset of new columns, and the number of hidden columns at the end of the row image.
 
-    `unique_columns` has every column of MariaDB's unique keys in lower case, and possibly other columns; None
-    if these columns are not known.
+    `unique_columns` contains, in lower case, all columns of MariaDB's unique keys, and possibly other
+    columns. It is None if these columns are unknown.
     """
 
     schema: TableSchema

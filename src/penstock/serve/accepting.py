@@ -26,7 +26,7 @@ Address = tuple[str, int]
 class Admission:
     """Counts connections in total and per peer. Belongs to the event loop.
 
-    A TLS connection is in its handshake until `greeted` is called for it.
+    A TLS connection counts as being in its handshake until `greeted` is called for it.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Admission:
 
 
 class AcceptedSocket(socket.socket):
-    """One connection, counted until it is closed."""
+    """One accepted connection, which is counted until it is closed."""
 
     admission: Admission | None = None
     peer = ""

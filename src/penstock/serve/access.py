@@ -48,7 +48,7 @@ class Quota:
 
 @dataclass(eq=False)
 class Account:
-    """An authenticated client: its permissions and current usage. Belongs to the event loop."""
+    """An authenticated client, with its permissions and current usage. Belongs to the event loop."""
 
     name: str
     instances: tuple[str, ...] = ("*",)
@@ -286,7 +286,8 @@ class _Credentials:
 class Access:
     """The accounts of a daemon.
 
-    Each check compares the credentials of all accounts, so it takes the same time for any account.
+    Every check compares the credentials with those of all accounts, so that it takes the same time whichever
+    account matches.
     """
 
     def __init__(

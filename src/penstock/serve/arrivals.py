@@ -9,7 +9,7 @@ from contextlib import contextmanager
 class Arrivals:
     """Wakes tasks of the event loop when a thread publishes new data.
 
-    Any thread may call `arrived`; it is cheap while nobody waits.
+    Any thread may call `arrived`. The call is cheap while no task is waiting.
     """
 
     def __init__(self) -> None:

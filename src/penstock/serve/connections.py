@@ -35,7 +35,7 @@ _LOG_INTERVAL_SECONDS = 1.0
 
 
 class Connection:
-    """One connection to a listener. HTTP routes get it as `request.state.connection`."""
+    """One connection to a listener. HTTP routes receive it as `request.state.connection`."""
 
     def __init__(
         self, listener: Listening, address: Address, close: Callable[[], None], number: int = 0
@@ -74,7 +74,9 @@ class Connection:
 
 
 class RateLimitedLog:
-    """Rate-limited log messages about peers: one per second of each kind, with a count."""
+    """Logs messages about peers at a limited rate: one message of each kind per second, with the number
+    suppressed.
+    """
 
     def __init__(self) -> None:
         self._logged_at: dict[tuple[str, ...], float] = {}
@@ -97,7 +99,9 @@ class RateLimitedLog:
 
 @dataclass(frozen=True)
 class TrafficCounts:
-    """The counts of a process since its last report; see `Traffic`."""
+    """The requests and rejected connections that a process has counted since its last report; see
+    `Traffic`.
+    """
 
     requests: Mapping[tuple[str, ...], float]
     rejected: Mapping[tuple[str, ...], float]
@@ -105,7 +109,7 @@ class TrafficCounts:
 
 
 class Traffic:
-    """Requests and refusals of every listener, for metrics."""
+    """Counts the requests and rejected connections of every listener, for metrics."""
 
     def __init__(self) -> None:
         self.requests = Counter()
@@ -181,7 +185,7 @@ class Connections:
 
 
 class Heads(Protocol):
-    """A filter for the bytes of one connection before they are parsed as HTTP."""
+    """A filter that processes the bytes of one connection before they are parsed as HTTP."""
 
     def feed(self, data: bytes) -> bytes:
         """Accept received bytes, and return the bytes that can be parsed now."""

@@ -63,9 +63,10 @@ class _Consumer:
 
 
 class Consumers:
-    """The consumers seen in every instance. Belongs to the event loop.
+    """The consumers that have connected, by instance. Belongs to the event loop.
 
-    `hold_seconds` maps an instance to how long an absent consumer holds its log, None to hold nothing.
+    `hold_seconds` maps an instance to the time for which a disconnected consumer still holds the instance's
+    log. With None, consumers hold nothing.
     """
 
     def __init__(
@@ -198,7 +199,9 @@ class Consumers:
 
 @dataclass(frozen=True)
 class ConsumerNote:
-    """The position up to which a consumer has permanently consumed the log; see `Consumers.note`."""
+    """A report of the position up to which a consumer has permanently consumed the log; see
+    `Consumers.note`.
+    """
 
     instance: str
     consumer: str
@@ -211,16 +214,17 @@ class ConsumerNote:
 
 @dataclass(frozen=True)
 class ConsumerForgotten:
-    """A consumer no longer exists; see `Consumers.forget`."""
+    """A report that a consumer no longer exists; see `Consumers.forget`."""
 
     instance: str
     consumer: str
 
 
 class ForwardedConsumers(Consumers):
-    """The consumers served by one of several processes. The daemon's main process writes their holds.
+    """The consumers served by one of several processes.
 
-    The shards of a consumer may be served by different processes, and the lowest position counts.
+    The daemon's main process writes the consumers' holds. If different processes serve the shards of a
+    consumer, the lowest position counts.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class SubscriptionView:
 
 
 class CoordinationProbe:
-    """Asks one coordination store. Thread-safe; every method may block for the store's timeout."""
+    """Queries one coordination store. Thread-safe. Every method may block until the store's timeout."""
 
     def __init__(
         self, url: str, open_store: Callable[[], CoordinationStore], instances: Collection[str]

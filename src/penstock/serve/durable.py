@@ -23,9 +23,10 @@ from penstock.serve.served import ServedInstance
 
 
 class DurableInstance:
-    """Serves an instance of this process up to what `copies` members have synced; see `ServedInstance`.
+    """Serves an instance of this process, but only the part of its log that `copies` members have synced; see
+    `ServedInstance`.
 
-    `arrived` is called with its name when readers may see more. Thread-safe.
+    `arrived` is called with the instance's name when readers may see more of the log. Thread-safe.
     """
 
     def __init__(self, instance: ServedInstance, copies: int, arrived: Callable[[str], None]) -> None:

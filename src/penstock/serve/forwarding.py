@@ -45,7 +45,7 @@ class Divided:
 class Forward:
     """Forwards requests to the daemon.
 
-    `connect` returns a new connection for a request; it raises OSError.
+    `connect` opens a new connection for a request, and raises OSError if it fails.
     """
 
     def __init__(self, connect: Callable[[Scope], socket.socket]) -> None:

@@ -22,8 +22,8 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz"})
 class Guard:
     """Authenticates clients and passes their account to the routes.
 
-    On loopback without authentication, only requests to a name of this machine are accepted. This keeps a web
-    page in a browser from reaching the daemon under the page's own host name (DNS rebinding).
+    On loopback without authentication, a request is accepted only if its host is a name of this machine. This
+    prevents a web page in a browser from reaching the daemon under the page's own host name (DNS rebinding).
     """
 
     def __init__(
@@ -122,7 +122,9 @@ def _paced(send: Send, account: Account) -> Send:
 
 
 class Measured:
-    """Counts the requests of a listener by status, and measures the time to each response's first byte."""
+    """Counts the requests of a listener by status, and measures the time until the first byte of each
+    response.
+    """
 
     def __init__(self, app: ASGIApp, listener: Listening, traffic: Traffic) -> None:
         self._app = app

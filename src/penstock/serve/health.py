@@ -23,7 +23,9 @@ from penstock.serve.threads import run_in
 
 
 class Health:
-    """Checks a daemon. Belongs to the event loop. `listening` are the listeners that accept connections."""
+    """Checks the health of a daemon. Belongs to the event loop. `listening` contains the listeners that
+    already accept connections.
+    """
 
     def __init__(
         self, served: Served, listeners: Collection[str], coordination: CoordinationProbe | None

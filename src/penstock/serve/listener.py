@@ -98,7 +98,7 @@ def make_readers_app(served: Served) -> Starlette:
 
 
 class HttpListener(uvicorn.Server):
-    """One HTTP port in a shared event loop; `app` authenticates its clients."""
+    """One HTTP port in a shared event loop. `app` authenticates the clients."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ def ptubes_listener(
 
 
 class Handover(Protocol):
-    """Hands connections of the daemon's ports over to other processes of the daemon."""
+    """Hands connections to the daemon's ports over to other processes of the daemon."""
 
     @property
     def listeners(self) -> Collection[Listening]:
@@ -237,8 +237,8 @@ class Handover(Protocol):
 class Listener(HttpListener):
     """Serves every port until it is stopped.
 
-    `serve_until_stopped` belongs to the main thread; `stop` may be called by any thread and by signal
-    handlers.
+    `serve_until_stopped` must be called from the main thread. `stop` may be called from any thread and from
+    signal handlers.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ _Rules = tuple[tuple[TablePatterns, frozenset[str]], ...]
 
 @dataclass(frozen=True)
 class MaskedColumns:
-    """The masked columns of a table, in lower case: `names`, and, unless `shown` is None, all columns except
-    `shown`.
+    """The masked columns of a table, in lower case: those in `names` and, unless `shown` is None, all columns
+    that are not in `shown`.
     """
 
     names: frozenset[str] = frozenset()
@@ -62,10 +62,9 @@ class MaskedColumns:
 class Masking:
     """The masked columns by table pattern, in lower case. All patterns that match a table apply to it.
 
-    `rules` name columns to mask, and `shown_rules` the only columns to show.
-
-    Column and table names match in any case, because a server may fold them, and hiding too much is better
-    than hiding too little.
+    `rules` lists columns to mask, and `shown_rules` lists the only columns to show. The case of column and
+    table names is ignored, because a server may fold names, and masking too much is better than masking too
+    little.
     """
 
     rules: _Rules = ()

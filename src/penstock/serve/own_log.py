@@ -18,7 +18,7 @@ from penstock.source.source import ByteRange, SourceOptions
 
 
 class OwnLog:
-    """A log written by this process; see `penstock.source.kept.KeptLog`."""
+    """A log that this process writes; see `penstock.source.kept.KeptLog`."""
 
     def __init__(self, log: ServedLog) -> None:
         self.log = log

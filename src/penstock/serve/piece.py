@@ -27,12 +27,13 @@ _SLICE_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class View:
-    """The requested part and shape of the log: `typed`, or a message dialect.
+    """Which part of the log is requested, and its shape: `typed`, or a message dialect.
 
-    `columns` and `changes` are those of `Selection`. `shard_columns` are (table pattern, columns) that
-    determine a row's shard, the primary key if no pattern matches; with `with_keys` they are decoded even if
-    `columns` leaves them out. Transactions of `gtid_after` are skipped. With `with_gtid_set`, messages that
-    have a field for a GTID set carry the set of all transactions executed up to their own.
+    `columns` and `changes` are those of `Selection`. `shard_columns` contains pairs of a table pattern and
+    the columns that determine a row's shard. Tables without a matching pattern use the primary key. With
+    `with_keys`, these columns are decoded even if `columns` omits them. Transactions in `gtid_after` are
+    skipped. With `with_gtid_set`, messages that have a field for a GTID set contain the set of all
+    transactions executed up to and including their own.
     """
 
     shape: str
@@ -70,11 +71,12 @@ class View:
 class Piece:
     """The changes of whole transactions in [start, end) of the log, in one view.
 
-    `rows` and `bytes` are the totals of the batches, `gtid_set` all transactions before `end`, and `time_us`
-    the commit time of the last transaction, in microseconds UTC since 1970, 0 if there is no transaction. If
-    `is_whole` is false, this is one part of a piece, numbered by `part` from 0, and `end` equals `start`:
-    only the last part ends the piece. `within` lies in the file of the changes, which is the next file if
-    `start` is the end of a file. `derived` caches what was computed from the piece for all its consumers.
+    `rows` and `bytes` are the totals of the batches. `gtid_set` contains all transactions before `end`.
+    `time_us` is the commit time of the last transaction, in microseconds since 1970, UTC, or 0 if there is no
+    transaction. If `is_whole` is false, this object is one part of a piece, numbered by `part` from 0, and
+    `end` equals `start`: only the last part ends the piece. `within` is a position in the file that contains
+    the changes, which is the next file if `start` is the end of a file. `derived` caches, for all consumers,
+    what was computed from the piece.
     """
 
     start: Position

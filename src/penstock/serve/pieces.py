@@ -40,7 +40,7 @@ _Key = tuple[str, View, Position, Position | None, int | None]
 
 
 class PieceMemory:
-    """An LRU cache of the pieces of all instances, bounded by bytes. Belongs to the event loop."""
+    """An LRU cache of the pieces of all instances, limited in bytes. Belongs to the event loop."""
 
     def __init__(self, bytes_max: int = PIECES_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
@@ -88,7 +88,7 @@ class PieceMemory:
 
 
 class PiecesLog(Protocol):
-    """An instance whose log is decoded."""
+    """An instance whose log can be decoded into pieces."""
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class _Flight:
 class Pieces:
     """The pieces of one instance. Belongs to the event loop; decoding and searches run in threads.
 
-    `decodes` counts the decoded pieces, excluding those found in the cache.
+    `decodes` counts the pieces that were decoded, not those found in the cache.
     """
 
     def __init__(

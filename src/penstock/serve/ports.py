@@ -16,7 +16,7 @@ _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 class Ports:
-    """A bound socket for each enabled listener, and their connections."""
+    """A bound socket for each enabled listener, and the connections accepted on these sockets."""
 
     def __init__(self, bound: Mapping[Listening, socket.socket], *, over_tls: bool = False) -> None:
         self.connections = Connections()

@@ -23,11 +23,11 @@ _METADATA = "_metadata"
 
 @dataclass(frozen=True)
 class RowConditions:
-    """The conditions by table pattern. A row image is visible if the conditions of all matching patterns are
-    true for its own values.
+    """The row conditions of an account, by table pattern.
 
-    Table names match in any case, because a server may fold them. The rows of a table without a matching
-    pattern are all visible.
+    A row image is visible if it satisfies the conditions of all patterns that match its table. If no pattern
+    matches, all rows of the table are visible. The case of table names is ignored, because a server may fold
+    names.
     """
 
     rules: tuple[tuple[TablePatterns, Predicate], ...] = ()

@@ -20,7 +20,9 @@ SERIES = (
 
 
 class Samples:
-    """The rings of the instances that this daemon captures. Thread-safe; samples are taken in a thread."""
+    """The ring buffers of samples, one for each instance that this daemon captures. Thread-safe; samples are
+    taken in a thread.
+    """
 
     def __init__(self, served: Served) -> None:
         self._served = served

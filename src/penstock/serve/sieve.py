@@ -44,9 +44,9 @@ _NO_CHANGE = 3
 
 @dataclass(frozen=True)
 class Sifted:
-    """Rows that passed: typed rows of one table, or messages.
+    """Rows that passed a filter: typed rows of one table, or messages.
 
-    `moved` counts the updates among them that brought a row from another shard.
+    `moved` counts those updates among them that moved a row here from another shard.
     """
 
     batch: Batch
@@ -58,12 +58,10 @@ class Sifted:
 class Sieve:
     """One subscriber's filter of the pieces of a view; see `sieve_of` for the view.
 
-    An update passes with both images if either passes `where`. An update that moves a row to another shard
-    becomes a delete and an insert, each filtered by its own row. `changes` are those of `Selection`, which
-    count an update that moves its row as an update.
-
-    `conditions` of the account apply before everything else, so the other parts are evaluated for rows that
-    the account sees, and nothing about the other rows can be concluded from them.
+    An update passes with both images if either image satisfies `where`. An update that moves a row to another
+    shard becomes a delete and an insert, and each is filtered by its own row. `changes` is that of
+    `Selection`, where both still count as an update. The account's `conditions` apply first. So the other
+    filters only evaluate rows that the account may see, and reveal nothing about other rows.
     """
 
     view: View

@@ -18,10 +18,10 @@ _SHARDS_TEXT_MAX = 200
 
 @dataclass
 class Subscriber:
-    """A follower of an instance, over consecutive requests or one connection.
+    """A follower of an instance, which uses one connection or consecutive requests.
 
-    `rows` and `bytes` were sent since `since_us`; `position` and `time_us` are the end of the latest data.
-    `moved` counts the updates that brought a row to its shards from another shard.
+    `rows` and `bytes` count what was sent since `since_us`. `position` and `time_us` are the end of the
+    latest data. `moved` counts the updates that moved a row into the subscriber's shards from another shard.
     """
 
     protocol: str

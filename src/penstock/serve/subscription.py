@@ -26,10 +26,10 @@ Edge = Literal["earliest", "latest"]
 
 @dataclass(frozen=True)
 class Start:
-    """Where to begin or end; exactly one field is set besides `server_key`.
+    """Where to begin or end. Exactly one field other than `server_key` is set.
 
-    With `server_key`, the epoch of `position` has another daemon's number, and the key identifies its server.
-    `time_us` is in microseconds UTC since 1970.
+    With `server_key`, the epoch of `position` is numbered as in another daemon's log, and the key identifies
+    the epoch's server. `time_us` is in microseconds since 1970, UTC.
     """
 
     position: Position | None = None
@@ -41,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Started:
-    """The transaction boundary to begin at. Transactions of `gtid_after` may still follow it."""
+    """The transaction boundary to begin at. Some transactions in `gtid_after` may follow it."""
 
     position: Position
     gtid_after: str = ""
@@ -161,8 +161,8 @@ def _column(batch: object, name: str) -> list[int]:
 class Cursor:
     """A position in an instance's changes that advances piece by piece. Belongs to one task.
 
-    `position` is the end of the latest piece. `ended` is true once `until` is reached. With `in_parts` a
-    piece may come in parts, unless its end has to be found inside it: see `Piece.is_whole`.
+    `position` is the end of the latest piece. `ended` is true once `until` is reached. With `in_parts`, a
+    piece may be returned in parts, unless `until` may lie inside the piece; see `Piece.is_whole`.
     """
 
     def __init__(

@@ -53,17 +53,19 @@ _ALERT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Alerting:
-    """The conditions to alert on, and the channel to alert. `conditions` may block, and `channel` does."""
+    """Which conditions raise an alert, and the channel that alerts are sent to. `conditions` may block, and
+    sending to `channel` blocks.
+    """
 
     conditions: Callable[[], list[Alert]]
     channel: Channel
 
 
 class Telemetry:
-    """Gathers the metrics of a daemon and reports its health. Belongs to the event loop.
+    """Collects the metrics of a daemon and reports its health. Belongs to the event loop.
 
-    `reports` add the metrics of the captures, in a thread. Raises DependencyMissing for OTLP without its
-    packages.
+    `reports` add the metrics of the captures, in a thread. Raises DependencyMissing if OTLP is configured and
+    its packages are missing.
     """
 
     def __init__(

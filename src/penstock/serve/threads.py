@@ -45,7 +45,7 @@ def _pool(threads: int, name: str) -> Executor:
 
 @dataclass(frozen=True)
 class Threads:
-    """The pools, one for each kind of work."""
+    """The thread pools, one for each kind of work."""
 
     decoding: Executor = field(default_factory=lambda: _pool(_DECODING_THREADS, "decode"))
     searching: Executor = field(default_factory=lambda: _pool(_SEARCHING_THREADS, "search"))

@@ -19,7 +19,7 @@ _REQUESTS = struct.Struct("<q")
 
 
 class Usage:
-    """The usage of an account that one process serves. Belongs to the event loop."""
+    """The usage of an account whose requests are all served by one process. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -46,7 +46,7 @@ class Usage:
 
 
 class SharedUsage(Usage):
-    """The usage of an account that several processes, including this one, serve."""
+    """The usage of an account whose requests are served by this process and others."""
 
     def __init__(self, usages: "SharedUsages", account: int, process: int) -> None:
         super().__init__()
@@ -79,10 +79,10 @@ class SharedUsage(Usage):
 
 
 class SharedUsages:
-    """The usages of all accounts, in memory that processes share through a file. Used by one thread of each
-    process.
+    """The usages of all accounts, in memory that several processes share through a file. Used by one thread
+    of each process.
 
-    Without a `file`, a new file is created. A process that ends releases its locks.
+    Without a `file`, a new file is created. If a process ends, its locks are released.
     """
 
     def __init__(self, accounts: int, processes: int, file: IO[bytes] | None = None) -> None:

@@ -30,7 +30,7 @@ FORMATS = {
 
 
 class MailSettings(Section):
-    """A mail server, and who gets the mail."""
+    """A mail server, and the recipients of the mail."""
 
     server: str = Field(description="smtp://host:587, which upgrades to TLS, or smtps://host:465")
     sender: str = Field(description="the address in From")
@@ -58,7 +58,9 @@ class MailSettings(Section):
 
 
 class AlertSettings(Section):
-    """Conditions that are reported when they begin and when they end, to a webhook or by mail."""
+    """Where alerts are sent, by webhook or by mail, and for which conditions. An alert is sent when its
+    condition begins and when it ends.
+    """
 
     # The path of a webhook is its credential.
     webhook: SecretText | None = Field(default=None, description="the URL to which alerts are posted")

@@ -10,8 +10,8 @@ from penstock.settings.merges import merged_instances
 
 @dataclass(frozen=True)
 class InstanceChange:
-    """The names of the instances that differ. `with_other_log` are the changed instances that get another
-    log.
+    """The names of instances whose settings differ. `with_other_log` contains the changed instances whose log
+    changed.
     """
 
     added: tuple[str, ...] = ()

@@ -111,7 +111,7 @@ InstanceName = Annotated[str, AfterValidator(_instance_name)]
 
 
 class RetentionSettings(Section):
-    """How much of a log is kept. The oldest segments are deleted as soon as one of the limits is exceeded."""
+    """How much of a log to keep. The oldest segments are deleted as soon as one of the limits is exceeded."""
 
     age: Seconds | None = Field(
         default=86_400.0, description="delete segments older than this; null: no limit"
@@ -182,7 +182,7 @@ class LogSettings(Section):
 
 
 class LogOverrides(Section):
-    """One instance's overrides of `log`."""
+    """The settings of `log` that one instance overrides."""
 
     folder: Path | None = None
     segment_bytes: Bytes = Field(default=GIB, ge=MIB)
@@ -203,7 +203,9 @@ class LogOverrides(Section):
 
 
 class InstanceSettings(Section):
-    """One captured cluster: its servers, the account used there, and where capture starts in an empty log."""
+    """One captured cluster: its servers, the account for connecting to them, and where capture starts if the
+    log is empty.
+    """
 
     # A URL may contain a password, so no representation shows it.
     source: str = Field(

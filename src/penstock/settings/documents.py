@@ -44,7 +44,7 @@ class JobDocument(Section):
 
 
 class SelectionDocument(Section):
-    """The selection of a subscription that an operator has set."""
+    """The selection that an operator has set for a subscription."""
 
     tables: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None

@@ -27,10 +27,10 @@ _NO_VARIABLE = re.compile(r"[^0-9A-Z]+")
 
 @dataclass(frozen=True)
 class ExportedText:
-    """Settings without secrets.
+    """The text of a settings file without secrets.
 
-    `hidden` are the variables that replace secrets of the text. `references` are all variables that its
-    secrets refer to, including those that the text already referred to.
+    `hidden` contains the variables that replace secrets in the text. `references` contains all variables that
+    its secrets refer to, including those that the text already referred to.
     """
 
     text: str

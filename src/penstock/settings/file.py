@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a file: the path of the value, and a message."""
+    """A problem in a settings file: the path of the value, and a message."""
 
     path: ValuePath
     message: str
@@ -86,7 +86,7 @@ def read_yaml(
 
 @dataclass(frozen=True)
 class Scalar:
-    """A text or number in a file: its path, its value as written, and where it is in the text."""
+    """A text or number in a settings file: its path, its value as written, and its location in the text."""
 
     path: ValuePath
     value: str

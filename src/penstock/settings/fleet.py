@@ -17,7 +17,7 @@ _SESSION_SECONDS_MIN = 1.0
 
 
 class FleetSettings(Section):
-    """How this daemon takes part in the fleet of its coordination store."""
+    """How this daemon participates in the fleet that uses its coordination store."""
 
     member: str | None = Field(
         default=None, min_length=1, description="this daemon's name in the fleet; default: the host's name"

@@ -11,7 +11,7 @@ from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
 
 
 class KafkaAccount(Section):
-    """An account of a Kafka cluster, and how its connections are secured."""
+    """An account of a Kafka cluster, and how connections to the cluster are secured."""
 
     user: str | None = Field(default=None, description="the account (SASL)")
     password: SecretText | None = None

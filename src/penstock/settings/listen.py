@@ -231,7 +231,7 @@ class ListenSettings(Section):
 
 
 class AccountSettings(Section):
-    """An account with read access: its credentials, permissions and quotas."""
+    """An account with read access, with its credentials, permissions and quotas."""
 
     name: str = Field(description="the account's name in messages and logs", min_length=1)
     token: SecretText | None = Field(default=None, description="the account's bearer token")

@@ -49,9 +49,10 @@ def kafka_source(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 class CsvSettings(Section):
-    """How the changefeed writes CSV: its `csv` settings, where they differ from the defaults.
+    """How the changefeed writes CSV.
 
-    The changefeed must set include-commit-ts and output-old-value.
+    Repeat the changefeed's `csv` settings here if they differ from the defaults. The changefeed must set
+    include-commit-ts and output-old-value.
     """
 
     delimiter: str = Field(default=",", min_length=1, max_length=1)
@@ -68,7 +69,7 @@ class CsvSettings(Section):
 
 
 class TicdcSettings(Section):
-    """How the output of TiCDC is read."""
+    """How to read the output of TiCDC."""
 
     time_zone: str | None = Field(
         default=None,

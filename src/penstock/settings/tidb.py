@@ -56,7 +56,7 @@ def parse_commit_ts(start: str) -> int | None:
 class TidbTlsSettings(Section):
     """TLS between this instance and its cluster, in both directions: PEM files.
 
-    A listener of the instance requires a certificate of the same authority from its clients.
+    The instance's listeners require clients to present a certificate from the same authority.
     """
 
     ca: ReadableFile
@@ -93,7 +93,7 @@ class DrainerSettings(Section):
 
 
 class TidbSettings(Section):
-    """How an instance takes part in its TiDB cluster."""
+    """How an instance participates in its TiDB cluster."""
 
     roles: tuple[Literal["pump", "drainer"], ...] = Field(
         default=("pump", "drainer"),

@@ -198,7 +198,9 @@ TablePatternTexts = Annotated[tuple[str, ...], BeforeValidator(_table_patterns)]
 
 
 class Section(BaseModel):
-    """A part of the settings. Unknown names are rejected, values are immutable, errors do not show input."""
+    """A section of the settings. Unknown names are rejected, values are immutable, and errors do not show the
+    input.
+    """
 
     model_config = ConfigDict(
         extra="forbid",

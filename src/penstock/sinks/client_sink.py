@@ -10,7 +10,7 @@ from penstock.sinks.sink import Sink
 
 
 class Client(Protocol):
-    """A client of a server."""
+    """A client connected to a server."""
 
     def close(self) -> None:
         """Close its connections."""
@@ -20,7 +20,7 @@ ClientT = TypeVar("ClientT", bound=Client)
 
 
 class ClientSink(Sink, Generic[ClientT]):
-    """A sink with a client that is not pickled."""
+    """A sink with a client, which is not pickled with it."""
 
     def __init__(self, settings: Endpoint) -> None:
         self.settings = settings

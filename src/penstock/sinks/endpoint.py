@@ -48,7 +48,9 @@ def encryption_findings(address: ServerAddress) -> list[Finding]:
 
 
 class Endpoint(Section):
-    """A server by its URL. An account in the URL is removed from it, so that no message contains it."""
+    """A server, given by its URL. An account in the URL is removed from the URL, so that no message contains
+    it.
+    """
 
     url: str = Field(description="the target's URL")
     user: str | None = Field(

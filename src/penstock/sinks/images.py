@@ -129,9 +129,9 @@ def with_metadata(rows: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.Re
 
 
 class LastImages:
-    """Buffers changes of one table in about twice the memory of the last image of each key.
+    """Buffers changes of one table, using about twice the memory of the last image of each key.
 
-    The buffer is reduced after `bytes_between` new bytes.
+    The buffer is reduced to the last images after every `bytes_between` new bytes.
     """
 
     def __init__(self, target: Target, bytes_between: int = _BYTES_BETWEEN_REDUCTIONS) -> None:

@@ -60,7 +60,9 @@ DELETE = 2
 
 
 class DebeziumForms(Section):
-    """The forms of Debezium's messages. The values are those of its connector's handling modes."""
+    """The formats of values in Debezium messages. The options are those of the Debezium connector's handling
+    modes.
+    """
 
     decimal: Literal["precise", "double", "string"] = Field(
         default="precise", description="DECIMAL: bytes of the unscaled number, the nearest double, or digits"
@@ -109,8 +111,8 @@ class DebeziumForms(Section):
 class Messages:
     """Messages in the order of their changes, as arrays of equal length.
 
-    `value` and `key` are bytes; `key` is null for messages without a key. `row` is the index of the change at
-    which a message ends. `kind` is 0 for an insert, 1 for an update, 2 for a delete.
+    `value` and `key` are bytes; `key` is null for messages without a key. `row` is the index of the last
+    change in a message. `kind` is 0 for an insert, 1 for an update, 2 for a delete.
     """
 
     value: pyarrow.Array

@@ -39,7 +39,7 @@ HINT_GONE = (
 
 
 class Delivery(StrEnum):
-    """How often a change appears in the target after failures."""
+    """How often a change can appear in the target after failures."""
 
     # Once: the batch's number is stored in the same commit as its rows.
     EXACTLY_ONCE = "exactly once"
@@ -73,12 +73,12 @@ class Evolution(StrEnum):
 
 @dataclass(frozen=True)
 class BatchMark:
-    """Identifies the batch of a pipeline that is written. `number` increments; a retry keeps its number.
+    """Identifies the batch that a pipeline is writing.
 
-    `generation` changes when the pipeline is reset, and numbers restart. With `pipeline` it forms the name
-    under which a sink stores the number. `loads` is true if all rows of the batch come from the pipeline's
-    own full load; no key of a table occurs twice across all such batches. `shared` is what `Sink.begin`
-    returned.
+    `number` increments; a retry keeps its number. `generation` changes when the pipeline is reset, and
+    numbering then restarts. With `pipeline` it forms the name under which a sink stores the number. `loads`
+    is true if all rows of the batch come from the pipeline's own full load; no key of a table occurs twice
+    across all such batches. `shared` is the value that `Sink.begin` returned.
     """
 
     pipeline: str
@@ -127,7 +127,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The result of one writer: counts for the progress, and plain JSON in `staged` for `Sink.commit`."""
+    """The result of one writer: row and byte counts for the progress report, and plain JSON in `staged` for
+    `Sink.commit`.
+    """
 
     rows: int = 0
     bytes: int = 0
@@ -192,7 +194,7 @@ class Writer(ABC):
 
 
 class Sink(ABC):
-    """A target of changes. Can be pickled."""
+    """A target to which changes are written. Can be pickled."""
 
     # The name of the kind: the name of its folder.
     kind: str

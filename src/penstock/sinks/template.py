@@ -46,7 +46,7 @@ class _Placeholder:
 
 
 class Template:
-    """A template for the rows of one target. Raises OptionInvalid for an unknown name."""
+    """A template for the rows of one target. Raises OptionInvalid if it contains an unknown name."""
 
     def __init__(self, text: str, target: Target) -> None:
         self.text = text

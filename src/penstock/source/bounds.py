@@ -29,7 +29,9 @@ BoundText = Position | datetime | str
 
 @dataclass(frozen=True)
 class Bound:
-    """One end of a read; exactly one field is set. `time_us` is in microseconds UTC since 1970."""
+    """The start or the end of a read. Exactly one field is set. `time_us` is in microseconds since 1970,
+    UTC.
+    """
 
     position: Position | None = None
     gtid_set: str | None = None
@@ -77,9 +79,9 @@ def parse_bound(value: BoundText) -> Bound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range to read: positions for planning, and filters that the decoder applies within them.
+    """The range to read: the positions for planning, and the filters that the decoder applies between them.
 
-    `start` and `end` are positions, None for the first and last available. Can be pickled.
+    A `start` or `end` of None means the first or last available position. Can be pickled.
     """
 
     start: Position | None = None

@@ -37,8 +37,8 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Listing:
-    """The log of the daemon at a URL at one time, as the daemon reports it. `has_grown` is true if data
-    arrived after the position at which the caller waited.
+    """The log of an instance at one point in time, as the daemon at a URL reports it. `has_grown` is true if
+    data arrived after the position at which the caller waited.
     """
 
     url: str
@@ -47,7 +47,7 @@ class Listing:
 
 
 class DaemonSource(KeptSource):
-    """One instance of one or more daemons; see `penstock.source.source.Source`."""
+    """An instance served by one or more daemons; see `penstock.source.source.Source`."""
 
     def __init__(self, options: SourceOptions) -> None:
         assert options.daemon is not None, "a daemon source has an address"
@@ -116,9 +116,10 @@ class _Listed:
 
 
 class DaemonLog:
-    """The log of the first daemon that answers; see `penstock.source.kept.KeptLog`.
+    """The log of an instance, read from the first of its daemons that answers; see
+    `penstock.source.kept.KeptLog`.
 
-    Epochs keep the numbers of that first daemon, even if another daemon answers later.
+    Epochs keep the numbers of that daemon, even if a different daemon answers later.
     """
 
     def __init__(self, address: DaemonAddress, reconnect_tries: int) -> None:

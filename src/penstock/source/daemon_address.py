@@ -45,7 +45,8 @@ def is_host_port(text: str) -> bool:
 class DaemonAddress:
     """An instance and the daemons that serve it, in order of preference. Can be pickled.
 
-    `hosts` are (host, port). `tls` None means plain HTTP; its mode is never `preferred`.
+    `hosts` contains (host, port) pairs. If `tls` is None, the daemons are reached over plain HTTP. The mode
+    of `tls` is never `preferred`.
     """
 
     hosts: tuple[tuple[str, int], ...]

@@ -67,8 +67,8 @@ Query = Mapping[str, str | int | None]
 
 @dataclass(frozen=True)
 class ArrivedBytes:
-    """Whole transactions of a file that end at an offset; b"" if there are none. `head` is the end of the
-    log.
+    """Whole transactions of a file that end at an offset. `content` is b"" if there are none. `head` is the
+    end of the log.
     """
 
     content: bytes
@@ -81,8 +81,8 @@ class DaemonClient:
     """A client of one daemon and one instance. Keeps connections open; thread-safe.
 
     All methods raise ConnectionLost if the daemon does not answer, and re-raise the errors that the daemon
-    reports. A member of a fleet that does not capture the instance names the member that does: requests then
-    go to that member, with the same token and TLS settings, until that member does not answer.
+    reports. If a fleet member does not capture the instance, it names the member that does. Requests then go
+    to the named member, with the same token and TLS settings, until it stops answering.
     """
 
     def __init__(

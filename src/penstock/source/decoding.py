@@ -26,11 +26,11 @@ _SYNC_PAUSE_SECONDS = 0.02
 
 
 class RangeDecoding:
-    """Decodes a range of a source, and survives lost connections.
+    """Decodes a range of a source, and continues after lost connections.
 
-    `states` yields the requests that are due: the caller answers the table request or statement of `decoder`,
-    and takes batches with `take_batch`. After a lost connection a new decoder drops the changes that were
-    already returned, so callers must not keep a reference to `decoder`.
+    `states` yields the requests of `decoder` that the caller must handle: it answers table requests and
+    statements, and collects batches with `take_batch`. After a lost connection, a new decoder takes over and
+    drops the changes that were already returned, so callers must not keep a reference to `decoder`.
     """
 
     def __init__(self, source: Source, byte_range: ByteRange, **options: Any) -> None:

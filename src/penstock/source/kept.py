@@ -44,7 +44,7 @@ EpochKey = tuple[int, str]
 
 
 class KeptLog(Protocol):
-    """The interface of folder logs and daemon logs. Epochs have the log's own numbers."""
+    """The interface of folder logs and daemon logs. Epochs use the log's own numbers."""
 
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, in ascending order."""
@@ -94,7 +94,7 @@ class KeptLog(Protocol):
 
 
 class KeptSource(OpenedSource):
-    """A kept log as a source; see `penstock.source.source.Source`.
+    """A source that reads a kept log; see `penstock.source.source.Source`.
 
     With `options.epochs`, the log's epochs are renumbered so that the listed epochs keep their numbers.
     """

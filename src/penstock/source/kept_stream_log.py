@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 
 class KeptStreamLog(StreamLog):
-    """The kept log of one stream, as its driver sees it; see `StreamLog`."""
+    """The kept log of one stream, as the stream's driver uses it; see `StreamLog`."""
 
     def first(self) -> Offset:
         """Return where a stream without a checkpoint starts: at the head of a daemon's log, or at the first

@@ -50,10 +50,10 @@ def noted_range(log: LogReader, xid: str) -> ByteRange | None:
 
 
 class FolderLog:
-    """A log's folder, opened read-only; see `penstock.source.kept.KeptLog`.
+    """A log in a folder, opened read-only; see `penstock.source.kept.KeptLog`.
 
-    It is refreshed for every plan, and whenever a request fails. `tier` is the store of moved segments, if it
-    is known.
+    It is refreshed for every plan, and whenever a request fails. `tier` is the storage that holds segments
+    moved off the disk, if it is known.
     """
 
     def __init__(self, folder: Path, disk: Disk, tier: Tier | None = None) -> None:

@@ -11,12 +11,12 @@ from penstock.model import Position, TableName
 class LoggedStatement:
     """A logged statement that defines, renames, drops or empties selected tables.
 
-    It lies at [`position`, `end`). `tables` are all tables that it names, `databases` those that it drops,
-    `emptied` the tables that it empties, `unlogged` those whose rows it adds or removes without logging them.
-    `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has
-    the session's SQL modes that change how the text is read. `commit_ts` is the commit timestamp of a
-    statement of a TiDB cluster. `definitions` says what it does to each of its tables, as in
-    `DefiningStatement`. Can be pickled.
+    It occupies [`position`, `end`) in the log. `tables` contains all tables that it names, `databases` the
+    databases that it drops, `emptied` the tables that it empties, and `unlogged` the tables whose rows it
+    adds or removes without logging them. `transaction` is the start of the transaction that contains it, None
+    if it is outside a transaction. `sql_mode` contains the session's SQL modes that change how the text is
+    parsed. `commit_ts` is the commit timestamp of a statement from a TiDB cluster. `definitions` describes
+    how it changes each table, as in `DefiningStatement`. Can be pickled.
     """
 
     text: str

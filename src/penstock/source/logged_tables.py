@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class LoggedTables:
-    """The definitions of a kept log while a range is read; passed to `read_range` as its schemas.
+    """The table definitions of a kept log, for reading a range: passed to `read_range` as its schemas.
 
     Definitions are cached until the next statement. Not thread-safe.
     """

@@ -22,12 +22,12 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class Offset:
-    """Everything before an offset was read.
+    """A position up to which everything has been read.
 
-    `gtid_set` has the GTIDs of all transactions before `position`, so that the stream can continue on another
-    server; it is "" if they are unknown. With `by_set` only the set counts: some of its transactions may
-    follow the position. `server_key` is `ServerIdentity.key`, "" for files. `fingerprint` identifies the
-    position's file, "" if unknown. If it is known, the GTID set was read from the log too.
+    `gtid_set` contains the GTIDs of all transactions before `position`, so that the stream can continue on
+    another server; it is "" if they are unknown. With `by_set`, only the set counts: some of its transactions
+    may follow the position. `server_key` is `ServerIdentity.key`, "" for files. `fingerprint` identifies the
+    position's file, "" if unknown. If `fingerprint` is known, the GTID set was read from the log as well.
     """
 
     position: Position

@@ -8,7 +8,7 @@ from penstock.source.walk import walk
 
 
 class OpenedSource:
-    """The methods that files, servers and kept logs share; see `penstock.source.source.Source`."""
+    """The methods that file, server and kept-log sources share; see `penstock.source.source.Source`."""
 
     options: SourceOptions
     _prepared: PreparedSearch

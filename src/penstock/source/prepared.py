@@ -27,7 +27,7 @@ class _SearchedPart:
 
 
 class PreparedSearch:
-    """Finds prepared XA transactions in a source's files, and caches the searched parts."""
+    """Searches a source's files for prepared XA transactions, and caches which parts it has searched."""
 
     def __init__(
         self, source: Source, noted: Callable[[str, Position], ByteRange | None] | None = None

@@ -16,7 +16,7 @@ ENVELOPE = "envelope"
 class ReadSettings:
     """The settings of one read or stream. Can be pickled; holds a password only inside a `Secret`.
 
-    `start` is a bound, EARLIEST, LATEST, an `Offset`, or None if it is not set; `end` likewise.
+    `start` and `end` are each a bound, EARLIEST, LATEST, an `Offset`, or None if not set.
     """
 
     source: SourceOptions

@@ -65,11 +65,11 @@ _HINT_START = (
 class Selection:
     """The requested part of a log. Can be pickled.
 
-    `columns` are the names to decode, including system columns; None means all. `changes` are the row kinds
-    of CHANGE_TYPES to emit; None means all. Of `bounds`, only the filters apply; the positions are for
-    planning. `shard_columns` are (table pattern, columns that determine a row's shard), first match wins;
-    tables without a match use the primary key. With `with_keys`, these columns are decoded even if `columns`
-    leaves them out.
+    `columns` lists the columns to decode, including system columns; None means all. `changes` lists the row
+    kinds of CHANGE_TYPES to emit; None means all. Of `bounds`, only the filters apply; the positions are for
+    planning. `shard_columns` contains pairs of a table pattern and the columns that determine a row's shard.
+    The first matching pattern applies; tables without a match use the primary key. With `with_keys`, the
+    columns that determine the shard are decoded even if `columns` omits them.
     """
 
     tables: TablePatterns = field(default_factory=TablePatterns)
@@ -95,7 +95,7 @@ class Selection:
 
 
 class Schemas(Protocol):
-    """Supplies table definitions that the log does not name: `SchemaHistory`, or `LoggedTables`."""
+    """Supplies table definitions that the log does not contain: `SchemaHistory` or `LoggedTables`."""
 
     def needs_reread(self, name: TableName) -> bool:
         """Return whether the known definition of a table is in doubt."""
@@ -115,11 +115,11 @@ class Schemas(Protocol):
 class Batch:
     """Rows of one table, or of the whole log if `table` is "".
 
-    `position` is the end of the last whole transaction when the batch was closed: reading can continue from
-    there. `primary_key` has the names of the primary key's columns, and `key` the names of the columns that
-    determine a row's shard; either may be (). `columns` are the table's columns as declared when the rows
-    were written, () if there is no table. Implements Arrow's C data interface, so Polars, DuckDB and pandas
-    read it directly.
+    `position` is the end of the last whole transaction when the batch was closed. Reading can continue from
+    there. `primary_key` contains the names of the primary key's columns, and `key` the names of the columns
+    that determine a row's shard. Either may be (). `columns` are the table's columns as declared when the
+    rows were written, () if there is no table. Implements Arrow's C data interface, so Polars, DuckDB and
+    pandas read it directly.
     """
 
     __slots__ = ("_native", "columns", "key", "position", "primary_key", "rows", "schema_version", "table")
@@ -509,8 +509,8 @@ class RangeFollower(_RangeReader):
     """A decoder that follows a growing log within one file; the caller feeds it and decides when to close
     batches.
 
-    Takes the arguments of `read_range`; the caller supplies the bytes, from the range's start on. It cannot
-    be used after an error. Not thread-safe.
+    Takes the arguments of `read_range`. The caller supplies the bytes, beginning at the range's start. It
+    cannot be used after an error. Not thread-safe.
     """
 
     def __init__(

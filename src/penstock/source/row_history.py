@@ -58,10 +58,12 @@ _MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
 
 @dataclass(frozen=True)
 class RowChange:
-    """A change of the row: `before` and `after` have its logged columns, None where the row did not exist.
+    """A change of the row: `before` and `after` contain its logged columns, or None where the row did not
+    exist.
 
-    With a partial `binlog_row_image` an image lacks columns. `change` is insert, update or delete. `position`
-    is that of the rows event, `time_us` the commit time in microseconds UTC since 1970.
+    With a partial `binlog_row_image`, an image contains only some of the columns. `change` is insert, update
+    or delete. `position` is the position of the rows event, `time_us` the commit time in microseconds since
+    1970, UTC.
     """
 
     change: str
@@ -115,11 +117,11 @@ HistoryPart = RowChange | TableStatement | Unreadable | Progress
 
 @dataclass(frozen=True)
 class RowKey:
-    """The row: a table, and the text of each value of its key.
+    """The row to search for: a table, and the text of each value of its key.
 
-    `columns` names the columns of the values; by default, they are the primary key. `masked` are columns, in
-    lower case, by which rows cannot be searched. `prove_columns` may refuse the columns that the table has at
-    a log position.
+    `columns` names the columns of these values, by default the primary key. `masked` contains lower-case
+    names of columns by which rows must not be searched. `prove_columns` raises an error if the table's
+    columns at a log position cannot be used.
     """
 
     table: TableName
@@ -190,7 +192,7 @@ class _Candidates:
 class RowHistory:
     """Searches a log for one row. Iterate over `parts` once; closing the iterator ends the search.
 
-    `open_source` returns a source over the same log, for a separate thread.
+    `open_source` opens another source over the same log, for use by a separate thread.
     """
 
     def __init__(self, log: LogReader, open_source: Callable[[], Source], key: RowKey) -> None:

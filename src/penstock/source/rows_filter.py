@@ -22,7 +22,7 @@ Mask = Any
 
 @dataclass(frozen=True)
 class ShardSet:
-    """A subset of `count` shards: a row belongs to shard `slot % count`."""
+    """A subset of `count` shards. A row belongs to shard `slot % count`."""
 
     count: int
     of: frozenset[int]
@@ -46,9 +46,9 @@ class ShardSet:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The columns and change types that must be decoded for a filter, None for all.
+    """The columns and change types that a filter needs decoded; None means all.
 
-    `left_changes` are the change types to select from the decoded rows, None for all.
+    `left_changes` are the change types to select after decoding; None means all.
     """
 
     columns: tuple[str, ...] | None
@@ -80,10 +80,11 @@ def decoded_for(
 
 @dataclass(frozen=True)
 class RowsFilter:
-    """A filter of the rows that `decoded_for` decodes; None for a part that does not filter.
+    """A filter for rows decoded as `decoded_for` specifies. A part that is None does not filter.
 
-    An update passes with both images if either passes `where`. An update that moves a row to another shard
-    becomes a delete and an insert, each filtered by its own row. For `changes`, it still counts as an update.
+    An update passes with both images if either image satisfies `where`. An update that moves a row to another
+    shard becomes a delete and an insert, and each is filtered by its own row. For `changes`, both still count
+    as an update.
     """
 
     shards: ShardSet | None = None

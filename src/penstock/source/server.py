@@ -47,9 +47,9 @@ _Answer = TypeVar("_Answer")
 
 
 class ServerSource(OpenedSource):
-    """A server's own binlog files; see `penstock.source.source.Source`.
+    """The binlog files on a server; see `penstock.source.source.Source`.
 
-    Queries share one session, which is reopened if it is lost; every dump has its own connection.
+    Queries share one session, which is reopened if the connection is lost. Every dump has its own connection.
     """
 
     live = True

@@ -22,10 +22,10 @@ Slots = npt.NDArray[numpy.int16]
 
 @dataclass(frozen=True)
 class ShardedRows:
-    """Rows with the slot that determines their shard.
+    """Rows, each with the slot that determines its shard.
 
-    `preimages` marks the preimages whose postimage follows in the same shard. `moved` are the numbers of the
-    rows that insert a moved row; the matching delete precedes each of these inserts.
+    `preimages` marks preimages whose postimage follows in the same shard. `moved` contains the indexes of the
+    rows that insert a moved row. The matching delete precedes each of these inserts.
     """
 
     rows: pyarrow.RecordBatch

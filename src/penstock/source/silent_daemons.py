@@ -17,10 +17,10 @@ _PART = 0.25
 class SilentDaemons:
     """The daemons that did not answer in time, by URL. Thread-safe; shared by the clients of one address.
 
-    A frozen host accepts connections and answers nothing. A client may try such a host again, for example
-    because another member of the fleet still names it. If it waited for the full timeout each time, it would
-    learn too late that another member has taken over. The timeout grows with the time since the silence
-    began, up to `seconds_max`, so that a slow daemon can still answer.
+    A frozen host accepts connections but never responds. A client may try such a host again, for example
+    because another member of the fleet still names it. If the client waited for the full timeout each time,
+    it would learn too late that another member has taken over. The timeout grows with the time since the
+    silence began, up to `seconds_max`, so that a slow daemon can still answer.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, seconds_max: float = math.inf) -> None:

@@ -54,10 +54,10 @@ class ByteRange:
 
     `stop` None means the end of the file. `aligned` is true if `start` is known to lie between two
     transactions; otherwise the source decides where to open the range (`Source.align`). `is_cut` means that
-    another range of the same plan continues at `stop`. Transactions of `gtid_after` are skipped, because an
-    earlier epoch of the log has them from another server; `gtid_before` are the GTIDs that the earlier epoch
-    has. `fingerprint` identifies the file, "" accepts any file with the name; it is checked against a live
-    server. Can be pickled.
+    another range of the same plan continues at `stop`. Transactions in `gtid_after` are skipped, because an
+    earlier epoch of the log already contains them from another server. `gtid_before` contains the GTIDs of
+    the earlier epoch. `fingerprint` identifies the file on a live server; "" accepts any file with the name.
+    Can be pickled.
     """
 
     epoch: int
@@ -85,10 +85,10 @@ class SourceOptions:
 
     Exactly one of `paths` (files, folders, glob patterns, or one log folder), `address` (a live server) and
     `daemon` is set. `instance` names the source in every row. `epoch` increases whenever the server behind an
-    instance changes; `server_key` is the identity (`ServerIdentity.key`) to which positions of this epoch
-    belong, None to accept any. A kept log has its own epochs: `epochs` lists the (number, server key) pairs
-    used in positions, () to use the log's numbers. A lost connection is retried `reconnect_tries` times
-    without progress. Can be pickled.
+    instance changes; `server_key` is the identity (`ServerIdentity.key`) of the server that positions of this
+    epoch belong to; None accepts any server. A kept log has its own epochs: `epochs` lists the (number,
+    server key) pairs used in positions, () to use the log's numbers. A lost connection is retried
+    `reconnect_tries` times without progress. Can be pickled.
     """
 
     paths: tuple[str, ...] = ()
@@ -169,7 +169,8 @@ class SourceOptions:
 class Source(Protocol):
     """A log that can be opened at byte ranges.
 
-    A source is not pickled; its `options` are, and `open_source(options)` opens an equal source elsewhere.
+    A source is not pickled. Instead, its `options` are, and `open_source(options)` opens an equal source in
+    another process.
     """
 
     @property

@@ -33,9 +33,9 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamLog:
-    """The log of one stream, as its driver sees it. Holds a session until `close`.
+    """The log of one stream, as the stream's driver uses it.
 
-    A query is retried up to `tries` times while the server is unreachable.
+    Holds a session until `close`. A query is retried up to `tries` times while the server is unreachable.
     """
 
     def __init__(self, settings: ReadSettings, tries: int = STREAM_TRIES) -> None:

@@ -54,10 +54,12 @@ _IMAGES_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class RowAsOf:
-    """A row: its known `values` by column, and the columns whose values the log does not have.
+    """A row at one moment: its known `values` by column, and the columns whose values the log does not
+    contain.
 
-    `position` and `time_us` (commit time in microseconds UTC since 1970) are those of the change that the
-    values come from: the last change before the moment, or with `is_later` the first change after it.
+    `position` and `time_us` (commit time in microseconds since 1970, UTC) belong to the change that the
+    values come from. This is the last change before the moment or, with `is_later`, the first change after
+    it.
     """
 
     values: dict[str, Any]
@@ -220,8 +222,8 @@ def _size_of(key: _Key, earlier: dict[str, Any] | None) -> int:
 class TableAsOf:
     """Reads a log for one table at one moment. Call `read` once, then use the other members.
 
-    `is_complete` says whether the log has every logged row of the table, since it was emptied at
-    `complete_since`. `columns` are the columns of the newest logged row at the moment, and `key` is the
+    `is_complete` says whether the log contains every row of the table. If so, the table was empty at
+    `complete_since`. `columns` are the columns of the newest logged row at that moment, and `key` is the
     primary key. `logged_columns` also includes masked columns.
     """
 

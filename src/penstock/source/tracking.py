@@ -54,8 +54,9 @@ def _server_tables(address: ServerAddress) -> "ServerTables":
 class TrackedSchemas:
     """The driver's schema history of one read, known up to `position`.
 
-    It begins with the tracking file if there is one, otherwise with the schema file, otherwise with the
-    server's current definitions, converted back to those at the start of the read.
+    It is loaded from the tracking file if there is one, otherwise from the schema file. If there is neither,
+    it begins with the server's current definitions, converted back to the definitions at the start of the
+    read.
     """
 
     def __init__(self, history: SchemaHistory, position: Position | None, tracking: Path | None) -> None:

@@ -22,7 +22,8 @@ _BATCH_ROWS_MAX = 1000
 
 @dataclass(frozen=True)
 class FoundTransaction:
-    """A transaction: from `start` up to `end`. `time_us` is the commit time in microseconds UTC since 1970.
+    """A transaction in the log, from `start` up to `end`. `time_us` is the commit time in microseconds UTC
+    since 1970.
 
     `tables` are the names of the tables with logged rows. `statement` is the text, without passwords, of a
     transaction that consists of a single statement, such as a definition.
@@ -42,7 +43,9 @@ class FoundTransaction:
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change of a row of a table, with its declared columns. `row` is its number in the transaction."""
+    """A changed row of a table, with the table's declared columns. `row` is the index of the change in its
+    transaction.
+    """
 
     table: str
     row: int

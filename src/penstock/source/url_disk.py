@@ -116,7 +116,9 @@ class UrlDisk(Disk):
 
 
 class UrlFile(Closing):
-    """A file of a store, open for reading. The last fetched piece is cached. Closing does nothing."""
+    """A file of a remote store, open for reading. The most recently fetched piece is cached. Closing it has
+    no effect.
+    """
 
     def __init__(self, disk: UrlDisk, path: Path, size: int) -> None:
         self.path = path

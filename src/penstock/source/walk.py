@@ -21,9 +21,10 @@ _WINDOW_GROWTH = 8
 
 
 class TransactionWalk:
-    """The transactions that start in a range, in batches of one row each: file, offset, end_offset, rows, ...
+    """The transactions that start in a range, as batches with one row per transaction: file, offset,
+    end_offset, rows, ...
 
-    An unfinished transaction at the end of the bytes is left out.
+    An incomplete transaction at the end of the bytes is omitted.
     """
 
     def __init__(self, source: Source, byte_range: ByteRange) -> None:

@@ -15,7 +15,7 @@ from penstock.spark.stream import StreamReader
 
 
 class AdmissionStreamReader(StreamReader, SupportsTriggerAvailableNow):
-    """Limits batches as Spark requests, and runs trigger availableNow in as many batches as the limits
+    """Limits each batch as Spark requests. The trigger availableNow runs as many batches as these limits
     require.
     """
 

@@ -34,8 +34,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class FilteringBatchReader(BatchReader):
     """A batch reader that accepts filters.
 
-    Spark rejects a reader with `pushFilters` if spark.sql.python.filterPushdown.enabled is off, so the data
-    source uses this class only if Spark pushes filters down.
+    If spark.sql.python.filterPushdown.enabled is off, Spark rejects a reader that has `pushFilters`. So the
+    data source uses this class only if that setting is on.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:

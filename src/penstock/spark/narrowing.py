@@ -9,7 +9,7 @@ from penstock.source.source import ByteRange, file_number
 
 @dataclass(frozen=True)
 class Narrowing:
-    """The part of the log that filters select. None selects everything; number bounds are inclusive."""
+    """The part of the log that filters select. None selects everything. Numeric bounds are inclusive."""
 
     changes: tuple[str, ...] | None = None
     version_min: int | None = None

@@ -25,7 +25,9 @@ _ROWS_ALIGNED = 8
 
 
 class NarrowedTables(TablePatterns):
-    """Table patterns, narrowed by filters on `_metadata`. A value of None does not narrow. Can be pickled."""
+    """Table patterns that are narrowed further by filters on `_metadata`. `databases` or `tables` of None do
+    not narrow. Can be pickled.
+    """
 
     def __init__(
         self, patterns: TablePatterns, databases: frozenset[str] | None, tables: frozenset[str] | None
@@ -47,8 +49,8 @@ class NarrowedTables(TablePatterns):
 class Decoding:
     """The decoding parameters shared by every range of one read. Can be pickled.
 
-    `columns`, `declared` and `conditions` apply to typed rows only. `changes` are from CHANGE_TYPES, None for
-    all. `conditions` are Spark's filters for `row_conditions`, all of which must hold.
+    `columns`, `declared` and `conditions` apply to typed rows only. `changes` is a subset of CHANGE_TYPES,
+    None for all. `conditions` contains Spark's filters for `row_conditions`; a row must satisfy all of them.
     """
 
     mode: str
@@ -61,7 +63,9 @@ class Decoding:
 
 
 class RangePartition(InputPartition):
-    """A byte range of a source. `history` is the schema history in force at its start, in JSON form."""
+    """A byte range of a source. `history` is the schema history in force at the range's start, as JSON
+    values.
+    """
 
     def __init__(
         self,

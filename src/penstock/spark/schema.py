@@ -31,7 +31,9 @@ _UTC: dict[str, Any] = (
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns that a typed read declares, and the server family of their types. Can be pickled."""
+    """The columns that a typed read declares, and the server family that their types come from. Can be
+    pickled.
+    """
 
     name: TableName
     columns: tuple[Column, ...]

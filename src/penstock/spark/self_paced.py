@@ -21,7 +21,9 @@ _log = structlog.get_logger(__name__)
 
 
 class SelfPacedStreamReader(StreamReader):
-    """Applies the limits of the options by itself. Trigger availableNow runs a single batch."""
+    """Applies the limits of the options itself, without Spark's read limits. The trigger availableNow runs a
+    single batch.
+    """
 
     # The offset where the last planned batch ended, and the start and end of the batch that Spark last asked
     # for.

@@ -37,9 +37,11 @@ _ADMISSION_CONTROL = "pyspark.sql.streaming.datasource"
 
 
 class PenstockDataSource(DataSource):
-    """Row changes of MySQL and MariaDB, from binlog files or a live server; see `options.parse_settings`.
+    """Spark data source for row changes of MySQL and MariaDB, from binlog files or a live server; see
+    `options.parse_settings`.
 
-    The base class's `options` stay empty, because they may contain a password and Spark may print them.
+    The `options` of the base class are left empty, because they may contain a password and Spark may print
+    them.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:

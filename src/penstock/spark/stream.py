@@ -24,11 +24,11 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamReader(DataSourceStreamReader):
-    """Plans offsets on the driver; decodes on executors.
+    """Plans offsets on the driver, and decodes on executors.
 
-    A batch ends at a transaction boundary, and covers the same transactions whenever it is planned again.
-    Only the settings are pickled; sessions stay on the driver. How Spark asks for the end of a batch differs
-    between its versions: see `admission` and `self_paced`.
+    A batch ends at a transaction boundary. If it is planned again, it covers the same transactions. Only the
+    settings are pickled; sessions stay on the driver. How Spark asks for the end of a batch depends on its
+    version: see `admission` and `self_paced`.
     """
 
     def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:

@@ -23,10 +23,10 @@ _FOUND_SQL = "share int, found boolean, body binary"
 
 
 class SparkSpreading:
-    """Compares shares on a session, as many concurrently as it has cores.
+    """Compares shares on a Spark session, as many concurrently as the session has cores.
 
-    A small number of shares, a pipeline that is far behind, and targets that only this process can read are
-    compared in this process.
+    Some comparisons run in this process instead: those of few shares, of a pipeline that is far behind, and
+    of targets that only this process can read.
     """
 
     def __init__(self, session: SparkSession) -> None:

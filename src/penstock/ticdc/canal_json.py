@@ -29,7 +29,7 @@ Message = dict[str, Any]
 
 
 class CanalJsonRows:
-    """Reads the messages of one version of a table."""
+    """Reads Canal-JSON messages for one version of a table."""
 
     def __init__(
         self, database: str, table: str, columns: Sequence[SinkColumn], zone: ZoneInfo | None

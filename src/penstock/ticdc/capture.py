@@ -40,7 +40,9 @@ class _Start:
 
 
 class TicdcCapture(MergedCapture):
-    """Captures the output of TiCDC into the log of an instance, with the interface of every capture."""
+    """Captures the output of TiCDC into the log of an instance. Implements the interface that all captures
+    share.
+    """
 
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and read until something fails."""

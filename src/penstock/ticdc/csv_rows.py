@@ -30,7 +30,7 @@ _Field = tuple[bytes, bool]
 
 
 class CsvRows:
-    """Reads the lines of one version of a table."""
+    """Reads CSV lines for one version of a table."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ _PROBE_BYTES = 64 << 10
 
 
 class RowFormat(Protocol):
-    """Reads rows of one version of a table."""
+    """Reads rows of one version of a table from the content of a file."""
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
         """Return the rows in the content, and the number of bytes that they occupy. An incomplete row at the
@@ -28,7 +28,9 @@ class RowFormat(Protocol):
 
 
 class DataReader:
-    """Reads a file's rows above a commit timestamp. Memory is bounded by a piece of the file and one row."""
+    """Reads the rows of a file whose commit timestamps are above a given timestamp. Memory use is limited to
+    a piece of the file and one row.
+    """
 
     def __init__(self, storage: SinkStorage, file: DataFile, rows: RowFormat, position: int) -> None:
         """Rows up to `position` are skipped: they were read before, or are repeated by a restarted TiCDC."""

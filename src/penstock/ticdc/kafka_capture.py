@@ -29,7 +29,9 @@ _STALE_SECONDS = 30.0
 
 
 class TicdcKafkaCapture(MergedCapture):
-    """Captures TiCDC's messages into the log of an instance, with the interface of every capture."""
+    """Captures TiCDC's messages into the log of an instance. Implements the interface that all captures
+    share.
+    """
 
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and read until something fails."""

@@ -27,7 +27,9 @@ _TIMES = {"DATETIME", "TIMESTAMP", "TIME"}
 
 @dataclass(frozen=True)
 class Watermark:
-    """All changes with a lower commit timestamp were sent to the partition before it."""
+    """Reports that all changes with a lower commit timestamp were sent to the partition before this
+    message.
+    """
 
     commit_ts: int
 
@@ -49,7 +51,7 @@ class SinkRow:
 
 
 class KafkaMessages:
-    """Reads messages of all tables."""
+    """Reads the messages of all tables."""
 
     def __init__(self, zone: ZoneInfo | None) -> None:
         self._zone = zone

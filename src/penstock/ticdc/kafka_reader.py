@@ -52,14 +52,16 @@ _HINT_GAP = "Begin a new log, and read the tables again; let the topic's retenti
 
 @dataclass(frozen=True)
 class KafkaStart:
-    """The commit timestamp after which a log starts, and the offset from which each partition is read."""
+    """The commit timestamp after which a log starts, and the offset at which reading of each partition
+    begins.
+    """
 
     commit_ts: int
     offsets: Mapping[Partition, int]
 
 
 class KafkaReader:
-    """Reads topics. Used by one thread."""
+    """Reads TiCDC's messages from topics. Used by one thread."""
 
     def __init__(
         self, options: Mapping[str, Any], topics: Sequence[str], messages: KafkaMessages, *, held_max: int = 0

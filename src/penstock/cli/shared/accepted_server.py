@@ -29,10 +29,10 @@ from penstock.source.walk import TransactionWalk
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The consequences of resuming on a server.
+    """What happens if capture resumes on a server.
 
-    `lost` are the GTIDs in the log that are missing from the server; on MariaDB, the last GTID of each domain
-    and server. `tables` are the tables changed by the lost transactions. `statements` are the lost
+    `lost` contains the GTIDs in the log that are missing from the server; on MariaDB, the last GTID of each
+    domain and server. `tables` are the tables changed by the lost transactions. `statements` are the lost
     statements, whose tables are known only from their text.
     """
 

@@ -39,10 +39,10 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a checkpoint is behind the daemon's log; None if unknown.
+    """How far a checkpoint is behind the daemon's log.
 
-    `seconds` is the time between the commits of the last consumed and the last logged transaction. `why` says
-    why the figures are unknown.
+    `bytes` and `seconds` are None if unknown, and `why` is then the reason. `seconds` is the time between the
+    commits of the last consumed and the last logged transaction.
     """
 
     bytes: int | None = None

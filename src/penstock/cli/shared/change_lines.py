@@ -29,7 +29,7 @@ _STYLES = {"insert": "green", "update": "yellow", "delete": "red"}
 
 @dataclass(frozen=True)
 class ChangeLine:
-    """One change. Sort changes by `order` to get them in log order."""
+    """One change, as a line of output. Sort changes by `order` to get them in log order."""
 
     order: tuple[int, int]
     time: datetime
@@ -62,7 +62,7 @@ def lines_of(rows: pyarrow.RecordBatch, key: Sequence[str]) -> Iterator[ChangeLi
 
 
 class ChangeWriter:
-    """Writes changes as lines under a heading, in color on a terminal."""
+    """Writes changes as lines under a heading. On a terminal, the lines are colored."""
 
     def __init__(self, out: TextIO) -> None:
         self._plain = LineWriter(out, _FIELDS)

@@ -22,7 +22,7 @@ from penstock.settings.daemon import load_settings
 
 @dataclass(frozen=True)
 class ShownShard:
-    """A shard with its lag."""
+    """A shard of a subscription, with its lag."""
 
     view: ShardView
     lag: Lag

@@ -41,7 +41,9 @@ Condition = Callable[[pyarrow.RecordBatch], npt.ArrayLike]
 
 @dataclass(frozen=True)
 class LogFolder:
-    """A selected log. The settings are set only if they selected the log."""
+    """The folder of the log that a command line selects. `settings` and `instance_settings` are None unless
+    the settings file selected the log.
+    """
 
     folder: Path
     instance: str | None = None

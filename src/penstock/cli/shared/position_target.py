@@ -37,7 +37,7 @@ _HINT_ASK = "Let the server be asked: penstock position set --config penstock.ya
 
 @dataclass(frozen=True)
 class Target:
-    """The position where capture is to resume. `note` is a warning for the user."""
+    """The position at which capture is to resume. `note` is a warning for the user."""
 
     position: Position
     gtid_set: LoggedSet
@@ -45,7 +45,7 @@ class Target:
 
 
 class AskedServer:
-    """The server that a log follows, and one session with it."""
+    """The server that a log is captured from, and one session with it."""
 
     def __init__(self, connection: Connection, source: ServerSource) -> None:
         self._connection = connection

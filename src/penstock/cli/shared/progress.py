@@ -27,9 +27,9 @@ _log = structlog.get_logger(__name__)
 class ReadingProgress:
     """Shows progress in log bytes on standard error. A context manager.
 
-    A bar appears only if standard error is a terminal and standard output is not: output on the same terminal
-    already shows that the run is alive. With `alone` there is hardly any output, so the bar appears on any
-    terminal.
+    A bar appears only if standard error is a terminal and standard output is not, because output on the same
+    terminal already shows that the run is progressing. `alone` means that the command prints hardly any
+    output; the bar then appears on any terminal.
     """
 
     def __init__(self, label: str, bytes_total: int, alone: bool = False) -> None:

@@ -29,7 +29,7 @@ class Field:
 
 
 class LineWriter:
-    """Aligned lines under a heading, which is printed before the first line."""
+    """Prints aligned lines under a heading. The heading is printed before the first line."""
 
     def __init__(self, out: TextIO, fields: Sequence[Field]) -> None:
         self._out = out

@@ -31,7 +31,7 @@ from penstock.source.asked_changes import change_types, sent_columns
 
 @dataclass(frozen=True)
 class ExportedDocument:
-    """A document as plain values, None if there is nothing to apply, and remarks about it."""
+    """A document as plain values, and remarks about it. `values` is None if there is nothing to apply."""
 
     values: dict[str, Any] | None
     remarks: tuple[str, ...] = ()

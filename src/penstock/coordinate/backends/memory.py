@@ -51,7 +51,7 @@ def open_url(url: str, seconds: float) -> "MemoryStore":
 
 
 class MemoryStore:
-    """A store within this process."""
+    """A coordination store in the memory of this process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -102,7 +102,7 @@ def _path_of(url: str) -> Path:
 
 
 class SqliteStore:
-    """A store in one file."""
+    """A coordination store in one SQLite file."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path = path.absolute()
@@ -455,7 +455,7 @@ def _remove_sessions(connection: sqlite3.Connection, numbers: list[int]) -> None
 
 
 class SqliteSession(EndingSession):
-    """A session in a file, stored as a row whose expiry a thread extends."""
+    """A session of an SQLite store, stored as a row. A thread keeps extending the row's expiry."""
 
     def __init__(self, store: SqliteStore, number: int, seconds: float, certain_until: float) -> None:
         super().__init__(seconds)

@@ -290,7 +290,7 @@ class _Connection:
 
 
 class ZooKeeperStore:
-    """A store below one node of an ensemble."""
+    """A coordination store below one node of a ZooKeeper ensemble."""
 
     def __init__(self, address: EnsembleAddress, seconds: float) -> None:
         self._address = address

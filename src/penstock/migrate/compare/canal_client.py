@@ -33,7 +33,9 @@ _FRAME_BYTES_MAX = (1 << 30) + CANAL_BATCH_BYTES_MAX
 
 @dataclass(frozen=True)
 class CanalAddress:
-    """A destination of a Canal server, and the account to log in with; none if `user` is unset."""
+    """A destination of a Canal server, and the account to log in with. If `user` is empty, the client does
+    not log in.
+    """
 
     host: str
     port: int
@@ -64,7 +66,7 @@ class CanalAddress:
 
 
 class CanalClient:
-    """One connection, which consumes a destination under a client id. Used by one thread."""
+    """One connection that consumes a destination under a client id. Used by one thread."""
 
     def __init__(self, address: CanalAddress, client_id: str = CLIENT_ID_DEFAULT) -> None:
         """Connect, authenticate and subscribe to all tables.

@@ -29,7 +29,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that the two systems show differently. Without a path, only one of the systems has the
+    """A value that differs between the two systems. If `path` is empty, only one of the systems has the
     entry.
     """
 
@@ -45,7 +45,9 @@ class Difference:
 
 @dataclass
 class Outcome:
-    """The result of a comparison. `behind` is a position that Penstock's log did not reach in time."""
+    """The result of a comparison. `behind` is a position that Penstock's log did not reach in time, None if
+    there was none.
+    """
 
     start: Position | None = None
     end: Position | None = None
@@ -66,8 +68,8 @@ class Outcome:
 class Comparison:
     """Compares the batches of a Canal client, one after the other.
 
-    All differences are counted, and the first `shown` are kept. `lag_seconds` is how long to wait until
-    Penstock has reached the position that Canal has delivered.
+    All differences are counted, and the first `shown` are kept. `lag_seconds` is how long to wait for
+    Penstock to reach the position up to which Canal has delivered.
     """
 
     def __init__(

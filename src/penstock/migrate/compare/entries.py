@@ -30,7 +30,7 @@ LogOrder = tuple[int, int]
 class Entry:
     """A rows event or a statement.
 
-    `fields` holds its values by path; an absent column has no value. `end` is where its event ends.
+    `fields` maps paths to values; an absent column has no value. `end` is the offset where the event ends.
     `ends_transaction` marks the last entry of a transaction.
     """
 

@@ -33,14 +33,15 @@ _CUTS_MIN = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a table between two keys. Can be pickled.
+    """A chunk of a load: the rows of a table between two keys. Can be pickled.
 
-    `key` names the columns of the index `index`, by which the table is cut. It is () for a table without a
-    key, which is one chunk. `low` (inclusive) and `high` (exclusive) are values of those columns as SQL
-    literals, None if unbounded. `rows` is the server's estimate, `number` counts a table's chunks from 0.
-    `commit_ts` is when the load was planned on a TiDB cluster: all of its chunks are read as of that time.
-    `order` describes how the key orders rows; in another order, rows belong to other chunks. It is "" without
-    a key, and in the plan of an earlier version of Penstock.
+    `key` contains the columns of the index `index`, by which the table is divided. It is () for a table
+    without a key, which forms a single chunk. `low` (inclusive) and `high` (exclusive) are values of those
+    columns as SQL literals, None if unbounded. `rows` is the server's estimate. `number` is the chunk's
+    number within its table, from 0. `commit_ts` is when the load was planned on a TiDB cluster; all chunks of
+    the load are read as of that time. `order` describes how the key orders rows. If the order changed, rows
+    would belong to different chunks. It is "" without a key, and in plans written by earlier versions of
+    Penstock.
     """
 
     table: TableName

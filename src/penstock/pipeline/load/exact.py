@@ -28,10 +28,10 @@ _LOCK_TRIES = 6
 
 @dataclass
 class ExactSnapshot(Closing):
-    """Tables at `watermark`, which is exact: they contain every change before it and none after it.
+    """Tables as of `watermark`, which is exact: they contain every change before it and none after it.
 
-    Read them with `read_rows(snapshot.session, ...)`. Changes of these tables are in the snapshot exactly if
-    their `_commit_version` is below `floor`.
+    Read them with `read_rows(snapshot.session, ...)`. A change of these tables is in the snapshot if and only
+    if its `_commit_version` is below `floor`.
     """
 
     session: LoadSession

@@ -43,7 +43,7 @@ _UNBOUNDED = {True: "SET SESSION max_statement_time = 0", False: "SET SESSION ma
 
 
 class LoadSession(Closing):
-    """A session for reads, for one thread at a time. A context manager that closes the session."""
+    """A session that reads tables. Used by one thread at a time. As a context manager, it closes itself."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

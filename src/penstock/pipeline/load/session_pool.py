@@ -26,7 +26,7 @@ _WATERMARK_SECONDS_MAX = 1.0
 
 
 class SessionPool(Closing):
-    """Keeps a session for the next chunk of the same server. Safe for threads; closes idle sessions."""
+    """Keeps sessions for later chunks from the same server. Thread-safe. Closes sessions that stay idle."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

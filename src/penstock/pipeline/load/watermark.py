@@ -25,10 +25,11 @@ _TIDB_LOGICAL_BITS = 18
 
 @dataclass(frozen=True)
 class Watermark:
-    """A log position: reads after it was taken contain every transaction before it. Can be pickled.
+    """A log position whose transactions are all visible to later reads. Can be pickled.
 
-    `exact` means that they contain nothing else. `server_id` and `time_us` (since 1970) are the server's.
-    `commit_ts` is the commit timestamp at which a TiDB cluster was read.
+    Reads begun after it was taken contain every transaction before it. `exact` means that they contain no
+    later transaction. `server_id` and `time_us` (since 1970) are the server's own. `commit_ts` is the commit
+    timestamp at which a TiDB cluster was read.
     """
 
     position: Position

@@ -62,7 +62,7 @@ Places = npt.NDArray[numpy.int64]
 
 
 class LookupServer(Endpoint):
-    """The server of the table."""
+    """The server of the looked-up table."""
 
     @field_validator("url")
     @classmethod
@@ -83,7 +83,7 @@ class AddedColumn(Section):
 
 
 class Settings(StepSection):
-    """Which table is looked up, by which columns, and what rows get from it."""
+    """Which table to look up, by which columns, and which columns to add to rows."""
 
     server: LookupServer = Field(description="the server of the table: url, and its account")
     table: str = Field(description="the table that is looked up: database.table")
@@ -133,7 +133,7 @@ class _Memory:
 
 
 class LookupStep(Step):
-    """Adds columns of another table's rows."""
+    """Adds columns from rows of another table."""
 
     verb = VERB
 

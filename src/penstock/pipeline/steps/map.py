@@ -34,7 +34,7 @@ _KEY_TEXT = "varchar(255)"
 
 
 class Settings(StepSection):
-    """The output columns. Expressions are Spark SQL over the row as it arrives at the step."""
+    """The output columns. Expressions are Spark SQL, evaluated over the row as it arrives at the step."""
 
     columns: dict[str, str | None] | None = Field(
         default=None,
@@ -85,7 +85,7 @@ class _Plan:
 
 
 class MapStep(Step):
-    """Converts rows to other columns."""
+    """Replaces the columns of rows by computed columns."""
 
     verb = VERB
 

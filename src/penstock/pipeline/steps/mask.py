@@ -72,7 +72,7 @@ class Settings(StepSection):
 
 
 class MaskStep(Step):
-    """Masks values, including the exact texts of unrepresentable values."""
+    """Masks values, including the exact text stored for values that a type cannot represent."""
 
     verb = VERB
 

@@ -76,9 +76,9 @@ class Settings(StepSection):
 
 
 class PythonStep(Step):
-    """Calls the function.
+    """Calls the user's function. Can be pickled.
 
-    Can be pickled: a file's source text is included, but a module must be importable where tasks run.
+    The source text of a function's file is pickled too, but a module must be importable wherever tasks run.
     """
 
     verb = VERB

@@ -110,7 +110,7 @@ class Settings(StepSection):
 
 
 class RouteStep(Step):
-    """Moves rows to other tables."""
+    """Renames the target table of rows."""
 
     verb = VERB
 

@@ -48,7 +48,9 @@ class Settings(StepSection):
 
 
 class ShardStep(Step):
-    """Passes rows of some shards. An update that changes a row's shard becomes a delete or an insert."""
+    """Passes rows of some shards. An update that moves a row between a kept and a dropped shard becomes an
+    insert or a delete.
+    """
 
     verb = VERB
     keeps_definitions = True

@@ -64,12 +64,12 @@ def in_this_process(shares: Sequence[Share], touched: TouchedBySource) -> Iterat
 
 @dataclass
 class TableResult:
-    """The result of one table.
+    """The result of comparing one table.
 
-    `found` are its differences, in full up to a limit. `beyond` counts further keys that differ or may
-    differ. `open` is the reason why the table cannot be judged, "" if it can. `not_held` counts, by column,
-    values of the source that the target cannot represent. A target that leaves such a value empty is counted
-    as equal.
+    `found` contains its differences, up to a limit. `beyond` counts further keys that differ or may differ.
+    `open` is the reason why the table cannot be judged, and "" if it can. `not_held` counts, by column,
+    source values that the target cannot represent. If the target leaves such a value empty, it is counted as
+    equal.
     """
 
     table: ComparedTable
@@ -235,8 +235,8 @@ class _Moved:
 class Comparison:
     """Compares tables of one pipeline, share by share.
 
-    Tables that are `open` get a result but no shares. `limit` is the maximum number of keys per table that
-    are read in full.
+    Tables that are `open`, because they cannot be compared, get a result but no shares. `limit` is the
+    maximum number of keys per table that are read in full.
     """
 
     def __init__(

@@ -32,9 +32,10 @@ class Kind(StrEnum):
 class Difference:
     """A row that differs. `hash` is the hash of its key.
 
-    Rows are values of `Target.arrow()`, None if the side has no row. The key TEXTS maps columns to the texts
-    of values that Arrow cannot represent. `columns` are the columns that differ. In the columns of `not_held`
-    the source has a value that the target cannot represent, and the target's value is empty.
+    `source` and `target` are the rows of the two sides, with values as in `Target.arrow()`, or None where
+    there is no row. Their key TEXTS maps columns to the text of values that Arrow cannot represent. `columns`
+    are the columns that differ. In the columns of `not_held`, the source has a value that the target cannot
+    represent, and the target's value is empty.
     """
 
     kind: Kind

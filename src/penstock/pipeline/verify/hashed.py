@@ -39,7 +39,9 @@ def is_among(values: Hashes, ascending: Hashes) -> npt.NDArray[numpy.bool_]:
 
 @dataclass(frozen=True)
 class HashedRows:
-    """The rows of one side of a comparison, as two hashes per row, unordered. Can be pickled."""
+    """The rows of one side of a comparison, with two hashes per row, in no particular order. Can be
+    pickled.
+    """
 
     keys: Hashes
     rows: Hashes

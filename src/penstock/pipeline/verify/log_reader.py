@@ -29,12 +29,12 @@ _POLL_SECONDS = 0.1
 
 
 class LogReader:
-    """The changes that a source logged for some of its tables after an offset of the pipeline, up to its
-    head.
+    """Reads the changes that a source has logged for some of its tables, from an offset of the pipeline to
+    the end of the log.
 
-    `position` is the end of what was read. `redefined` maps tables that were emptied or redefined to the
-    reason and position, and `first_versions` maps tables to the lowest commit version of their changes. Holds
-    the source open until `close`.
+    `position` is the position up to which the log was read. `redefined` maps tables that were emptied or
+    redefined to the reason and position, and `first_versions` maps tables to the lowest commit version of
+    their changes. Holds the source open until `close`.
     """
 
     def __init__(

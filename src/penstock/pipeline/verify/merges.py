@@ -23,7 +23,7 @@ from penstock.pipeline.verify.kept_keys import keeps_column
 
 
 class Emptied(Enum):
-    """The effect of emptying a source table on its targets."""
+    """How emptying a source table affects its targets."""
 
     # Each target is emptied too.
     WHOLE = auto()

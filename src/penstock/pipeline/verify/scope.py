@@ -25,10 +25,11 @@ from penstock.pipeline.verify.system_columns import with_version
 
 @dataclass(frozen=True)
 class Scope:
-    """A pipeline's part of the target of one table, according to the steps. Can be pickled.
+    """Which rows of a table's target belong to a pipeline, according to its steps. Can be pickled.
 
-    `removes` is true if rows that the source no longer has are deleted. `slots` selects the pipeline's rows,
-    all rows if empty. `marks` are the columns that mark deleted rows: a flag, and a time ("" for none).
+    `removes` is true if rows that the source no longer has are deleted. `slots` selects the rows that belong
+    to the pipeline; if it is empty, all rows do. `marks` contains the columns that mark deleted rows: pairs
+    of a flag and a time, which is "" if there is none.
     """
 
     removes: bool = True

@@ -37,9 +37,9 @@ _OF_ONE_TABLE = (OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupport
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A source table that is not compared, and why.
+    """A source table that is not compared, and the reason.
 
-    `shard` identifies its rows in the target, None if nothing does.
+    `shard` identifies its rows in the target, and is None if they cannot be told apart.
     """
 
     name: str
@@ -51,9 +51,9 @@ class LeftOut:
 class ComparedTable:
     """A target table, and every source table whose rows go to it.
 
-    `columns` are compared and include the key. `left_out` are source tables that are not compared. `open` is
-    the reason why the table cannot be compared at all, "" if it can. Only rows in `slots` belong to the
-    pipeline.
+    `columns` are the columns to compare, including the key. `left_out` contains the source tables that are
+    not compared. `open` is the reason why the target table cannot be compared at all, and "" if it can. Only
+    rows in `slots` belong to the pipeline.
     """
 
     target: Target
@@ -83,7 +83,8 @@ class ComparedTable:
 class Share:
     """A unit of comparison: a whole table, or a range of its keys.
 
-    A whole table has all chunks of its sources, a range has the one chunk with the rows of the range.
+    For a whole table, `chunks` contains all chunks of its sources. For a range, it contains only the chunk
+    with the rows of the range.
     """
 
     table: ComparedTable
@@ -103,8 +104,8 @@ TouchedBySource = dict[tuple[str, str], Touched]
 class Suspects:
     """The result of comparing a share: hashes of keys that may differ, and row counts.
 
-    `not_held` counts, by column, values that the target cannot represent. `problem` is why a side cannot be
-    read.
+    `not_held` counts, by column, values that the target cannot represent. `problem` is the error if one side
+    cannot be read.
     """
 
     keys: Hashes
@@ -117,7 +118,7 @@ class Suspects:
 
 @dataclass
 class SourceRows:
-    """The rows that the target should have, and the rows of the target that cannot be judged."""
+    """The rows that the target should contain, and which of its rows cannot be judged."""
 
     rows: list[Changes]
     unjudged: Unjudged

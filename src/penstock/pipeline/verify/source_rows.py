@@ -39,11 +39,12 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class SourceChunk:
-    """Rows of a source table, from `low` (inclusive) to `high` (exclusive) of its primary key.
+    """Rows of a source table whose primary keys are in a range, from `low` (inclusive) to `high` (exclusive).
+    Can be pickled.
 
-    A bound of None is open. `watermark` is a log position: the rows contain every change before it. `where`
-    is the condition of the full load: rows that it excludes reach the target only when they change. Can be
-    pickled.
+    A bound of None is open. `watermark` is a log position before which every change is contained in the rows.
+    `where` is the condition of the full load. Rows that do not satisfy it reach the target only when they
+    change.
     """
 
     table: SourceTable

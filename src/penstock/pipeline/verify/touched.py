@@ -27,10 +27,11 @@ _HINT_CATCH_UP = "Let the pipeline catch up first: penstock run PIPELINE --until
 
 
 class Touched:
-    """The keys of one source table that the log touched, and their earlier rows.
+    """The keys of one source table for which the log contains changes, and the earlier images of their rows.
 
-    `key` are the columns of the primary key. For a table without a primary key, only `events` is counted.
-    `columns` are the current columns. The reader of the log excludes changes under another definition.
+    `key` contains the columns of the primary key. For a table without a primary key, only `events` is
+    counted. `columns` are the current columns. The reader of the log excludes changes made under a different
+    definition.
     """
 
     def __init__(self, key: Sequence[str]) -> None:

@@ -21,8 +21,8 @@ from penstock.pipeline.verify.kept_keys import keeps_column
 class Unjudged:
     """The rejected source rows of a target table, by the key columns whose target values are known.
 
-    The value of a key column is known if neither the failed step nor a later step changes the column. If no
-    value of a rejected row is known, every row of the target may come from that row.
+    The value of a key column is known if neither the failed step nor a later step changes the column. If none
+    of a rejected row's key values is known, every row of the target may come from that row.
     """
 
     def __init__(self, target: Target, steps: Sequence[StepSettings]) -> None:

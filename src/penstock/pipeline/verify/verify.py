@@ -23,8 +23,8 @@ from penstock.sinks.sink import keeps_tables
 class Verification:
     """The result of comparing a pipeline: each table's result, and the pipeline's offsets.
 
-    `running` is true if the pipeline ran during the comparison. `repaired` counts the repaired rows.
-    `requests` are the resnapshots requested from a running pipeline instead.
+    `running` is true if the pipeline ran during the comparison. `repaired` counts the repaired rows. If the
+    pipeline was running, `requests` contains the resnapshots that were requested instead of repairs.
     """
 
     results: list[TableResult]

@@ -83,7 +83,7 @@ class TypeUnknown(Exception):
 class DeclaredType:
     """A type and the charset set by its spelling, before the column's other attributes are known.
 
-    `takes_charset` is true if the column has a charset at all.
+    `takes_charset` is true if columns of the type have a charset at all.
     """
 
     text: str

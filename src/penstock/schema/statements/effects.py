@@ -13,7 +13,7 @@ from penstock.schema.statements.tokens import UTF8MB3, Kind, ServerSpelling, Tok
 
 @dataclass(frozen=True)
 class ColumnSpelling:
-    """A column as a statement declares it. Its charset may come from the table."""
+    """A column as a statement declares it. The column's charset may come from its table."""
 
     name: str
     declared: DeclaredType
@@ -29,7 +29,7 @@ class ColumnSpelling:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a column goes: first, after another column, or at the end."""
+    """Where a statement places a column: first, after another column, or at the end."""
 
     first: bool = False
     after: str | None = None
@@ -46,9 +46,10 @@ class AddColumn:
 
 @dataclass(frozen=True)
 class ChangeColumn:
-    """MODIFY and CHANGE. `placement` is None if the column stays where it is.
+    """MODIFY and CHANGE.
 
-    With `if_exists`, here and in the steps below, a column that did not exist before is ignored.
+    `placement` is None if the column stays where it is. With `if_exists`, here and in the following steps,
+    the step is ignored for a column that did not exist before.
     """
 
     name: str
@@ -82,9 +83,9 @@ class DropColumn:
 
 @dataclass(frozen=True)
 class SetKey:
-    """Set the columns of the primary key; no columns if it is dropped.
+    """Set the columns of the primary key, or drop it if there are no columns.
 
-    With `if_none` (IF [NOT] EXISTS) a table keeps the primary key that it has. MariaDB then reports a note.
+    With `if_none` (IF [NOT] EXISTS), a table keeps the primary key that it has, and MariaDB reports a note.
     """
 
     columns: tuple[str, ...]
@@ -93,8 +94,8 @@ class SetKey:
 
 @dataclass(frozen=True)
 class AddUnique:
-    """A unique key of MariaDB, which may use a hidden hash. `columns` are its columns with their prefix
-    lengths, None for a whole column.
+    """A unique key of MariaDB, which may use a hidden hash. `columns` contains the key's columns with their
+    prefix lengths; a length of None means the whole column.
     """
 
     columns: tuple[tuple[str, int | None], ...]
@@ -106,7 +107,7 @@ class AddUnique:
 
 @dataclass(frozen=True)
 class DropUnique:
-    """Drop an index of MariaDB that may be unique, and its hidden hash."""
+    """Drop an index of MariaDB. If the index is unique and uses a hidden hash, the hash is dropped too."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,9 @@ class SetDatabaseCharset:
 
 @dataclass(frozen=True)
 class Unread:
-    """A statement that may have changed these tables, None for any table of the event's databases."""
+    """A statement that was not parsed and may have changed these tables. None means any table of the event's
+    databases.
+    """
 
     tables: frozenset[TableName] | None
 
@@ -216,14 +219,14 @@ Effect = (
 
 
 class NotUnderstood(Exception):
-    """The statement continues in a way that the parser does not know."""
+    """A statement continues in a way that the parser does not know."""
 
 
 @dataclass
 class Statement:
-    """A statement while it is parsed: its tokens, and the current database for names without a database.
+    """A statement that is being parsed: its tokens, and the current database for names without a database.
 
-    `confined` is true if the statement touches no tables other than those named so far, whatever follows.
+    `confined` is true if the rest of the statement cannot affect tables other than those named so far.
     `replaces` is true if it has OR REPLACE.
     """
 

@@ -39,9 +39,10 @@ _NO_TOKEN = Token(Kind.MARK, "")
 class RowChange:
     """A change of rows that was logged as a statement.
 
-    `tables` are the tables that the text names as changed. `unknown` says why other tables may have changed
-    too, "" if nothing in the text suggests it. `databases` are the databases that the text can name, in lower
-    case. `may_cascade` is true if the statement can change or delete rows that a foreign key refers to.
+    `tables` are the tables that the text names as changed. `unknown` is the reason why other tables may have
+    changed too, and "" if nothing in the text suggests it. `databases` are the databases that the text may
+    refer to, in lower case. `may_cascade` is true if the statement can change or delete rows that a foreign
+    key refers to.
     """
 
     tables: frozenset[TableName]
@@ -227,11 +228,11 @@ def _may_be_routine(before: Token, name: Token) -> bool:
 
 @dataclass(frozen=True)
 class StatementTables:
-    """The tables that a definition names.
+    """The tables that a definition statement names.
 
-    `named` are all tables that it defines, renames, drops, alters or empties, and `databases` the databases
-    that it drops. `emptied` tables lose all rows; `unlogged` tables gain or lose some rows. The log does not
-    show these changes of rows.
+    `named` contains all tables that it defines, renames, drops, alters or empties, and `databases` contains
+    the databases that it drops. Tables in `emptied` lose all rows. Tables in `unlogged` gain or lose some
+    rows. The log does not contain these row changes.
     """
 
     named: frozenset[TableName]

@@ -17,7 +17,7 @@ UTF8MB3 = "utf8mb3"
 
 
 class Kind(Enum):
-    """The possible meaning of a token."""
+    """The possible meanings of a token."""
 
     WORD = "word"
     """Letters and digits without quotes: a keyword, a name or a number."""
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token. `text` has no quotes and escapes; `upper` is set only for words and marks."""
+    """One token. `text` excludes quotes and escapes. `upper` is set only for words and marks."""
 
     kind: Kind
     text: str
@@ -44,8 +44,9 @@ class Token:
 class ServerSpelling:
     """The server family, version and SQL mode, which determine a statement's meaning.
 
-    `version` is (major, minor, patch), or () if unknown; then every version comment is included. `utf8` is
-    the charset that the name utf8 stands for. The log does not show it: on MariaDB, `old_mode` determines it.
+    `version` is (major, minor, patch), or () if unknown. If it is unknown, the content of every version
+    comment is parsed. `utf8` is the charset that the name utf8 stands for. On MariaDB, it depends on
+    `old_mode`, which the log does not contain.
     """
 
     mariadb: bool = False
@@ -218,9 +219,10 @@ def _unescaped(inner: str) -> str:
 
 
 class TokenCursor:
-    """Reads tokens from left to right and keeps those already read. After the end it returns an empty mark.
+    """Reads tokens from left to right, and keeps the tokens that it has read. After the last token, it
+    returns an empty mark.
 
-    Raises TextUnreadable like `read_tokens`, and after STATEMENT_TOKENS_MAX tokens.
+    Raises TextUnreadable as `read_tokens` does, and also after STATEMENT_TOKENS_MAX tokens.
     """
 
     _END = Token(Kind.MARK, "")

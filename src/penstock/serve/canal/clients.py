@@ -67,8 +67,8 @@ Edge = Literal["earliest", "latest"]
 
 @dataclass(frozen=True)
 class ClientState:
-    """The state of a client that a process holds in addition to the store. `cursor` is None while the log
-    does not contain the client's start.
+    """The state of a client that a process keeps in addition to the coordination store. `cursor` is None as
+    long as the log does not contain the client's start position.
     """
 
     filter: str
@@ -117,8 +117,8 @@ def _refuse_changed(subscription: Subscription) -> None:
 class Client:
     """One client id of a destination. Belongs to the event loop, and to the session that holds it.
 
-    `cursor` is None until the log contains the client's start. `filter` is the last filter sent. `is_here` is
-    false if another process of the daemon may have a newer state.
+    `cursor` is None until the log contains the client's start position. `filter` is the last filter that the
+    client sent. `is_here` is false if another process of the daemon may have a newer state of the client.
     """
 
     destination: str

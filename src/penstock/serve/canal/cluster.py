@@ -39,11 +39,12 @@ def running_value(address: str) -> bytes:
 
 
 class CanalCluster:
-    """Shows this daemon in Canal's layout. `start` and `stop` belong to one thread.
+    """Publishes this daemon in the layout that Canal clients look up. `start` and `stop` must be called from
+    one thread.
 
-    `address` is the host:port of its listener for Canal clients. `is_here` returns whether this daemon serves
-    a destination now. While the ensemble is unavailable, clients keep the addresses that they know. `joined`
-    is called with each new session.
+    `address` is the host:port of its listener for Canal clients. `is_here` returns whether this daemon
+    currently serves a destination. While the ensemble is unavailable, clients keep the addresses that they
+    know. `joined` is called with each new session.
     """
 
     def __init__(

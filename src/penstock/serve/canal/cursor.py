@@ -25,10 +25,10 @@ _SEARCH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """An entry: its number in a part of the piece that starts at a position.
+    """Identifies an entry by its number in a part of the piece that starts at a position.
 
-    Part 0 and entry 0 mean a point between transactions. Decoding again gives the same pieces, parts and
-    numbers, except that a piece may have grown since.
+    Part 0 and entry 0 mean a point between transactions. Decoding a piece again yields the same pieces, parts
+    and numbers, except that a piece may have grown.
     """
 
     position: Position
@@ -47,7 +47,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Entries that can be sent, from `begin` to `end`. `mark` is the end of the last whole transaction."""
+    """Entries ready to be sent, from `begin` to `end`. `mark` is the end of the last whole transaction among
+    them.
+    """
 
     begin: Place
     end: Place
@@ -68,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class CursorState:
-    """The state from which the next session of a client continues, here or in another process of the
+    """The state from which a client's next session continues, in this process or another process of the
     daemon.
     """
 

@@ -21,10 +21,10 @@ _NO_END = -1
 
 @dataclass(frozen=True)
 class Taken:
-    """Entries of one piece: their bytes, their number of changes, and the entry after them.
+    """Entries from one piece: their bytes, their number of changes, and the number of the entry after them.
 
-    `end_offset` is the end of the last whole transaction among them, in the file of the piece's changes, None
-    if no transaction ends among them.
+    `end_offset` is the end of the last whole transaction among them, as an offset in the file that contains
+    the piece's changes. It is None if no transaction ends among them.
     """
 
     parts: tuple[memoryview, ...]

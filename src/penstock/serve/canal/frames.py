@@ -43,8 +43,9 @@ _TYPES = frozenset(int(packet_type) for packet_type in PacketType)
 
 @dataclass(frozen=True)
 class Packet:
-    """The content of one frame. `compression` 0 or 1 means none; `version` and the magic number are
-    ignored."""
+    """The content of one frame. `compression` values 0 and 1 mean none. `version` and the magic number are
+    ignored.
+    """
 
     type: int
     body: bytes
@@ -74,7 +75,7 @@ class ClientAuth:
 
 @dataclass(frozen=True)
 class Request:
-    """The fields that every request after the authentication has, and the fields that only some requests
+    """The fields of a request: those that every request after authentication has, and those that only some
     have.
 
     `timeout` and `unit` are None if the client did not set them, which differs from 0.

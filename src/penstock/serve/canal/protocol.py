@@ -75,7 +75,7 @@ _POLL_SECONDS = 1.0
 
 
 class CanalServer:
-    """All sessions with Canal clients, and the clients they hold. Belongs to the event loop."""
+    """Holds all sessions with Canal clients, and the clients that they use. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class CanalServer:
 
 
 class CanalSession:
-    """One connection: its account, and the clients that it holds."""
+    """One connection from a Canal client, with its account and the client ids that it holds."""
 
     def __init__(
         self, server: CanalServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -35,8 +35,8 @@ _REPEATS_MAX = 3
 class CanalTables(TablePatterns):
     """The tables of a filter, limited to the readable ones. Raises OptionInvalid.
 
-    Expressions use RE2, which takes linear time, because the sender shares the daemon with other clients. An
-    expression with lookaround falls back to Python's re if its time is bounded too.
+    Expressions are matched by RE2, which takes linear time, because many clients share the daemon. An
+    expression with lookaround is matched by Python's re, if its running time is bounded.
     """
 
     def __init__(self, text: str, within: TablePatterns) -> None:

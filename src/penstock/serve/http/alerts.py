@@ -25,7 +25,7 @@ from penstock.telemetry.channel import Channel
 
 
 class AlertTestRequest(ChangeRequest):
-    """A test of the channel of alerts."""
+    """A request to send a test message to the channel of alerts."""
 
 
 def routes(served: Served, firing: Callable[[], list[Alert]], channel: Channel | None) -> list[Route]:

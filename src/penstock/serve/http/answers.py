@@ -37,7 +37,8 @@ def ending_on_disconnect(handler: _Handler) -> _Handler:
 class StreamedAnswer(Response):
     """A response that is streamed until it is complete or the client disconnects.
 
-    A client that reads nothing for `SEND_SECONDS_MAX` is treated as disconnected: its connection is closed.
+    A client that reads nothing for `SEND_SECONDS_MAX` is treated as disconnected, and its connection is
+    closed.
     """
 
     @abstractmethod

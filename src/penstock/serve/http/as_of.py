@@ -46,7 +46,7 @@ _Answer = TypeVar("_Answer")
 
 
 class AsOfRequest(BaseModel):
-    """The table, the moment, and the shape of the response."""
+    """A request for a table at one moment: the table, the moment, and the format of the response."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -218,7 +218,7 @@ def _view(
 
 
 class ChangesAnswer(StreamedAnswer):
-    """The frames of one response, sent at the client's pace."""
+    """Streams the frames of one response, as fast as the client reads them."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ class ShardsPart(_Part):
 
 
 class ChangesRequest(_Part):
-    """A subscriber's request."""
+    """A subscriber's request for changes."""
 
     subscriber: str = Field(
         "",

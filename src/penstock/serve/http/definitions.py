@@ -37,7 +37,7 @@ _STATEMENT_CHARACTERS_MAX = 1 << 20
 
 
 class DefinitionRequest(ChangeRequest):
-    """The definition of a table, set by an operator."""
+    """A request to set the definition of a table, as an operator supplies it."""
 
     table: str = Field(description="The table: shop.orders")
     position: str = Field(description="The position from which the definition applies")

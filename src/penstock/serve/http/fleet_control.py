@@ -31,7 +31,7 @@ _WHAT = "the jobs of the fleet"
 
 
 class Control(Protocol):
-    """The members and jobs of a fleet. Every method may wait for the coordination store."""
+    """Controls the members and jobs of a fleet. Every method may wait for the coordination store."""
 
     def jobs(self) -> Mapping[str, list[dict[str, Any]]]:
         """Return the status of every job, and the workers."""
@@ -53,23 +53,23 @@ class Control(Protocol):
 
 
 class JobRequest(ChangeRequest):
-    """The body of a change of a job that needs no parameter besides the job's name."""
+    """The body of a request that changes a job and needs no parameter besides the job's name."""
 
 
 class JobMoveRequest(ChangeRequest):
-    """The worker that runs a job as long as it can."""
+    """A request to move a job to a worker, which runs it for as long as possible."""
 
     worker: str | None = Field(default=None, description="A running worker, null: any worker")
 
 
 class DrainRequest(ChangeRequest):
-    """How a member hands over its instances and jobs."""
+    """A request that a member hand over its instances and jobs."""
 
     at_once: bool = Field(default=False, description="Hand over also to copies of logs that are behind")
 
 
 class UndrainRequest(ChangeRequest):
-    """A member that may receive work again."""
+    """A request that allows a member to receive work again."""
 
 
 _JOB, _MEMBER = "/v1/jobs/{job}", "/v1/fleet/members/{member}"

@@ -43,7 +43,7 @@ _KEY_VALUES_MAX = 64
 
 
 class HistoryRequest(JsonRequest):
-    """The row, and how many of its changes to return."""
+    """A request for the history of a row: the row, and how many of its changes to return."""
 
     table: str = Field(description="The table: shop.orders")
     key: list[str] = Field(

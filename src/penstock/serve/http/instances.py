@@ -33,11 +33,11 @@ _WHAT = "the settings"
 
 
 class ForgetRequest(ChangeRequest):
-    """An instance for which the settings files apply again."""
+    """A request to delete the stored settings of an instance, so that the settings files apply again."""
 
 
 class Instances(Protocol):
-    """The instances of the coordination store. Every method may wait for the store."""
+    """The instances stored in the coordination store. Every method may wait for the store."""
 
     def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
         """Store an instance, or remove it with None; return its version and the resulting changes."""

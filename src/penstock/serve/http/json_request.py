@@ -10,7 +10,7 @@ from penstock.errors import OptionInvalid
 
 
 class JsonRequest(BaseModel):
-    """The body of a request. Unknown names are rejected, and errors do not show input."""
+    """The body of a request. Unknown names are rejected. Error messages do not contain the input."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -28,6 +28,6 @@ class JsonRequest(BaseModel):
 
 
 class ChangeRequest(JsonRequest):
-    """The body of a request that changes something after a dry run."""
+    """The body of a request that changes something, or, as a dry run, reports what it would change."""
 
     dry_run: bool = Field(default=True, description="Report what would happen, and change nothing")

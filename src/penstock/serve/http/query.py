@@ -22,7 +22,7 @@ _DIGITS_MAX = 20
 
 
 class Query:
-    """The query of a request. Each method raises OptionInvalid."""
+    """The query parameters of a request. Each method raises OptionInvalid."""
 
     def __init__(self, request: Request) -> None:
         self._query = request.query_params

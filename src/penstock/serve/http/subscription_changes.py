@@ -51,7 +51,7 @@ Outcome = dict[str, Any]
 
 
 class MoveRequest(ChangeRequest):
-    """The shard to move, and the member that gets it for as long as the member runs."""
+    """A request to move a shard to a member, which keeps the shard as long as it runs."""
 
     example: ClassVar[str] = '{"shard": 0, "member": "h1:42", "dry_run": true}'
     shard: int = Field(ge=0, description="The shard, counted from 0")
@@ -71,7 +71,9 @@ class MoveRequest(ChangeRequest):
 
 
 class ResizeRequest(ChangeRequest):
-    """A new number of shards. The response comes once the new shards exist, at most 15 seconds later."""
+    """A request to change the number of shards. The response is sent once the new shards exist, after at most
+    15 seconds.
+    """
 
     example: ClassVar[str] = '{"shards": 4, "dry_run": true}'
     shards: int = Field(ge=1, le=SUBSCRIPTION_SHARDS_MAX, description="The new number of shards")
@@ -90,7 +92,7 @@ class ResizeRequest(ChangeRequest):
 
 
 class SetRequest(ChangeRequest):
-    """What a subscription delivers, and its labels. Omitted fields are unchanged."""
+    """A request to change what a subscription delivers, or its labels. Omitted fields stay unchanged."""
 
     example: ClassVar[str] = '{"where": "status = \'paid\'", "dry_run": true}'
     tables: list[str] | None = Field(None, min_length=1, description="Patterns: shop.orders, shop.*")
@@ -174,7 +176,7 @@ class SetRequest(ChangeRequest):
 
 
 class DeleteRequest(ChangeRequest):
-    """A request to delete a subscription, with `force` even if members hold its shards."""
+    """A request to delete a subscription. With `force`, it is deleted even if members hold its shards."""
 
     example: ClassVar[str] = '{"dry_run": true}'
     force: bool = Field(default=False, description="Delete it even if members hold its shards: they stop")

@@ -35,7 +35,7 @@ from penstock.source.transaction import prove_boundary
 
 
 class ResetRequest(JsonRequest):
-    """Where a subscription continues."""
+    """A request to set where a subscription continues."""
 
     to: StartPart | Literal["earliest", "latest"] = Field(description="Where the subscription continues")
     shard: int | None = Field(default=None, ge=0, description="One shard; default: all")

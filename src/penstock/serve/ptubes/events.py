@@ -38,7 +38,7 @@ _STATEMENT, _END, _HEARTBEAT = 3, 5, 6
 
 @dataclass(frozen=True)
 class EventRules:
-    """The event types and shards of a session."""
+    """Which event types and shards a session receives."""
 
     shard_count: int
     shards: tuple[int, ...]
@@ -48,9 +48,9 @@ class EventRules:
 
 @dataclass(frozen=True)
 class Skip:
-    """Events of one transaction that were already consumed.
+    """The events of one transaction that the client has already consumed.
 
-    `commit_version` belongs to the transaction; `event_index` is the index of the last consumed event.
+    `commit_version` identifies the transaction, and `event_index` is the index of the last consumed event.
     """
 
     commit_version: int
@@ -58,7 +58,7 @@ class Skip:
 
 
 class Events:
-    """The events of one batch for a session. `left` is the number of events that were not taken yet."""
+    """The events of one batch for a session. `left` is the number of events that have not been taken yet."""
 
     def __init__(self, batch: pyarrow.RecordBatch, rules: EventRules, skip: Skip | None) -> None:
         self._values: pyarrow.LargeBinaryArray = batch["value"]
@@ -118,7 +118,9 @@ class Events:
 
 @dataclass(frozen=True)
 class Taken:
-    """Events of one response. `count` and `size` count an event once for each of its shards."""
+    """Events for one response. An event that belongs to several shards is counted in `count` and `size` once
+    per shard.
+    """
 
     values: pyarrow.LargeBinaryArray
     order: Any

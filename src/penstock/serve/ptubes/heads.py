@@ -13,7 +13,7 @@ _HOST = b"Host: localhost\r\n"
 
 
 class RequestHeads:
-    """Adds a Host header to the requests of one connection that lack it. All other bytes are unchanged."""
+    """Adds a Host header to each request of one connection that has none. All other bytes are unchanged."""
 
     def __init__(self) -> None:
         self._head = bytearray()

@@ -37,7 +37,7 @@ _FRAMED_LENGTHS = numpy.array([2 + (1 << 7), 3 + (1 << 14), 4 + (1 << 21), 5 + (
 
 
 class CheckpointMode(StrEnum):
-    """The start that a client requests."""
+    """The start position that a client requests."""
 
     EARLIEST = "EARLIEST"
     LATEST = "LATEST"
@@ -46,11 +46,13 @@ class CheckpointMode(StrEnum):
 
 @dataclass(frozen=True)
 class PtubesCheckpoint:
-    """A position in the source's log in Ptubes' terms: this event and everything before it were consumed.
+    """A position in the source's log, in Ptubes' terms. The event at the position and everything before it
+    have been consumed.
 
-    `binlog_file` is the number in the file's name, `binlog_offset` the start of the event's transaction, and
-    `event_index` the event's index in it from 0, -1 for before the first. `server_id` is an int32, so an id
-    above 2^31 is negative. `timestamp` is in milliseconds UTC since 1970.
+    `binlog_file` is the number in the file's name, `binlog_offset` is the start of the event's transaction,
+    and `event_index` is the event's index in its transaction. Indexes count from 0; -1 means before the first
+    event. `server_id` is an int32, so an id of 2^31 or more is negative. `timestamp` is in milliseconds since
+    1970, UTC.
     """
 
     mode: CheckpointMode = CheckpointMode.NORMAL
@@ -130,9 +132,10 @@ class PtubesCheckpoint:
 
 @dataclass(frozen=True)
 class PtubesSubscription:
-    """A client's subscription and its start. `task` is the client's own name.
+    """A client's subscription and where it starts.
 
-    `tables` are listed individually. `shards` are the numbers of the consumed shards, out of `shard_count`.
+    `task` is the name that the client gives itself. `tables` are listed individually. `shards` are the
+    numbers of the consumed shards, out of `shard_count`.
     """
 
     instance: str
@@ -179,7 +182,9 @@ class PtubesSubscription:
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """The limits of a response: its size and its wait. The first limit that is reached ends the response."""
+    """The limits of a response: its size, and how long to wait. The response ends at the first limit that is
+    reached.
+    """
 
     events_max: int
     bytes_max: int
@@ -276,7 +281,7 @@ def _tables(databases: Any) -> Iterator[TableName]:
 
 
 class ShardMessages:
-    """The events of one shard in one response: their number, and their size without framing."""
+    """The events of one shard in one response, with their number and their size without framing."""
 
     def __init__(self) -> None:
         self.count = 0

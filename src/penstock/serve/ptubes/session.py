@@ -38,7 +38,7 @@ _INT32 = 1 << 31
 
 @dataclass
 class Figures:
-    """The figures shown to monitors about a connection; times in milliseconds."""
+    """The figures about a connection that monitoring shows. Times are in milliseconds."""
 
     connected_ms: int
     inbound_bytes: int = 0
@@ -56,8 +56,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class ClientReport:
-    """The state of a connection that the daemon's processes report to each other; `instance` is None without
-    a session.
+    """The state of a connection, as the daemon's processes report it to each other. `instance` is None if the
+    connection has no session.
     """
 
     peer: str
@@ -69,7 +69,7 @@ class ClientReport:
 
 @dataclass(eq=False)
 class Client:
-    """One connection, with its session once it has subscribed."""
+    """One connection, and its session after it has subscribed."""
 
     connection: Connection
     figures: Figures
@@ -90,7 +90,7 @@ class Client:
 
 
 class Clients:
-    """All active connections. Belongs to the event loop, except `elsewhere`."""
+    """All active connections. Belongs to the event loop, except for `elsewhere`."""
 
     def __init__(self) -> None:
         self._known: dict[Connection, Client] = {}
@@ -139,7 +139,9 @@ def clients_of(served: Served) -> Clients:
 
 
 class Session:
-    """An active subscription. It handles one request at a time, in the connection's order."""
+    """An active subscription. It handles one request at a time, in the order in which the connection receives
+    them.
+    """
 
     def __init__(
         self,

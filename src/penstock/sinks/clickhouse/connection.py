@@ -52,7 +52,7 @@ _BY_NUMBER: dict[int, tuple[type[PenstockError], str]] = {
 
 
 class ClickHouseSession:
-    """A connection. Used by one thread."""
+    """A connection to a ClickHouse server. Used by one thread."""
 
     def __init__(self, endpoint: Endpoint, password: Secret | None) -> None:
         try:

@@ -75,7 +75,7 @@ class Settings(Endpoint):
 
 
 class ClickHouseSink(ClientSink[ClickHouseSession]):
-    """Writes tables of a ClickHouse server."""
+    """Writes to the tables of a ClickHouse server."""
 
     settings: Settings
     kind = "clickhouse"

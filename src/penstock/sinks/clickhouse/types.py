@@ -45,7 +45,9 @@ _TIMES = (datetime(1900, 1, 1), datetime(2299, 12, 31, 23, 59, 59, 999_999))
 
 @dataclass(frozen=True)
 class Stored:
-    """A column of the table: its ClickHouse type without `Nullable`, and the Arrow type sent."""
+    """A column of the target table: its ClickHouse type without `Nullable`, and the Arrow type that is
+    sent.
+    """
 
     name: str
     sql: str

@@ -160,7 +160,7 @@ def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Fol
 
 
 class ObjectStorage(DeltaStorageHandler):
-    """The file system of `deltalake`, whose output streams accept only `bytes`, while pyarrow writes
+    """Wraps the file system of `deltalake`. Its output streams accept only `bytes`, while pyarrow writes
     buffers.
     """
 

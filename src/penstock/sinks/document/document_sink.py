@@ -31,7 +31,7 @@ class DocumentSink(ClientSink[ClientT]):
 
 
 class DocumentWriter(Writer, Generic[ClientT]):
-    """Buffers the last image of each key of a table, and writes it."""
+    """Buffers the last image of each key per table, then writes these images."""
 
     def __init__(self, sink: DocumentSink[ClientT], gather_bytes: int, connections: int) -> None:
         self._client = sink.writers_client()

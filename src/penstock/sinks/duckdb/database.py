@@ -71,7 +71,7 @@ def _connect(path: str) -> Any:
 
 
 class Database(DatabaseFile):
-    """An open file."""
+    """An open DuckDB file."""
 
     def __init__(self, path: str) -> None:
         """Open a file. Raises ServerBusy if another program has it open, DiskFailed if it cannot be used."""
@@ -131,7 +131,7 @@ class Database(DatabaseFile):
 
 
 class DuckdbTable(DatabaseFileTable):
-    """A table of the file."""
+    """A table in a DuckDB file."""
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
         with self._opened() as database:

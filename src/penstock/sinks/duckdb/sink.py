@@ -24,7 +24,7 @@ def make(settings: Settings) -> "DuckdbSink":
 
 
 class DuckdbSink(DatabaseFileSink[DuckdbTable]):
-    """Writes the tables of a file."""
+    """Writes the tables of a DuckDB file."""
 
     kind = "duckdb"
     product = "DuckDB"

@@ -19,7 +19,7 @@ class Settings(SearchSettings):
 
 
 class ElasticsearchSink(SearchSink):
-    """Writes documents of an Elasticsearch cluster."""
+    """Writes documents to an Elasticsearch cluster."""
 
     settings: Settings
     kind = "elasticsearch"

@@ -129,7 +129,7 @@ class _OpenTransaction:
 class Transactions:
     """Counts the messages of each transaction, and creates the messages about its beginning and its end.
 
-    Changes come in commit order. Rows of a full load belong to no transaction.
+    Changes must arrive in commit order. Rows of a full load belong to no transaction.
     """
 
     def __init__(self, topic: str) -> None:

@@ -22,7 +22,9 @@ class Heartbeat(Section):
 
 
 class DebeziumSettings(DebeziumForms):
-    """The forms of Debezium's messages, and further messages that its connector is configured to write."""
+    """The formats of Debezium messages, and the additional messages that a Debezium connector can be
+    configured to write.
+    """
 
     truncates: bool = Field(
         default=False,

@@ -17,7 +17,7 @@ from penstock.sinks.messages import DebeziumForms
 
 
 class RegisteredSchemas:
-    """The schemas of a sink's messages. Its methods raise the errors of `RegistryClient`."""
+    """The schemas of a sink's messages. Its methods propagate errors from `RegistryClient`."""
 
     def __init__(
         self, registry: Registry, password: Secret | None, forms: DebeziumForms | None, kind: SchemaKind

@@ -59,7 +59,9 @@ _NO_KEY = "{database}.{table}"
 
 
 class TransactionalProducer:
-    """A producer. With `identity`, the producer owns this transactional id and fences other owners."""
+    """A Kafka producer. With `identity`, it owns this transactional id and fences any other producer that
+    uses it.
+    """
 
     def __init__(self, sink: "KafkaSink", identity: str | None) -> None:
         kafka = connection.library()

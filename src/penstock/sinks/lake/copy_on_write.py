@@ -41,7 +41,7 @@ class Rewritten:
 
 
 class CopyOnWrite:
-    """Rewrites the files of one folder that hold one of the keys."""
+    """Rewrites the files of one folder that contain any of the keys."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def history_fields() -> list[pyarrow.Field]:
 
 
 class HistoryTable:
-    """The changes of one batch to one history. Buffers the batch's changes of the table in memory."""
+    """The changes of one batch to one history table, buffered in memory."""
 
     def __init__(
         self, target: Target, table: LakeTable, output: Callable[[], PartFiles], *, bytes_max: int

@@ -23,8 +23,8 @@ _TABLE = -1
 class MirrorTable:
     """The changes of one batch to one mirror.
 
-    Rows are buffered up to a number of bytes. Beyond that they are spilled to files of the table, and only
-    their keys stay in memory.
+    Rows are buffered in memory up to a limit in bytes. Beyond the limit, rows are spilled to files of the
+    table, and only their keys stay in memory.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class PartFiles:
     """Writes rows to new files of a folder. Each file has up to about a given number of bytes. Used by one
     thread.
 
-    Their descriptions have no bounds if `with_bounds` is false.
+    If `with_bounds` is false, the returned `DataFile`s have no bounds.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from penstock.sinks.lake.parquet_files import DataFile, Folder
 
 
 class StoredTable(ABC):
-    """A table: its columns, the numbers of batches that it stores, and its rows."""
+    """A table: its columns, its rows, and the batch numbers that its commits stored."""
 
     # The columns, as stored.
     schema: pyarrow.Schema

@@ -95,7 +95,7 @@ def _owner(pipeline: str, collection: str) -> str:
 
 
 class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
-    """Writes documents of a MongoDB server."""
+    """Writes documents to a MongoDB server."""
 
     settings: Settings
     kind = "mongodb"

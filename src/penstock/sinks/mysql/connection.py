@@ -114,7 +114,7 @@ def dialect_of(version_text: str) -> Dialect:
 
 
 class Session(Closing):
-    """A session, for one thread at a time. A context manager that closes the session."""
+    """A session with the server, used by one thread at a time. As a context manager, it closes itself."""
 
     def __init__(self, address: ServerAddress, connection: "pymysql.connections.Connection[Any]") -> None:
         self.address = address

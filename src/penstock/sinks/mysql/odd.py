@@ -26,7 +26,9 @@ _NO_MEMBER = 1265
 
 @dataclass(frozen=True)
 class DividedRows:
-    """Rows that any session accepts, rows with an invalid ENUM member, and rows with invalid text."""
+    """The rows of a batch, in three groups: rows that any session accepts, rows with an invalid ENUM member,
+    and rows with invalid text.
+    """
 
     plain: pyarrow.RecordBatch
     unnamed: pyarrow.RecordBatch

@@ -80,7 +80,7 @@ class Settings(SqlSettings):
 
 
 class MysqlSink(SqlSink):
-    """Writes tables of a server. See the module's docstring."""
+    """Writes to the tables of a server. See the module's docstring."""
 
     settings: Settings
     kind = "mysql"

@@ -38,9 +38,9 @@ _GENERATED = ("GENERATED", "VIRTUAL", "STORED", "PERSISTENT")
 
 @dataclass(frozen=True)
 class Layout:
-    """An existing table: its columns by name with their types.
+    """An existing table: its columns, with their types, by name.
 
-    `generated` columns cannot be written. `unique_keys` are the columns of each unique index, with the
+    `generated` columns cannot be written. `unique_keys` contains the columns of each unique index, with the
     primary key first if there is one. `owner` is the pipeline that created the table, see `owner_of`.
     """
 

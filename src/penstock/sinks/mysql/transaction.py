@@ -26,9 +26,10 @@ _REPLAY_BYTES_MAX = 32 << 20
 
 
 class Transaction:
-    """Statements on one session. `connect` opens the session, and a new session if the session is lost.
+    """Executes statements in transactions on one session.
 
-    With `whole` nothing is committed before the part is complete.
+    `connect` opens the session, and reopens it if the connection is lost. With `whole`, nothing is committed
+    before the part is complete.
     """
 
     def __init__(self, connect: Callable[[], Session], *, whole: bool) -> None:

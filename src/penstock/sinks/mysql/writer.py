@@ -50,12 +50,13 @@ _ROWS_PER_LANE = 500
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """How a part is written.
+    """Options for writing a part.
 
-    `statement_bytes` limits one statement, `held_bytes` the rows buffered before a write. `connections` write
-    rows with a key in parallel. With `whole` nothing is committed before the part is complete. With `feed`
-    every change is a row. With `truncate` a table is emptied immediately, outside of the transaction. Every
-    transaction has a mark of the Drainer channel `drainer_channel`.
+    `statement_bytes` limits the size of one statement, `held_bytes` the size of the rows buffered before a
+    write. Rows with a key are written over `connections` sessions in parallel. With `whole`, nothing is
+    committed before the part is complete. With `feed`, every change becomes a row. With `truncate`, a table
+    is emptied immediately, outside of the transaction. `drainer_channel` is the Drainer channel whose mark
+    every transaction contains.
     """
 
     positions: TableName
@@ -70,7 +71,7 @@ class WriterOptions:
 
 
 class MysqlWriter(SqlWriter):
-    """One part of one batch."""
+    """Writes one part of one batch."""
 
     def __init__(
         self, connect: Callable[[], Session], options: WriterOptions, mark: BatchMark, part: int

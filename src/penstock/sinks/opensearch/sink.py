@@ -13,7 +13,7 @@ class Settings(SearchSettings):
 
 
 class OpensearchSink(SearchSink):
-    """Writes documents of an OpenSearch cluster."""
+    """Writes documents to an OpenSearch cluster."""
 
     kind = "opensearch"
     product = "OpenSearch"

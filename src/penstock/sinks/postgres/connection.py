@@ -63,7 +63,9 @@ _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
 
 
 class Session(Closing):
-    """A session whose transaction opens with its first statement. For one thread at a time."""
+    """A session with the server, used by one thread at a time. Its transaction begins with the first
+    statement.
+    """
 
     def __init__(self, url: str, user: str | None, password: Secret | None) -> None:
         self.where = url

@@ -38,7 +38,7 @@ EXTRA = "postgres"
 
 
 class Settings(SqlSettings):
-    """A server of PostgreSQL: postgresql://user@host:5432/database, with ?sslmode=require and the like."""
+    """A PostgreSQL server: postgresql://user@host:5432/database, with ?sslmode=require and the like."""
 
     positions: TableText = Field(
         default="penstock.positions",
@@ -58,7 +58,7 @@ class Settings(SqlSettings):
 
 
 class PostgresSink(SqlSink):
-    """Writes tables of a server. See the module's docstring."""
+    """Writes to the tables of a server. See the module's docstring."""
 
     settings: Settings
     kind = "postgres"

@@ -42,7 +42,7 @@ _SAVEPOINT = "penstock_copy"
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """How a part is written; see the sink's settings. `truncate` runs inside the transaction."""
+    """Options for writing a part; see the sink's settings. A `truncate` runs inside the transaction."""
 
     positions: TableName
     held_bytes: int = 64 << 20
@@ -51,7 +51,7 @@ class WriterOptions:
 
 
 class PostgresWriter(SqlWriter):
-    """One part of one batch."""
+    """Writes one part of one batch."""
 
     def __init__(
         self, connect: Callable[[], Session], options: WriterOptions, mark: BatchMark, part: int

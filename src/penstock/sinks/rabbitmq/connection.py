@@ -146,7 +146,7 @@ def _cause(problem: BaseException) -> BaseException:
 
 
 class ConfirmedChannel:
-    """A channel whose messages the broker confirms. Used by one thread.
+    """A channel on which the broker confirms each message. Used by one thread.
 
     Raises ConnectionLost, AuthenticationFailed, PrivilegeMissing, OptionInvalid, DependencyMissing.
     """

@@ -33,7 +33,7 @@ _FOLDER_LETTERS = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Settings(Endpoint):
-    """A broker, and what is sent there."""
+    """A broker, and which messages are sent to it."""
 
     url: str = Field(
         default="amqp://127.0.0.1:5672",
@@ -99,7 +99,7 @@ class Settings(Endpoint):
 
 
 class RabbitmqSink(Sink):
-    """Sends messages that the broker confirms."""
+    """Sends messages and waits until the broker has confirmed them."""
 
     kind = "rabbitmq"
     delivery = Delivery.AT_LEAST_ONCE

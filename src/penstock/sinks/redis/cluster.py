@@ -45,8 +45,8 @@ _FLAGS, _EPOCH, _SLOTS_FROM = 2, 6, 8
 
 
 class ClusterPipeline:
-    """Connections to the masters that have received commands, with the commands that are pending on each.
-    Used by one thread.
+    """Connections to the masters of a cluster, opened when a master receives its first command, with the
+    commands pending on each. Used by one thread.
     """
 
     def __init__(self, endpoint: Endpoint, password: Secret | None) -> None:

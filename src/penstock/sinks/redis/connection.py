@@ -148,7 +148,7 @@ def matching_keys(endpoint: Endpoint, password: Secret | None, pattern: str) -> 
 
 
 class Pending(NamedTuple):
-    """Commands that were sent and not answered yet. Each row is answered by the same number of lines."""
+    """Commands that have been sent but not yet answered. Each row gets the same number of answers."""
 
     commands: pyarrow.Array
     keys: pyarrow.Array

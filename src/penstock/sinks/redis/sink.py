@@ -41,7 +41,7 @@ _BYTES_AT_ONCE = 64 << 20
 
 
 class Settings(Endpoint):
-    """A Redis server, and what is written there for a row."""
+    """A Redis server, and what is written to it for each row."""
 
     url: str = Field(default=_URL_DEFAULT, description="redis://host:port/db, rediss:// with TLS, or unix://")
     cluster: bool = Field(
@@ -70,7 +70,7 @@ class Settings(Endpoint):
 
 
 class RedisSink(Sink):
-    """Writes keys of a Redis server."""
+    """Writes keys to a Redis server."""
 
     kind = "redis"
     keeps_connections = True

@@ -50,7 +50,7 @@ class Queue(NamedTuple):
 
 
 class Servers:
-    """The name servers, which know the brokers. Raises OptionInvalid."""
+    """The name servers, which list the brokers. Raises OptionInvalid."""
 
     def __init__(self, endpoint: Endpoint, password: Secret | None) -> None:
         self._endpoint = endpoint
@@ -259,10 +259,10 @@ class Producer:
 
 
 class AbortedProducers:
-    """Producers of aborted batches with requests that a broker may still store. Used by several threads.
+    """Producers of aborted batches with requests that a broker may still store. Thread-safe.
 
-    A broker that stored such a request after later changes would undo them. A process keeps them for each
-    cluster and topic template, because a new sink sends the batch again.
+    If a broker stored such a request after later changes, it would undo them. A process keeps these producers
+    by cluster and topic template, because a new sink sends the aborted batch again.
     """
 
     def __init__(self) -> None:

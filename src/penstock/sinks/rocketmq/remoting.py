@@ -50,7 +50,7 @@ _NUMBER_KEY = re.compile(r"([{,])(-?\d+):")
 
 
 class Request(IntEnum):
-    """Codes of requests."""
+    """Request codes of the protocol."""
 
     CREATE_TOPIC = 17
     ROUTE_OF_TOPIC = 105
@@ -59,7 +59,7 @@ class Request(IntEnum):
 
 
 class Answer(IntEnum):
-    """Codes of answers."""
+    """Response codes of the protocol."""
 
     SUCCESS = 0
     ERROR = 1

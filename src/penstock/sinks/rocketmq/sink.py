@@ -39,7 +39,7 @@ _KIND = "{kind}"
 
 
 class Settings(Endpoint):
-    """A cluster of RocketMQ, and what is sent there."""
+    """A RocketMQ cluster, and which messages are sent to it."""
 
     url: str = Field(
         default="rocketmq://127.0.0.1:9876",
@@ -86,7 +86,7 @@ class Settings(Endpoint):
 
 
 class RocketmqSink(Sink):
-    """Sends messages. The brokers have stored all messages of a batch when the batch is complete."""
+    """Sends messages. A batch is complete only after the brokers have stored all of its messages."""
 
     kind = "rocketmq"
     delivery = Delivery.AT_LEAST_ONCE

@@ -50,7 +50,9 @@ _OF_INDICES = ("index_not_found_exception", "index_closed_exception")
 
 
 class SearchClient:
-    """A client, which connects on first use. `product` names the server in errors."""
+    """A client for an Elasticsearch or OpenSearch cluster, which connects on first use. `product` names the
+    server in errors.
+    """
 
     def __init__(
         self, product: str, extra: str, settings: Endpoint, password: Secret | None, api_key: Secret | None
@@ -172,7 +174,7 @@ def _transport(
         raise extra_missing("elastic-transport", extra) from problem
 
     class Exact(elastic_transport.JsonSerializer):
-        """Parses numbers with all their digits."""
+        """A serializer that keeps all digits when it parses numbers."""
 
         def json_loads(self, data: bytes | str) -> Any:
             return json.loads(data, parse_float=Number)

@@ -133,7 +133,7 @@ def _first_lines(problem: Exception) -> str:
 
 
 class CatalogTable:
-    """A table by its name, whether it exists or not."""
+    """A table of Spark's catalogs, by name, whether or not it exists."""
 
     def __init__(self, session: Any, parts: tuple[str, ...], using: str) -> None:
         self._session = session

@@ -30,7 +30,7 @@ _FILE_BYTES = 128 << 20
 
 
 class Staging:
-    """The folder of the staged files: a folder of this host, or a URL that pyarrow supports."""
+    """The folder of staged files: a folder on this host, or a URL that pyarrow supports."""
 
     def __init__(self, path: str, path_in_spark: str | None) -> None:
         self.path = path.rstrip("/") if "://" in path else os.path.abspath(path)

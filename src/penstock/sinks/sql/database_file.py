@@ -74,7 +74,7 @@ class FileSettings(Section):
 
 
 class DatabaseFile(ABC):
-    """An open file: its tables, and the batch numbers in a separate table."""
+    """An open database file: its tables, and a separate table with the batch numbers."""
 
     path: str
 
@@ -143,7 +143,7 @@ class DatabaseFile(ABC):
 
 
 class DatabaseFileTable(StoredTable):
-    """A table of the file, which is closed after each call."""
+    """A table of a database file. The file is closed after each call."""
 
     def __init__(self, sink: "DatabaseFileSink[Any]", target: Target, schema: pyarrow.Schema) -> None:
         self._sink = sink
@@ -191,7 +191,7 @@ FileTable = TypeVar("FileTable", bound=DatabaseFileTable)
 
 
 class DatabaseFileSink(TableSink[FileTable], Generic[FileTable]):
-    """Writes the tables of a file."""
+    """Writes the tables of a database file."""
 
     delivery = Delivery.EXACTLY_ONCE
     spread = Spread.WHOLE
@@ -288,7 +288,7 @@ class DatabaseFileSink(TableSink[FileTable], Generic[FileTable]):
 class DatabaseFileWriter(Writer):
     """Writes one part of one batch in a transaction, with the batch's number.
 
-    Rows are replaced by deleting those with the keys of the batch and inserting the new ones.
+    To replace rows, it deletes the rows with the batch's keys and inserts the new rows.
     """
 
     def __init__(

@@ -12,10 +12,10 @@ WriteImages = Callable[[Target, LastImages], None]
 
 
 class RowBuffer:
-    """Buffers rows of a part, by table, until they are written.
+    """Buffers the rows of a part by table until they are written.
 
-    `write` is called with the rows of a table when its columns change, before later rows are added. With
-    `feed` every change is a row, and none replaces another.
+    `write` is called with the rows of a table when its columns change, before rows with the new columns are
+    added. With `feed`, every change is a row of its own, and no row replaces another.
     """
 
     def __init__(self, bytes_max: int, write: WriteImages, *, feed: bool) -> None:

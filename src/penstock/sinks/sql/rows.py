@@ -29,7 +29,7 @@ _ROWS_AT_ONCE = 16_384
 
 @dataclass
 class WriteCounts:
-    """Counts what was written, for the receipt."""
+    """Counts written rows and bytes for the receipt."""
 
     tables: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
@@ -132,7 +132,7 @@ def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarro
 
 
 class SkippingWriter(Writer):
-    """Handles a part that the target already has: retried rows are only counted."""
+    """Handles a retried part that the target already contains: its rows are counted, not written."""
 
     def __init__(self) -> None:
         self._counts = WriteCounts()

@@ -51,7 +51,7 @@ class SqlSettings(Endpoint):
 
 
 class SqlSink(Sink):
-    """Writes tables of a server, with the batch's number in the same commit."""
+    """Writes to the tables of a server. A batch's number is stored in the same commit as its rows."""
 
     delivery = Delivery.EXACTLY_ONCE
     metadata_read = ("absent", "unrepresentable")

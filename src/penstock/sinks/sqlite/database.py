@@ -66,7 +66,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 class Database(DatabaseFile):
-    """An open file."""
+    """An open SQLite file."""
 
     def __init__(self, path: str) -> None:
         """Open a file. Raises ServerBusy if another program locks it, DiskFailed if it cannot be used."""
@@ -146,7 +146,7 @@ class Database(DatabaseFile):
 
 
 class SqliteTable(DatabaseFileTable):
-    """A table of the file."""
+    """A table in an SQLite file."""
 
     def index(self, key: Sequence[str]) -> None:
         """Create the index by which rows of a key are found, unless it exists.

@@ -29,7 +29,7 @@ def make(settings: Settings) -> "SqliteSink":
 
 
 class SqliteSink(DatabaseFileSink[SqliteTable]):
-    """Writes the tables of a file."""
+    """Writes the tables of an SQLite file."""
 
     kind = "sqlite"
     product = "SQLite"

@@ -25,7 +25,9 @@ class Settings(Section):
 
 
 class StdoutSink(Sink):
-    """Writes lines. If tasks run in other processes, the lines appear in the output of those processes."""
+    """Writes lines to standard output. If tasks run in other processes, the lines appear in the output of
+    those processes.
+    """
 
     kind = "stdout"
     delivery = Delivery.AT_LEAST_ONCE
