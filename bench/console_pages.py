@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processor time of the console's pages about everything: `python -m bench.console_pages`.
+"""The processor time of the console's two pages that list all instances and all pipelines: `python -m
+bench.console_pages`.
 
 500 instances, whose daemons answer at once, and 2,000 pipelines in a SQLite state store. Both pages must take
 less than 300 ms at p95. With `--zookeeper`, the pipelines are in a ZooKeeper server that the benchmark

@@ -2,9 +2,10 @@
 """Searches of a kept log for one row: `python -m bench.kept_log --gigabytes 1`.
 
 A log of single-row updates over many tables, whose load follows Zipf's law, is written into a folder; an
-existing log is used again. For tables of several ranks, the program prints the share of the log that contains
-them, the share that remains after the index, and the cost of a row's history: the time of the first part and
-of all parts, and the processor time. The log is first read once, so that it is in the page cache if it fits.
+existing log is used again. For tables of several ranks, the program prints which share of the log contains
+the table, which share must still be read after the index has been used, and the cost of a row's history: the
+time until the first part and until all parts are returned, and the processor time. Before the measurements,
+the log is read once, so that it is in the page cache if it fits.
 """
 
 import argparse

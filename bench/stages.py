@@ -2,8 +2,8 @@
 """The time of each stage of a change's path, from one trace of the processes on it.
 
 `python -m bench.stages FILE ARGUMENT...` runs Penstock's command line with a clock at the functions where
-stages end. When it ends, FILE has the marks: how far the log had passed a stage, and when. All processes are
-on one host, so their clocks agree. A mark costs a microsecond.
+stages end. When the command ends, FILE contains the marks: the log position that had passed a stage, and the
+time. All processes are on one host, so their clocks agree. A mark costs a microsecond.
 """
 
 import bisect

@@ -4,7 +4,8 @@
     with RabbitMQ() as broker:
         broker.url          # "amqp://guest:guest@127.0.0.1:40213"
 
-The broker and Erlang are this machine's distribution's packages, unpacked in the cache, not installed.
+The broker and Erlang are packages of the machine's Linux distribution, which are unpacked in the cache
+instead of installed.
 """
 
 import os

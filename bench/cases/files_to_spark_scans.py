@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a binlog file with Spark: all columns, a few, some rows; beside Spark's Parquet scan of the rows."""
+"""Read a binlog file with Spark: all columns, a few columns, or only some rows. Spark's Parquet scan of the
+same rows is measured beside it.
+"""
 
 from importlib import metadata
 from typing import Any

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TiDB's own pump client to a Pump: every write is on the disk before it is acknowledged."""
+"""Write with TiDB's own pump client to a Pump, which stores every write on disk before it acknowledges the
+write.
+"""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation of a workload's binlog file, counted with the server's own tool and cached.
+"""Generates a workload's binlog file, counts its rows with the server's own tool, and caches the file.
 
 A corpus is `<cache>/<workload>-<size>-<fingerprint>/binlog.000001` with `manifest.json` beside it. The cache
 is `$PENSTOCK_BENCH_CACHE`, by default `~/.cache/penstock/bench`. The counts in the manifest come from

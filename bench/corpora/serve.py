@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serving of a corpus to replicas: a new server whose data directory gets a hard link to the finished file.
+"""Serves a corpus to replicas, from a new server whose data directory contains a hard link to the finished
+file.
 
-At startup the server reads the file's headers to learn its GTIDs, and then streams the file like its own, so
-a stream of 1 GB is ready within seconds. It also has the corpus's tables, empty, for clients that read
-definitions.
+At startup the server reads the file's headers to obtain the GTIDs. It then streams the file as if it had
+written it, so a stream of 1 GB is ready within seconds. The server also has the tables of the corpus, without
+rows, for clients that read table definitions.
 """
 
 import os

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure the cost of serving a copy of a log: `python -m tests.chaos.copy_cost MEGABYTES`.
 
-One daemon captures the log; then a second daemon copies it, with syncs by interval. The CPU time of both
-until the copy is in step is divided by the bytes copied.
+One daemon captures the log, then a second daemon copies it. Both sync at intervals. The CPU time that both
+daemons use until the copy has caught up is divided by the bytes copied.
 """
 
 import argparse

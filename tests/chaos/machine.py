@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fleet under random faults: three daemons, two workers, three nodes of ZooKeeper, busy writers.
 
-Every host has its own folders and reaches the others through proxies. A seed chooses the faults. Each fault
-begins, lasts for a while, possibly overlapping with other faults, and ends. After it, every reader of the log
-must continue. At the end the copies of the log equal each other and the binlog of the server, the subscriber
-and Canal's own Java cluster client have seen every transaction in order, the feed has each change once, the
-mirror equals the tables, and every commit waited for its acknowledgement.
+Every host has its own folders and reaches the others through proxies. A seed determines the faults. Each
+fault lasts for a while and may overlap with other faults. When it has ended, every reader of the log must
+continue. || At the end, all copies of the log must be equal to each other and to the server's binlog. The
+subscriber and Canal's own Java cluster client must have received every transaction in order. The feed must
+contain each change once, the mirror must equal the tables, and every commit must have waited for its
+acknowledgement.
 """
 
 import json

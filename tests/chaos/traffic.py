@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer to a fleet's source, and its subscriber, each in a thread."""
+"""The writer that changes a fleet's source, and a subscriber of the fleet, each in a thread."""
 
 import random
 import threading

@@ -2,7 +2,8 @@
 """Run each test of the sinks' conformance suite on every backend to which the test applies, discovered by
 name.
 
-Some backends are in the deep tier. Everyday runs guard them by running the same tests on the other backends.
+Some backends are tested only in the deep tier. Everyday runs cover the shared behaviour by running the same
+tests on the other backends.
 """
 
 import itertools

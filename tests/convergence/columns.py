@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Column types of the convergence machine: the types, the wider types of each, and literals."""
+"""The column types of the convergence machine: for each type, the types to which it can be widened, and
+literals.
+"""
 
 import random
 import re

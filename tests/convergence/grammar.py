@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random transactions and definitions of the convergence machine, like those of applications and DBAs.
+"""Random transactions and DDL for the convergence machine, similar to the statements of applications and
+DBAs.
 
 An action is a list of statements about one table. The next action depends on the seed and on the content of
 the source, so a seed always gives the same actions. A statement that the server refuses has no effect.

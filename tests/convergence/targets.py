@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The targets of the convergence machine: their sections of a pipeline file, and their rows, read by their
-own clients.
+"""The targets of the convergence machine: each target's section of a pipeline file, and how to read the
+target's rows with its own client.
 """
 
 from abc import ABC, abstractmethod

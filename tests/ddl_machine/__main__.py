@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the machine on a separate server: `python -m tests.ddl_machine FLAVOR SEED STATEMENTS [METADATA]`."""
+"""Run the DDL machine on a separate server: `python -m tests.ddl_machine FLAVOR SEED STATEMENTS
+[METADATA]`.
+"""
 
 import sys
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log of a recorded run and compares each definition and each value with the server's own."""
+"""Reads the log of a recorded run and compares every table definition and every value with those of the
+server.
+"""
 
 import math
 import struct

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the statements that servers log for a list of statements: `python -m tests.ddl_machine.corpus`, for a
-new server.
+"""Record how servers log a given list of statements: `python -m tests.ddl_machine.corpus`, for a new server.
 
-The logged text differs from the client's: views and routines with their definer, DROP with a comment, CREATE
-TABLE ... SELECT as a definition.
+The logged text differs from the text that the client sent: views and routines include their definer, DROP has
+a comment, and CREATE TABLE ... SELECT is logged as a table definition.
 """
 
 import json

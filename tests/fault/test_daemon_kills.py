@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons whose process, network, disk or servers fail under load: the log equals the server's."""
+"""The log still equals the server's after a daemon's process, network, disk or servers fail under load."""
 
 import os
 import random

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds of tables without a key: crashes around the commit of a load and around its record in the state."""
+"""Feeds of tables without a key: crashes before and after the commit of a load, and before and after the load
+is recorded in the state.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines whose driver, worker or target dies: the target equals the source, without duplicates."""
+"""After a pipeline's driver, worker or target dies, the target equals the source, without duplicates."""
 
 import contextlib
 import os

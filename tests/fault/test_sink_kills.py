@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer killed before any of its statements stores each row once when its batch is retried."""
+"""A writer is killed before one of its statements, whichever it is: when the batch is retried, each row is
+stored exactly once.
+"""
 
 import os
 import subprocess

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams whose driver, executor, connection or server dies: the copy equals the source exactly once."""
+"""After a stream's driver, executor, connection or server dies, the copy contains every change of the source
+exactly once.
+"""
 
 import json
 import os

@@ -5,9 +5,11 @@ A table holds counters. Each transaction increments the counters of some keys, s
 steps 1, 2, 3, ... Every process of the subscription records its rows before it acks them. The invariants:
 
 - Under one token of a shard, each key's steps increase by one, and commit versions never decrease.
-- A token starts at most one step after the last step of earlier tokens, so no change is missing.
-- A token repeats only rows whose checkpoint was still pending when the last owner ended.
-- By the clock, once a token has delivered, no smaller token of its shard does: there are never two owners.
+- The first step under a token is at most one after the last step under earlier tokens, so no change is
+  missing.
+- Under a token, only those rows are repeated whose checkpoint was still pending when the last owner ended.
+- According to the clock, once rows have been delivered under a token, none are delivered under a smaller
+  token of the same shard: there are never two owners.
 - In the end each key's last step equals the counter in the table.
 """
 

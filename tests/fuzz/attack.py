@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes and cuts damaged logs in a separate process: `python -m tests.fuzz.attack CORPUS SEED SECONDS`.
+"""Decodes damaged logs, and cuts them into blocks, in a separate process: `python -m tests.fuzz.attack CORPUS
+SEED SECONDS`.
 
 Exits with 0 and one line of counts. Fails if a log makes the decoder panic, raise an error outside
 `penstock.errors`, hang, return invalid Arrow, or use memory out of proportion; the last printed line holds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small logs that hold every kind of event and most types of column, for damaging."""
+"""Small logs that contain every kind of event and most column types, used as input for damage tests."""
 
 import shutil
 from pathlib import Path

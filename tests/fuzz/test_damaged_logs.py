@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel refuses damaged logs of real servers by name: no panic, no hang, no excessive memory.
+"""The kernel rejects damaged logs of real servers with a named error: no panic, no hang, no excessive memory.
 
-`make test-long` runs long; `PENSTOCK_FUZZ_SECONDS` sets the duration, `PENSTOCK_FUZZ_SEED` the first seed.
+`make test-long` runs the test for a long time; `PENSTOCK_FUZZ_SECONDS` sets the duration,
+`PENSTOCK_FUZZ_SEED` the first seed.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten million damaged logs and payloads against the kernel; `cargo test` runs the short everyday form."""
+"""Tests the kernel with ten million damaged logs and payloads; `cargo test` runs a shorter version."""
 
 import os
 import subprocess

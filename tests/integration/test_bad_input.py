@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input is refused with a named error that has its position and a hint, and no later row is returned."""
+"""Bad input is rejected with a named error that includes the input's position and a hint, and no later row is
+returned.
+"""
 
 import gzip
 import shutil

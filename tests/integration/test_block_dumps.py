@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of real servers through the block cutter equal their files; the servers' tools read the segments."""
+"""After binlog dumps of real servers pass through the block cutter, the result equals the servers' files, and
+the servers' own tools can read the segments.
+"""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture when its log, its definitions or its stream fails."""
+"""How a capture behaves when its log, its table definitions or its stream fails."""
 
 import os
 import socket

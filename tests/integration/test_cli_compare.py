@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock compare` between a real daemon and its own port for Canal's clients, and Canal's own server."""
+"""`penstock compare`, run on a real daemon: against the daemon's own port for Canal clients, and against
+Canal's own server.
+"""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random statements on real servers: every definition that is followed and every decoded value equals the
-server's.
+"""Random statements on real servers: every tracked table definition and every decoded value equals the
+server's own.
 """
 
 import os

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the same log with python-mysql-replication, on the types and settings it supports correctly.
 
-It is wrong on empty binaries, BIT, zero dates, negative TIME with fractions, JSON as printed by the server,
-non-UTF-8 texts, compressed transactions (which it skips), and names without FULL metadata. Other tests
-compare these values with the server's own client.
+That library is wrong on empty binaries, BIT, zero dates, negative TIME with fractions, JSON as printed by the
+server, non-UTF-8 texts, compressed transactions (which it skips), and names without FULL metadata. Other
+tests compare these values with the server's own client.
 """
 
 from typing import Any

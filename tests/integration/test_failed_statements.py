@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failed DDL statements that are logged nevertheless, for the part that took effect."""
+"""Failed DDL statements that are logged although they failed, because a part of them took effect."""
 
 import pymysql
 import pytest

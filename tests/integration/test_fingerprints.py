@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reset server reuses its file names; every position detects that."""
+"""A server reuses its file names after a reset: a reader that resumes at any earlier position detects
+this.
+"""
 
 from dataclasses import replace
 from pathlib import Path

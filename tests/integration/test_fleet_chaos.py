@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet under random faults: nothing is lost, repeated or changed. `python -m tests.chaos` plays a seed."""
+"""A fleet under random faults: nothing is lost, repeated or changed. `python -m tests.chaos` runs one
+seed.
+"""
 
 import os
 from contextlib import ExitStack

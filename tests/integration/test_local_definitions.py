@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions that do not fit a target's rows, or older rows of the log, for SQL targets in one process."""
+"""Table definitions that do not fit the existing rows of a target, or older rows in the log, for SQL targets
+in one process.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

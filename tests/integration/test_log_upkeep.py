@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upkeep passes over a log with defects."""
+"""Maintenance runs (upkeep) on a log that has defects."""
 
 from pathlib import Path
 from typing import Any

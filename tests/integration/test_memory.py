@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One transaction of any length is decoded in bounded memory: 2 GB within 512 MB above the interpreter's own.
+"""One transaction of any length is decoded in bounded memory: 2 GB of data with at most 512 MB more than the
+interpreter itself uses.
 
-`PENSTOCK_LONG=1` decodes the 2 GB; otherwise a twentieth of it within a quarter of the bound.
+`PENSTOCK_LONG=1` decodes the 2 GB. Otherwise the test decodes a twentieth of the data within a quarter of the
+memory.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canal's entries and flat messages, and Ptubes' events, compared with the server's own client.
 
-The entries are read by the `protobuf` package from an independent description.
+The entries are parsed by the `protobuf` package, with a message description that was written independently.
 """
 
 import json

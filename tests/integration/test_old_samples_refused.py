@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unknown formats are refused by name with a hint, and never mistaken for another format.
+"""Unknown formats are rejected with an error that names them and gives a hint, and are never mistaken for
+another format.
 
-The tests modify samples of the newest version as a later version might write them.
+The tests modify samples of the newest version in the way that a later version might write them.
 """
 
 import json

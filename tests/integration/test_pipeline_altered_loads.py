@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that are altered or dropped while a pipeline loads them, and tables that it continues without."""
+"""Tables that are altered or dropped while a pipeline loads them, and tables that the pipeline then skips."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables whose definitions change under a running pipeline: the target stays equal to the source."""
+"""Tables whose definitions change under a running pipeline: the target remains equal to the source."""
 
 from pathlib import Path
 

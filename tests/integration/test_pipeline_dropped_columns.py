@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of targets that were dropped by hand: their table stops with an error, and a resnapshot repairs
-it.
+"""Target columns that were dropped by hand: replication of the table stops with an error, and a resnapshot
+repairs the target.
 """
 
 from collections.abc import Iterator, Mapping

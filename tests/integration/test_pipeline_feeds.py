@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds and histories of tables altered within a batch hold each change as it was logged."""
+"""If a table is altered within a batch, feeds and histories store each change with the columns with which it
+was logged.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

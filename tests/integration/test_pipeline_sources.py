@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines of several sources, of files, of a server without column names in its log, and of many tables."""
+"""Pipelines with several sources, with files as the source, with a server that does not log column names, and
+with many tables.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines on Spark: full loads and increments under a busy writer, into targets of several kinds."""
+"""Pipelines on Spark: full loads and changes under a busy writer, into targets of several kinds."""
 
 from collections.abc import Callable
 from pathlib import Path

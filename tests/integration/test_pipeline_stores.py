@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines into ClickHouse, Redis, MongoDB and Elasticsearch, whose own clients read them back."""
+"""Pipelines into ClickHouse, Redis, MongoDB and Elasticsearch; the results are read with each store's own
+client.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

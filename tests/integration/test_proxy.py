@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy that fault tests put in front of a server: transparent by default, exact on request."""
+"""The proxy that fault tests put in front of a server: it forwards bytes unchanged by default, and causes
+faults exactly as requested.
+"""
 
 import contextlib
 import socket

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random tables with random rows are written to real servers and read back equal, by value and by replay."""
+"""Random tables with random rows are written to real servers. The values that are read from the log, and the
+rows that result from replaying it, equal the server's.
+"""
 
 import os
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and live servers return the same rows, for any names, cuts, compression or interruptions."""
+"""Files and live servers return the same rows, regardless of file names, range boundaries, compression and
+interruptions.
+"""
 
 import gzip
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The RocketMQ sink on real brokers, whose messages RocketMQ's own consumer reads."""
+"""The RocketMQ sink on real brokers. The messages are read with RocketMQ's own consumer."""
 
 import json
 import os

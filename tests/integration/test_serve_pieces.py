@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a log equal the output of a reader of the whole log, wherever readers cut them."""
+"""Pieces of a log equal the output of a reader of the whole log, wherever the boundaries between pieces
+are.
+"""
 
 import asyncio
 import itertools

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lent server is as good as a new one: cleaned completely, or replaced."""
+"""A server that the pool lends to a test is in the same state as a new server: it is cleaned completely, or
+replaced.
+"""
 
 from collections.abc import Callable, Iterator
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of other tests: private, on loopback, and stopped with their owner."""
+"""The servers that other tests use: each is private, listens only on loopback, and is stopped when its owner
+ends.
+"""
 
 import os
 import shutil

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline with shards between two servers: loads, definitions, verification, other numbers of shards."""
+"""A pipeline with shards between two servers: loads, DDL, verification, and changes of the number of
+shards.
+"""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes into a real Kafka broker, read back by the library's own consumer."""
+"""Changes are written to a real Kafka broker and read back by the library's own consumer."""
 
 import pickle
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of messages that users choose, on a real broker: flat rows, headers, claim checks, outboxes."""
+"""The message formats that users can choose, on a real broker: flat rows, headers, claim checks, outboxes."""
 
 import json
 from collections import defaultdict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenSearch sink: on a real node, and with the answers of a server with accounts."""
+"""The OpenSearch sink: on a real node, and with the responses of a server that requires authentication."""
 
 import subprocess
 import sys

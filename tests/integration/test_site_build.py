@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site, built by MkDocs: a link or an anchor that leads nowhere fails the build."""
+"""The documentation site, built by MkDocs: a broken link or anchor fails the build."""
 
 import subprocess
 import sys

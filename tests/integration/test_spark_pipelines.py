@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of examples/auto_cdc: a declarative pipeline feeds AUTO CDC, SCD 1 and 2."""
+"""The example examples/auto_cdc: a declarative pipeline that feeds changes into AUTO CDC, as SCD types 1 and
+2.
+"""
 
 import json
 import shutil

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pumps under TiDB's own programs: its pump client with every strategy and its servers, killed under load."""
+"""Pumps used by TiDB's own programs: the pump client with each of its strategies, and TiDB servers that are
+killed under load.
+"""
 
 import contextlib
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of one version's samples, and rows in the form of the server's own record."""
+"""A copy of one version's samples, and rows in the form in which the server's own record contains them."""
 
 import json
 import shutil

@@ -3,7 +3,7 @@
 them.
 
 Rows are held as JSON values: numbers, and text for everything else. This module does not use Penstock's
-decoding, so samples are compared with its record.
+decoding, so its record is an independent reference for the samples.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locate the checks of the tests, and decide whether they are always reached.
+"""Locates the assertions of the tests, and determines whether every run of a test reaches them.
 
-Calls are resolved inside `tests`: a plain name to the function it names, here or imported, a method to every
-method of that name. Unresolved calls get the lenient answer, so a rule built on this module refuses only
-certain defects.
+Calls are resolved within `tests`. A plain name resolves to the local or imported function with that name, and
+a method call resolves to every method with that name. If a call cannot be resolved, the module assumes that
+there is no defect, so a rule built on it reports only certain defects.
 """
 
 import ast

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private attributes of other libraries in use are listed here, exist, and are pinned by an upper bound.
+"""The code uses private attributes of other libraries only if they are listed here, exist, and are pinned by
+an upper bound on the library's version.
 
-A library may change a private attribute in any release. Each attribute that the code uses is listed below, so
-a new release fails this test by name instead of failing in production.
+A library may change a private attribute in any release. Because each of them is listed below, a new release
+fails this test, which names the attribute, instead of failing in production.
 """
 
 import ast

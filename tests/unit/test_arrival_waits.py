@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An arrival wakes a request that waits for changes; the request neither polls nor waits for its timeout.
 
-The evidence is the order of events and the timers of the event loop, so a slow machine changes nothing.
+The test checks the order of events and the timers of the event loop, so it does not depend on the speed of
+the machine.
 """
 
 import asyncio

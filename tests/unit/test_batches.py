@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the record of a batch that is written before its tasks run, whatever fails."""
+"""Tests that the record of a batch is written before the batch's tasks run, whatever fails."""
 
 import threading
 from collections.abc import Callable

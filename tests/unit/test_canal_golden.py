@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole Canal entries, byte for byte, from a log assembled by hand."""
+"""Complete Canal entries are compared byte for byte, from a log assembled by hand."""
 
 import struct
 from pathlib import Path

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks of a Canal client's cursor: a restart continues there, so each is the end of a transaction."""
+"""The stored marks of a Canal client's cursor: after a restart the client continues at a mark, so each mark
+is the end of a transaction.
+"""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

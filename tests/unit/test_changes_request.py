@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds on a request for changes: every list with a cost per element is limited in number."""
+"""Limits on a request for changes: the length of every list whose elements cost work is limited."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last words of `penstock run` and `relay`."""
+"""The summary that `penstock run` and `relay` print at the end."""
 
 import re
 from pathlib import Path

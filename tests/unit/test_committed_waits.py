@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a load waits for commits that a server without GTIDs has logged and not yet shown."""
+"""How long a load waits for commits that a server without GTIDs has logged but not yet made visible."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of Canal's entries with those of the same log, and the client that receives them."""
+"""`penstock compare`: the comparison of Canal's entries with Penstock's entries of the same log, and the
+client that receives Canal's entries.
+"""
 
 import socket
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a row and a transaction as files."""
+"""The history of a row, and a single transaction, exported as files."""
 
 import csv
 import io

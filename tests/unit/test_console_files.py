@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the console: their colors, their templates, and the copies from other packages."""
+"""The console's own files: colors, templates, and files copied from other packages."""
 
 import hashlib
 import re

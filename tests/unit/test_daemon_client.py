@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemon responses truncated at any byte are lost connections, never wrong or empty responses."""
+"""A daemon's response that is truncated at any byte is treated as a lost connection, never as a wrong or
+empty response.
+"""
 
 import socket
 import threading

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions that the log contradicts are read again, or stop their table by name."""
+"""If the log contradicts a table definition, the definition is read again, or the table stops with an error
+that names it.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package that is missing is named, with the command that installs it."""
+"""If an optional package is missing, the error names the package and the command that installs it."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member's record of a capture whose log is older than the state on which all members agreed."""
+"""A member's capture record, when the member's log is older than the state on which all members agreed."""
 
 import itertools
 import os

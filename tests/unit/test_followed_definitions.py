@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effects of statements on definitions. Each expected definition is a server's own."""
+"""The effects of statements on table definitions. The expected definitions were read from real servers."""
 
 import json
 from dataclasses import replace

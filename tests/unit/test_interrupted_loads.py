@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects by commit versions which load of a table without a key a feed already has."""
+"""Uses commit versions to detect whether a feed already contains a given load of a table without a key."""
 
 from collections.abc import Callable
 from contextlib import closing

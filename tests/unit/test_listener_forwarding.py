@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listener processes forward their clients' requests unchanged, and a broken process ends."""
+"""Listener processes forward their clients' requests unchanged, and a process that can no longer report to
+the daemon ends at once.
+"""
 
 import asyncio
 import gc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Query responses with every kind of damage are refused by name or reported as unfinished."""
+"""Query responses with every kind of damage are rejected with a named error or reported as incomplete."""
 
 import random
 from collections.abc import Iterator

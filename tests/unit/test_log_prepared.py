@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kept log holds prepared transactions until they are committed or rolled back."""
+"""A kept log retains prepared transactions until they are committed or rolled back."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

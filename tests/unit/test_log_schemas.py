@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions kept with a log answer for any position, survive every crash, and stay bounded."""
+"""Table definitions stored with a log can be looked up at any position, survive every crash, and stay bounded
+in size.
+"""
 
 import itertools
 from pathlib import Path

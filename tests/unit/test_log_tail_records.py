@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that an append adds to the index equal the records past its end that are computed for the whole
-segment at once.
+"""Appending to a log adds records to the segment's index. These records equal the records computed for the
+whole segment at once.
 """
 
 import numpy as np

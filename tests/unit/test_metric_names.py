@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric that documents, rules and dashboards name exists, and every metric is documented and shown."""
+"""Every metric named in documents, alert rules and dashboards exists, and every metric is documented and
+shown in a dashboard.
+"""
 
 import json
 import re

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mistyped table, or a masked column that a table does not have, is named instead of ignored."""
+"""A mistyped table name, or a masked column that a table does not have, is reported by name instead of being
+ignored.
+"""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that are to be reloaded after a loss: a comparison narrows the reload to the rows that differ."""
+"""Tables that must be reloaded after a loss of log: a comparison reduces the reload to the rows that
+differ.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

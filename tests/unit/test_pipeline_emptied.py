@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effect of a statement that empties a source table on the targets of its rows."""
+"""How a statement that empties a source table affects the targets that contain the table's rows."""
 
 from collections.abc import Mapping
 from dataclasses import replace

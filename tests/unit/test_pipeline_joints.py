@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch whose ranges do not meet is refused before its sink commits."""
+"""If there is a gap or an overlap between the ranges of a batch, the batch is rejected before its sink
+commits.
+"""
 
 from dataclasses import replace
 from pathlib import Path

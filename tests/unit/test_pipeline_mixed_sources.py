@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline of TiDB clusters has no other sources."""
+"""A pipeline with a TiDB cluster as a source cannot have sources of other kinds."""
 
 import pytest
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon watches the pipelines of state stores: alerts begin and end, comparisons become metrics."""
+"""A daemon watches the pipelines in its configured state stores: alerts begin and end, and the results of
+comparisons become metrics.
+"""
 
 import re
 import threading

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for transactions prepared before a range, in damaged logs and after errors, and read their bytes."""
+"""Searches for XA transactions that were prepared before a range, and reads their bytes, also in damaged logs
+and after errors.
+"""
 
 import os
 from collections.abc import Callable, Iterator

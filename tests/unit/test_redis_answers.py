@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of Redis without a server."""
+"""The handling of responses from Redis, without a server."""
 
 import socket
 

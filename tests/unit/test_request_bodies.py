@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request bodies that no client of Penstock sends to a daemon."""
+"""Request bodies that no Penstock client would send to a daemon."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of statements to read tables again."""
+"""How statements cause requests to read tables again."""
 
 from pathlib import Path
 

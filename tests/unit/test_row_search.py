@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for the bytes of a key omits no transaction with the row."""
+"""Searching the log for a key's bytes finds every transaction that changed the row with that key."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows between a savepoint and a ROLLBACK TO it stop their readers; rows before the savepoint do not."""
+"""Readers that receive rows between a savepoint and a ROLLBACK TO it stop with an error. Rows before the
+savepoint stop no reader.
+"""
 
 import struct
 

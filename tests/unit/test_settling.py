@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions in doubt are settled once, by their own server and for their own position."""
+"""A table definition in doubt is determined once: from the server that logged the statement, and for the
+statement's position.
+"""
 
 import threading
 from collections.abc import Callable, Iterator

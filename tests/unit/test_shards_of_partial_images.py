@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shard of rows with partial images is computed from their own values, or refused by name."""
+"""The shard of a row with partial images is computed from the row's own values. If this is impossible, the
+row is rejected with a named error.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing between the runs of several sinks: decoded ranges, and the ends of batches."""
+"""What the runs of several sinks share: decoded ranges, and the positions where batches end."""
 
 import random
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM ends a command in order."""
+"""SIGTERM ends a command in an orderly way."""
 
 import contextlib
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium's messages other than rows: transactions, statements, truncated tables, heartbeats."""
+"""Debezium messages that do not carry rows: transactions, statements, truncated tables, heartbeats."""
 
 import json
 from typing import Any

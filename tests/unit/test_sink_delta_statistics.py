@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File statistics in Delta's log: readers skip files by them, so a wrong bound loses rows."""
+"""File statistics in Delta's log: readers use them to skip files, so a wrong bound loses rows."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of many tables is published table by table, several concurrently, and is complete with its
-manifest.
+"""A batch of many tables is published table by table, several of them concurrently. The batch counts as
+complete once its manifest is written.
 """
 
 import threading

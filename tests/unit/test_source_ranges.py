@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges cover the requested interval exactly once, and options pickle."""
+"""Ranges cover the requested interval exactly once, and options can be pickled."""
 
 import pickle
 from itertools import pairwise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons read from a reachable server of a source's cluster."""
+"""A comparison reads from a server that is reachable in the cluster of its source."""
 
 from contextlib import closing
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes that a logged statement makes without logged rows."""
+"""The row changes that a logged statement makes without logging the rows."""
 
 import time
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of every verb of a pipeline, and of the verbs that let rows pass."""
+"""The output of the step verbs of a pipeline, and which of these verbs let rows pass."""
 
 import datetime
 import pickle

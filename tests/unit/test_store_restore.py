@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A coordination store that is restored from a backup fences and numbers as the runbook describes."""
+"""A coordination store that is restored from a backup issues fencing tokens as the runbook describes."""
 
 import sqlite3
 from contextlib import closing

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances of the store over HTTP and in the console: with a preview, for full administrators, and
-audited.
+"""Instances in the coordination store, over HTTP and in the console: with a preview, for full administrators,
+and audited.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Spark run with availableNow ends where the log ended at its start, even if another server took over."""
+"""A Spark run with availableNow ends where the log ended when the run began, even if another server took over
+in between.
+"""
 
 import pickle
 from pathlib import Path

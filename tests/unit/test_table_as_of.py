@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as of a moment, compared with a replay of its changes one by one."""
+"""A table as of a point in time, compared with a replay of the table's changes one by one."""
 
 import csv
 import io

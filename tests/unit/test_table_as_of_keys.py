@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as of a moment whose primary key changes or has values that Arrow cannot represent."""
+"""A table as of a point in time, if its primary key changes or has values that Arrow cannot represent."""
 
 import struct
 from collections.abc import Sequence

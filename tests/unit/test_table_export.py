@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a table as of a moment: their text, their names, and their completeness."""
+"""The files of a table as of a point in time: their text, their names, and their completeness."""
 
 import csv
 import io

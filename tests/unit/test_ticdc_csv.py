@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TiCDC's CSV: values, updates in two lines, incomplete ends, and lines of another form."""
+"""TiCDC's CSV: values, updates in two lines, incomplete last lines, and lines in an unknown format."""
 
 import base64
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TiCDC's messages in Kafka become whole transactions in commit order, over repetitions and restarts."""
+"""TiCDC's messages in Kafka become whole transactions in commit order, despite repetitions and restarts."""
 
 import json
 import time

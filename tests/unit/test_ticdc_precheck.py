@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock check over a storage sink reports in advance what would stop an instance."""
+"""`penstock check` on a storage sink reports in advance what would stop an instance."""
 
 from pathlib import Path
 

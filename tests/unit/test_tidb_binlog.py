@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads that TiDB wrote, as a MySQL binlog: every reader gets the values that TiDB's own client shows."""
+"""Payloads written by TiDB are converted to a MySQL binlog: every reader receives the values that TiDB's own
+client shows.
+"""
 
 import datetime
 import subprocess

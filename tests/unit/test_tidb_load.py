@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from a TiDB cluster: their queries, and the commit versions of their rows."""
+"""Loads from a TiDB cluster: the queries, and the commit versions of the rows."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

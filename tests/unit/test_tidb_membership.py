@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Pumps in a merge follow the registry; a Pump that may hold transactions is never left out."""
+"""The set of Pumps in a merge follows the registry. A Pump that may hold transactions is never left out."""
 
 from collections.abc import Callable
 from pathlib import Path

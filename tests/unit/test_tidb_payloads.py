@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads of TiDB's own pump client: their heads, their matching, and the events that keep them."""
+"""Payloads of TiDB's own pump client: their heads, how they are matched, and the events in which they are
+stored.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock serve` as a Pump, in a process that is killed, and the verbs over it."""
+"""`penstock serve` as a Pump, in a process that is killed, and the commands that operate on this Pump."""
 
 import threading
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of a Pump: durable before it is acknowledged, the same after a restart, invalid payloads refused
-by name.
+"""The store of a Pump: writes are durable before they are acknowledged, a restart changes nothing, and
+invalid payloads are rejected with a named error.
 """
 
 import struct

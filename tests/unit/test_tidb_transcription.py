@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions of rows: jobs without effect or binlogs, and rows of servers that lag behind a change."""
+"""With which definitions rows are written: DDL jobs without effect or without binlogs, and rows from servers
+that lag behind a DDL change.
+"""
 
 import json
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare a target with a TiDB cluster: the part of the merged log that precedes the read rows."""
+"""Compare a target with a TiDB cluster: which part of the merged log must be read to match the rows."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs and subscriptions of a unit as text: exported without secrets, applied as copies."""
+"""Jobs, instances and subscriptions as documents of `penstock export` and `penstock apply`: exported without
+secrets, applied as copies.
+"""
 
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordination store records of another version are refused by name, with a hint."""
+"""Coordination store records of another version are rejected with an error that names them, and a hint."""
 
 import json
 import zlib

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for runs in the copy: records the outcome of each test and attributes coverage to tests.
+"""A pytest plugin for runs in the mutated copy of the repository: records the outcome of each test and
+attributes coverage to tests.
 
 Use it with `-p tools.mutants.recording`. The variable RECORD_VARIABLE names the file of JSON lines, one per
 test: its id, tier, outcome, duration in seconds, and whether it uses a server.

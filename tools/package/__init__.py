@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.package`: the source distribution and the wheels, built and proved."""
+"""`python -m tools.package`: build the source distribution and the wheels, and check that they work."""

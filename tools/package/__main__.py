@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the source distribution and the wheels into dist/, and prove them; see `main`."""
+"""Build the source distribution and the wheels into dist/, and check that they work; see `main`."""
 
 import argparse
 import subprocess

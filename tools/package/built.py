@@ -2,8 +2,8 @@
 """The builds: a source distribution, and a wheel for each target, cross-compiled with zig's C compiler.
 
 zig brings the headers and libraries of every target, and links against an old version of glibc. A target also
-needs Rust's standard library, which rustup installs. zig has no macOS frameworks. A dependency links a single
-framework, so its name is written into a folder that stands in for the SDK.
+needs Rust's standard library, which rustup installs. zig has no macOS frameworks. One dependency links to a
+framework, for which a stub is written into a folder that stands in for the SDK.
 """
 
 import hashlib

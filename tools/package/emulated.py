@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof of another machine's wheel: a Python for that machine imports it and runs the demo under qemu.
+"""Checks a wheel for another machine architecture: a Python for that architecture imports the wheel and runs
+the demo under qemu.
 
 The Python and its libraries are Debian packages, unpacked into a folder. apt-get uses a separate state, so
 that the system's packages and sources do not change.

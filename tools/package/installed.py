@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof of this machine's wheel: installed alone, in an environment without Rust.
+"""Checks the wheel for this machine's architecture, installed alone in an environment without Rust.
 
-First it is installed without extras and without Java, and the demo must run. Then it is installed with Spark,
-and the tutorial is followed word by word.
+First the wheel is installed without extras and without Java, and the demo must run. Then it is installed with
+Spark, and the tutorial is followed word by word.
 """
 
 import os

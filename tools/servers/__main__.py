@@ -5,7 +5,7 @@
     python -m tools.servers start FLAVOR [--port PORT] [--dir DIR] [--tls] [--option NAME=VALUE ...]
     python -m tools.servers stop DIR
 
-`start` runs in the foreground until Ctrl-C or `stop`; with `--dir` the data stay for the next start.
+`start` runs in the foreground until Ctrl-C or `stop`; with `--dir`, the data are kept for the next start.
 """
 
 import argparse

@@ -8,10 +8,10 @@ Flavors:
     mariadb11   MariaDB 11.8 from Debian 13, unpacked in the cache
     host        whichever server this machine has, of either family; else as `mariadb`
 
-Packages of a newer suite need a newer C library than the machine's. A private apt state with an
-empty dpkg status makes apt resolve the whole closure, C library included; every package is unpacked
-without its maintainer scripts, and programs run through that root's own dynamic loader. So the
-machine's C library and package database stay as they are, and no chroot is needed.
+Packages of a newer suite need a newer C library than the machine's. A private apt state with an empty dpkg
+status makes apt resolve the whole closure, C library included; every package is unpacked without its
+maintainer scripts, and programs run through that root's own dynamic loader. The machine's C library and
+package database are therefore not changed, and no chroot is needed.
 
 The mirror is the one that the machine's own apt sources name. The cache is `$PENSTOCK_SERVERS`, else
 `~/.cache/penstock/servers`. A file lock lets one process install while others wait for it.

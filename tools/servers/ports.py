@@ -4,8 +4,8 @@
 A port chosen by the kernel (bind to 0) is in its ephemeral range. While a server with a fixed port is down,
 an outgoing connection may get that port: the connection may belong to another process, or to the very client
 that waits for the server and then connects to itself. Ports are therefore chosen outside that range. A
-process holds a lock on each of its ports, one byte of one file per port (fcntl(2) F_SETLK), which the kernel
-releases when the process ends for any reason. A forked child holds none of its parent's locks.
+process holds a lock on each of its ports. Each lock covers one byte of a shared file (fcntl(2) F_SETLK), and
+the kernel releases it when the process ends for any reason. A forked child holds none of its parent's locks.
 """
 
 import fcntl

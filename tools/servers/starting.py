@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A single retry for the start of another product's server that timed out, with a record of it.
+"""Retries the start of another product's server once if it timed out, and records the retry.
 
 A stalled machine can exceed any time limit, so a start that timed out is retried once. A process that ended
 by itself has failed and is never retried. Processes of Penstock are never retried either, because tests must
-detect their late starts. `PENSTOCK_LATE_STARTS` names a file with one line for each late start; a test run
-lists them as flaky.
+detect when they start late. `PENSTOCK_LATE_STARTS` names a file with one line for each late start. A test run
+lists these starts as flaky.
 """
 
 import os

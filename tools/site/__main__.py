@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tools.site`: build the documentation site into build/site/html.
 
-The site has the folders of the repository, so that the links of its pages lead to the same places. A link to
-nothing fails the build.
+The site has the same folders as the repository, so links between pages work in both. A broken link fails the
+build.
 """
 
 import json

@@ -3,12 +3,12 @@
 
     python -m tools.suite.stress [--times N] [--parallel P] [--busy K] [--pause-seconds MAX] TEST...
 
-Each repetition is a fresh pytest with everything that it starts, stopped by SIGSTOP for 0.1 s up to MAX at
-random moments. TEST is a file or a test id; without one, every test marked `timing` is repeated, a file at a
-time. P files run at once, because a paused process needs no processor. `--seed` makes the moments and lengths
-of the pauses the same again, and `--no-pauses --busy 0 --parallel 1` finds the failure rate of an idle
-machine. The exit status is 1 if a test failed, did not run in every repetition or left a process running. A
-server that was started a second time is printed as flaky.
+Each repetition is a new pytest process. That process and all processes that it starts are paused by SIGSTOP
+at random moments, for 0.1 s up to MAX. TEST is a file or a test id; without one, every test marked `timing`
+is repeated, a file at a time. P files run at once, because a paused process needs no processor. The same
+`--seed` repeats the moments and lengths of the pauses, and `--no-pauses --busy 0 --parallel 1` finds the
+failure rate of an idle machine. The exit status is 1 if a test failed, did not run in every repetition or
+left a process running. A server that was started a second time is printed as flaky.
 
 The counts are kept in `build/stress.json` after each repetition. Another run with the same files, pauses and
 busy loops continues from these counts, and does not repeat tests that have their N repetitions; `--fresh`

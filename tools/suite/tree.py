@@ -3,11 +3,11 @@
 
     python -m tools.suite.tree --output FILE --leaks FILE [--pause-seconds MAX --seed TEXT] COMMAND...
 
-It exits with the command's status, and writes the command lines of the processes that outlived it to the file
-of leaks. On SIGTERM, which the kernel also sends when the runner dies, it kills the tree and exits with 143.
-Orphans of the tree become children of this process (prctl(2) PR_SET_CHILD_SUBREAPER), so a daemon in its own
-session is found, paused and ended as well. The command gets a separate temporary folder as TMPDIR, which is
-removed at the end.
+The program exits with the command's status. It writes to the file of leaks the command lines of all processes
+that outlived the command. On SIGTERM, which the kernel also sends when the runner dies, it kills the tree and
+exits with 143. Orphans of the tree become children of this process (prctl(2) PR_SET_CHILD_SUBREAPER), so a
+daemon in its own session is found, paused and ended as well. The command gets a separate temporary folder as
+TMPDIR, which is removed at the end.
 """
 
 import argparse

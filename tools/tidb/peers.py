@@ -2,7 +2,8 @@
 """TiDB's own programs: its servers over a small cluster, and its pump client, built from `tools/tidb_peers`.
 
 The first build takes several minutes of processor time, and its result is kept in the cache that the database
-servers share. A module that the module proxy does not serve raises PartMissing, which says so.
+servers share. If the module proxy does not serve a required module, PartMissing is raised and names the
+module.
 
     python -m tools.tidb.peers
 

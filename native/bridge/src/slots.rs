@@ -1,4 +1,4 @@
-//! Computes slots of Arrow rows.
+//! Computes the slot of each Arrow row; the slot determines the row's shard.
 
 use std::sync::Arc;
 

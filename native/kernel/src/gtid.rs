@@ -2,8 +2,9 @@
 //!
 //! MySQL: `uuid[:tag]:number`; a set has intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set has
 //! the last sequence of each server in each domain, like `gtid_binlog_state`, and the newest transaction of a domain
-//! comes last. A position such as `gtid_binlog_pos` is a set of one transaction for each domain: it does not name the
-//! servers of earlier transactions, so the position of a transaction in the log decides whether it belongs to the set.
+//! comes last. A position such as `gtid_binlog_pos` contains only the last transaction of each domain. It does not name
+//! the servers of earlier transactions. Whether an earlier transaction belongs to the set therefore depends on where
+//! the transaction is in the log.
 
 use std::collections::BTreeMap;
 

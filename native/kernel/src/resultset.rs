@@ -8,8 +8,8 @@
 //!
 //! A row has a length-encoded text for each column, fb for NULL (protocol manual, "Text Resultset"). A payload of
 //! 0xffffff bytes continues in the next packet. The caller declares the column types; they are not taken from the
-//! definitions in the result. The declared types are those of the table, which the binlog uses as well, so both give
-//! the same values.
+//! definitions in the result. The declared types are the types of the table's columns. The binlog is decoded with the
+//! same types, so a value is the same whether it is read from a result set or from the binlog.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Hashes Arrow rows by value, so that rows in two places can be compared without copying them.
+//! Hashes Arrow rows by value, so that rows on two systems can be compared without transferring them.
 //!
 //! The hash of a row depends on its values and the order of its columns, not on their representation: an integer has
 //! the same hash in every width and as a decimal without fraction, a text in every Arrow layout, a timestamp in every
 //! unit. 0.0 and -0.0 are equal, and so are all NaNs. Null is a distinct value.
 //!
-//! The hashes are XXH3's, the same on every machine. They are exchanged only between processes of the same release
-//! and never stored.
+//! The hashes are computed with XXH3 and are the same on every machine. They are exchanged only between processes of
+//! the same release and never stored.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{

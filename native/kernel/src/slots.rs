@@ -1,9 +1,9 @@
 //! Slots of rows in Arrow columns, equal to the slots that `shard` computes for raw rows.
 //!
-//! They are equal for every type whose client text Arrow preserves: integers, YEAR, BIT, DECIMAL, FLOAT, DOUBLE,
-//! strings, bytes and DATE. An Arrow column does not have the declared number of fractional digits of times and
-//! timestamps. Their text ends with the last digit that is not 0, so it equals the text of a column without
-//! fractions.
+//! The slots are equal for every type whose client text can be derived from the Arrow value: integers, YEAR, BIT,
+//! DECIMAL, FLOAT, DOUBLE, strings, bytes and DATE. For times and timestamps, an Arrow column does not contain the
+//! declared number of fractional digits. Their text here ends with the last digit that is not 0, so the slots are
+//! guaranteed to be equal only for columns declared without fractional digits.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{

@@ -1,7 +1,7 @@
-//! Tests logs with a damaged structure: events are repeated, nested, swapped and lengthened, statements are built from
-//! repeated prefixes, and lengths, positions and checksums are made consistent again. The kernel must finish or stop
-//! with a named error, within its memory limit. `PENSTOCK_KERNEL_MUTATIONS` is the number of logs; `make test-long`
-//! tries ten million.
+//! Tests logs with a damaged structure: events are repeated, nested, swapped and lengthened, and statements are built
+//! from repeated prefixes. Lengths, positions and checksums are then corrected, so that the kernel cannot reject the
+//! log because of them. The kernel must finish or stop with a named error, within its memory limit.
+//! `PENSTOCK_KERNEL_MUTATIONS` is the number of logs; `make test-long` tries ten million.
 
 mod support;
 

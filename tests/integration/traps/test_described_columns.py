@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Character sets in a table map are assigned to the right columns, whatever is between the texts."""
+"""Character sets in a table map are assigned to the right columns, even if columns that are not text are in
+between.
+"""
 
 import pytest
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files encrypted at rest: MySQL changes the magic, MariaDB writes an event; the stream is plain."""
+"""Files encrypted at rest: MySQL changes the magic, and MariaDB writes an event. The replication stream is
+not encrypted.
+"""
 
 from pathlib import Path
 

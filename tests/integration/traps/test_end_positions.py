@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MariaDB 11.8 writes 0 as the end position inside transactions, and large commits as separate files."""
+"""MariaDB 11.8 writes 0 as the end position of events inside transactions, and writes each large commit to a
+separate file.
+"""
 
 import pytest
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The in-use flag changes without the checksum: open files, and files of a crash, are read too."""
+"""The in-use flag changes without an update of the checksum. Files that are still open, or were left by a
+crash, can be read nevertheless.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binlog files of a MariaDB server, written GTID by GTID, and the GTIDs that a read of them yields."""
+"""Binlog files of a MariaDB server to which transactions with given GTIDs are written, and the GTIDs that a
+reader obtains from these files.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence

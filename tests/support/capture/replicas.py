@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that replicate with the server's own means."""
+"""Replicas that use the server's own replication."""
 
 from tests.support.suite.fixture_types import StartServer
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line in processes that are forked from a server process, which has imported it already.
 
-Most of the processor time of a daemon's start is its imports. A test of the start itself runs
+Starting a daemon spends most of its processor time on imports. A test of the start itself runs
 `tests.support.daemon.process.PENSTOCK` in a new interpreter.
 """
 

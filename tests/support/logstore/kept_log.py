@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log captured from a real server, the server's view of its content, and the command line over it."""
+"""A log captured from a real server, the server's view of its content, and a way to run the command line on
+the log.
+"""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table with a column of every type that Debezium's messages distinguish, and rows of it."""
+"""A table with a column of every type that Debezium's messages distinguish, and rows for this table."""
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

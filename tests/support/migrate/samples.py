@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of other systems, in the form in which their own documentation writes them."""
+"""Configurations of other systems, written as in the documentation of these systems."""
 
 from pathlib import Path
 

@@ -3,8 +3,8 @@
 
     python -m tests.support.programs.write_batch KIND SETTINGS
 
-SETTINGS are the sink's settings as JSON. Each line of the input is an n; the answer is "killed", or "done" if
-the batch had fewer statements. `batch` defines the content of the batch.
+SETTINGS are the sink's settings as JSON. Each input line contains a number n. The output is "killed", or
+"done" if the batch had fewer than n statements. `batch` defines the content of the batch.
 """
 
 import json

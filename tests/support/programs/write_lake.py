@@ -3,9 +3,9 @@
 
     python -m tests.support.programs.write_lake KIND SETTINGS
 
-SETTINGS are the sink's settings as JSON. Each line of the input is the number of a batch and an n; the answer
-is "killed", or "done" if the batch had fewer steps. A step precedes and follows each operation that makes
-something durable: the end of a file, its move, a commit.
+SETTINGS are the sink's settings as JSON. Each input line contains the number of a batch and a number n. The
+output is "killed", or "done" if the batch had fewer than n steps. There is a step before and a step after
+each operation that makes something durable: closing a file, moving it, and committing.
 """
 
 import json

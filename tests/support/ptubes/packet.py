@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ptubes' protobuf messages, transcribed from its description for the `protobuf` package.
+"""Ptubes' protobuf messages, transcribed from the message description for the `protobuf` package.
 
-This module shares no code with the product, so agreement between both sides proves the description.
+This module shares no code with the product, so if both agree, the description is correct.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads protobuf messages by the text of their schema, with Google's library.
+"""Reads protobuf messages with Google's library, using a schema given as text.
 
 The schemas are those of Kafka Connect's structs: messages with fields, and messages within messages.
 """

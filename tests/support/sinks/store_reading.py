@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the stores that sinks write to, by the stores' own clients, as the oracle compares them."""
+"""Reads the rows of the stores that sinks write to, with the stores' own clients, in the form that the oracle
+compares.
+"""
 
 import base64
 import json

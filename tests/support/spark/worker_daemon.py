@@ -3,8 +3,8 @@
 
 Spark's own daemon imports nothing, so each worker spends most of a second of processor time on its imports,
 and a session has dozens of workers. `pyspark.daemon` imports after the fork because threads do not survive
-it. The modules below start two kinds of threads: those of jemalloc, which a fork restarts, and those of
-OpenBLAS, of which `OPENBLAS_NUM_THREADS=1` leaves none.
+it. The modules below start two kinds of threads. The threads of jemalloc are restarted after a fork. OpenBLAS
+starts no threads if `OPENBLAS_NUM_THREADS=1` is set.
 """
 
 import gc

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a test waits for an event that must happen.
 
-A machine that runs many servers may pause for seconds. A timeout only ends a run whose event never happens. A
-test checks time by counts and by the order of events.
+A machine that runs many servers may pause for seconds. A timeout is therefore only meant to end a test whose
+event never happens. Tests do not measure durations; they check counts and the order of events.
 """
 
 import time

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that one test at a time has for itself, cleaned and lent again to the next test of the worker.
+"""A pool of servers. Each server is lent to one test at a time, then cleaned and lent to the next test of the
+same worker.
 
 A test may do anything to a lent server: set globals, purge and reset the binlog, create accounts, install
 plugins, make it a replica, restart it, kill it. Before a server is lent again, its databases, accounts,

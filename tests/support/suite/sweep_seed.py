@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seed of a long sweep: `PENSTOCK_SEED`. Without it each test has the same numbers every time.
+"""The seed of a long sweep:
 
-`make test-long` repeats the test files that import this module for every seed of its range.
+`PENSTOCK_SEED`. If it is not set, each test uses the same random numbers in every run. `make test-long`
+repeats the test files that import this module, once for each seed of a range.
 """
 
 import os

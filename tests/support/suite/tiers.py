@@ -3,9 +3,9 @@
 
 Every test belongs to one tier:
 
-- everyday: the default; `make test` runs it, and it decides whether a change is merged;
+- everyday: the default; `make test` runs it, and a change is merged only if it passes;
 - deep: marked `deep(guard="tests/...::test_...")`; `make test-all` adds it. The guard is the everyday test of
-  the same capability. `deep(keep=("word",))` leaves the cases with the word in their id in the everyday tier,
+  the same capability. `deep(keep=("word",))` keeps the cases whose id contains the word in the everyday tier,
   where they guard the others;
 - long: marked `long`; only `make test-long` runs it, so it guards no other test.
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as TiCDC's storage sink writes them, from the documentation of its layout and its protocols."""
+"""Files in the format of TiCDC's storage sink, written according to the documentation of its folder layout
+and its protocols.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

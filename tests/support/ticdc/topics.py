@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics as TiCDC writes them, in a broker that the client library runs in this process."""
+"""Topics in the form that TiCDC writes, in a broker that the client library runs in this process."""
 
 import json
 from collections.abc import Sequence

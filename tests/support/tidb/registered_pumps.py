@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registry of Pumps in memory, and a reader without input, for tests of a merge's members."""
+"""A registry of Pumps in memory, and a reader that receives nothing, for tests of the members of a merge."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binlog that the sample payloads of a TiDB cluster are written to."""
+"""The binlog to which the sample payloads of a TiDB cluster are written."""
 
 import json
 from collections.abc import Iterator, Sequence

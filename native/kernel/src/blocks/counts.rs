@@ -1,7 +1,8 @@
-//! Counters of processed events, changes and transactions, for metrics. They outlive the cutters.
+//! Counters of processed events, changes and transactions, for metrics. The counters outlive the cutters that write
+//! them.
 //!
-//! A single cutter writes at a time, while any thread may read. A reader may see only some of the counters of an event,
-//! which is acceptable for metrics.
+//! Only one cutter writes at a time, while any thread may read. A reader may see some counters before and others after
+//! they are updated for the same event, which is acceptable for metrics.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

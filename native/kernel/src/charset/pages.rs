@@ -1,4 +1,4 @@
-//! Character sets defined by tables, with one byte or two to four bytes for each character.
+//! Character sets defined by tables: single-byte sets, and multi-byte sets with two to four bytes per character.
 //!
 //! A page maps a byte to 16 bits: a character, the number of the page for the next byte, or 0 for an invalid byte.
 //! The compiler expands `pages.bin` (see `tools/charsets.py` for its layout), so nothing is loaded at run time.

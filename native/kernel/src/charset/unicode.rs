@@ -1,7 +1,7 @@
 //! Encodings of Unicode, which are computed instead of looked up.
 //!
-//! A lone surrogate is not a character. MySQL stores it in `ucs2`, MariaDB also in `utf8mb3`, `utf8mb4` and `utf32`,
-//! but UTF-8 cannot encode it, so it is invalid text here.
+//! A lone surrogate is not a character. MySQL can store a lone surrogate in `ucs2`, and MariaDB also in `utf8mb3`,
+//! `utf8mb4` and `utf32`. UTF-8 cannot encode it, so a text that contains one is treated as invalid here.
 
 use super::sets::InvalidText;
 use super::writer::Writer;

@@ -1,5 +1,5 @@
-//! Reads Arrow columns back as values of their declared kinds, so that the same code writes row images and Arrow
-//! rows.
+//! Reads Arrow columns back as values of their declared kinds, so that writers can process Arrow rows in the same way
+//! as row images.
 //!
 //! Arrow keeps the value, not its representation in the row image: text is UTF-8 whatever the column's charset, a
 //! document is the server's text, and bytes are padded. [`CellColumn::kind`] is the declared kind adapted to Arrow.

@@ -1,4 +1,4 @@
-//! FLOAT and DOUBLE: IEEE 754, little-endian, written as by the server's `my_gcvt`.
+//! FLOAT and DOUBLE: IEEE 754, little-endian, written as text in the same way as by the server's `my_gcvt`.
 
 use super::integer::{write_digits, write_signed};
 use super::parsed::Parsed;

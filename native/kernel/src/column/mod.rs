@@ -1,5 +1,5 @@
-//! The column types of MySQL and MariaDB, with a file for each type: it reads values from a row image, converts them to
-//! Arrow, and writes them as the server's own client shows them.
+//! The column types of MySQL and MariaDB, with one file per type. The file of a type contains the code that reads
+//! values from a row image, converts them to Arrow, and writes them as the server's own client shows them.
 //!
 //! A [`Kind`] is the type of a column. It comes from the table map ([`Kind::from_wire`]), or from a declared SQL type
 //! ([`Kind::declared`]) that is checked against the table map ([`Kind::fit`]). [`Kind::read`] returns a [`Value`], a

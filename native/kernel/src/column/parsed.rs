@@ -1,7 +1,7 @@
 //! Splits a SQL type into its words and numbers.
 //!
-//! Members of ENUM and SET are quoted as by the server's `append_unescaped`: quotes are doubled, and `\\`, `\n`,
-//! `\r`, `\0` are escaped in every SQL mode.
+//! Members of ENUM and SET are quoted in the same way as by the server's `append_unescaped`: quotes are doubled, and
+//! `\\`, `\n`, `\r`, `\0` are escaped in every SQL mode.
 
 use std::iter::Peekable;
 use std::str::Chars;

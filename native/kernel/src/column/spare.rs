@@ -1,7 +1,8 @@
-//! A pool of vectors whose memory returns when the last reader of a batch drops it.
+//! A pool of vectors for the columns of batches. The memory of a vector returns to the pool when the last reader of its
+//! batch drops the batch.
 //!
-//! A batch is so large that its memory is new to the process, and the first write to each new page costs more than
-//! decoding the data. Columns therefore reuse the same memory.
+//! The allocator would obtain new pages from the operating system for every large batch, and the first write to each
+//! new page costs more than decoding the data. Columns therefore reuse the memory of earlier batches.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

@@ -1,4 +1,5 @@
-//! The growing half of an Arrow array: vectors that become buffers without a copy and are reused.
+//! The vectors that collect the values of an Arrow array. They become buffers without a copy, and their memory is
+//! reused.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A value together with the column properties that writers of values need.
 //!
-//! Only valid combinations exist, so writers match over them without a catch-all arm, and the compiler reports every
-//! writer that does not handle a new type.
+//! Only valid combinations can be expressed. Writers can therefore match on them without a catch-all arm, and if a type
+//! is added, the compiler reports every writer that does not handle it.
 
 use std::sync::Arc;
 

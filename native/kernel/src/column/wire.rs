@@ -1,4 +1,4 @@
-//! Derives a [`Kind`] from a table map's type byte and metadata, alone or by checking a declared kind.
+//! Derives a [`Kind`] from a table map's type byte and metadata, or checks that a declared kind fits them.
 //!
 //! Source: `enum_field_types` of the server and each field's `do_save_field_metadata`.
 

@@ -1,9 +1,9 @@
 //! Encodes changes in Arrow form as messages of a dialect, one for each change.
 //!
-//! The messages equal those that raw images give, except for information that only the log's events contain: the start
-//! of the statement, which is replaced by the commit time; the lengths and table ids of events; and the transaction's
-//! logical clock. `row` in Debezium's source counts changes within the transaction instead of the event, so that the
-//! number does not depend on how changes are split into batches.
+//! The messages are equal to those created directly from row images, except for information that only the log's events
+//! contain: the start of the statement, which is replaced by the commit time; the lengths and table ids of events; and
+//! the transaction's logical clock. `row` in Debezium's source counts changes within the transaction instead of the
+//! event, so that the number does not depend on how changes are split into batches.
 
 use std::ops::Range;
 use std::sync::Arc;

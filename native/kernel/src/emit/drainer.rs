@@ -1,8 +1,8 @@
-//! Encodes changes in Arrow form as parts of the messages of TiDB-Binlog's Drainer, one part for each change, so that
-//! consecutive parts form the content of a transaction.
+//! Encodes changes in Arrow form for the messages of TiDB-Binlog's Drainer. Each change becomes one part of a message,
+//! and the consecutive parts of a transaction form its content.
 //!
-//! For Kafka, a part is a `TableMutation` of `slave.binlog`; for files, it is an `Event` of `pb_binlog`. In an update,
-//! the new row comes first in Kafka, the old row in files.
+//! For Kafka, a part is a `TableMutation` of `slave.binlog`; for files, it is an `Event` of `pb_binlog`. For an update,
+//! Kafka messages contain the new row first, and files contain the old row first.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A row for each event, for users who inspect a log.
+//! Emits one row per event, for users who inspect a log.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Changes of all tables as messages of a dialect: a growing buffer of bytes, and the information with which a server
-//! handles each message without parsing it.
+//! Changes of all tables as messages of a dialect: a growing buffer of bytes, and for each message the information that
+//! a server needs to deliver it without parsing it.
 
 use std::sync::Arc;
 

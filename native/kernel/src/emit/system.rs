@@ -1,7 +1,7 @@
 //! The system columns of every change.
 //!
-//! Their values rarely differ from row to row, so while rows arrive, only a record for each run of rows (a rows event)
-//! is kept. The columns are built when the batch closes.
+//! Their values rarely differ from row to row. While rows arrive, only one record is kept for each rows event, and the
+//! columns are built when the batch closes.
 
 use std::sync::Arc;
 

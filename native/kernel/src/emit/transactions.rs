@@ -1,4 +1,4 @@
-//! A row for each transaction: boundaries, sizes and counts, without decoding values.
+//! Emits one row per transaction: boundaries, sizes and counts, without decoding values.
 
 use std::sync::Arc;
 

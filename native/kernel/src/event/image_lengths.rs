@@ -1,7 +1,9 @@
-//! Counts the changes of a rows event by the lengths of its images, from a plan that is built once for each table.
+//! Counts the changes in a rows event by skipping over its images, according to a plan that is built once for each
+//! table.
 //!
-//! Nearly every image has all columns. A run of columns of fixed length is then skipped at once, less the columns that
-//! are NULL. Images without some columns, or of wide tables, are skipped value by value: `rows::skip_image`.
+//! Nearly every image contains all columns. Consecutive columns of fixed length are then skipped in a single step,
+//! whose length is reduced by the columns that are NULL. Images of wide tables, and images without some columns, are
+//! skipped value by value: `rows::skip_image`.
 
 use crate::column::{Kind, Width};
 use crate::cursor::Cursor;

@@ -1,4 +1,4 @@
-//! Tests sets of both families, and MariaDB logs that do not determine where a position lies.
+//! Tests sets of both families, and MariaDB logs in which a GTID position is ambiguous.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Moves the events of a log to an offset of a joined log, which contains the transactions of several servers.
+//! Moves events of a log to a given offset of a joined log, which contains the transactions of several servers.
 //!
 //! Only positions and checksums change. Events that would be ambiguous in a joined log are refused by
 //! `EventMover::refuse`.

@@ -1,8 +1,8 @@
 //! Compressed transactions, decoded while they are decompressed.
 //!
 //! A payload event may be a gigabyte long and decompress to a multiple of that, so memory never holds a whole payload:
-//! bytes are decompressed and dropped as they arrive. The last event, which commits, is processed only after the
-//! checksum of the whole payload event was verified.
+//! bytes are decompressed and dropped as they arrive. The last event, which commits the transaction, is processed only
+//! after the checksum of the whole payload event has been verified.
 
 use zstd::stream::raw::{Decoder as Zstd, Operation};
 

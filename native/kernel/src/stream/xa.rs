@@ -1,7 +1,7 @@
 //! Decodes the rows of an XA transaction when it commits.
 //!
-//! The events precede the commit: they are in memory, or the caller supplies their bytes ([`State::Prepared`]). While
-//! they are read, a [`Frame`] saves the decoder's position in the log.
+//! The events with the rows precede the commit in the log. They are either still in memory, or the caller supplies
+//! their bytes ([`State::Prepared`]). While these events are read, a [`Frame`] saves the decoder's position in the log.
 
 use std::sync::Arc;
 

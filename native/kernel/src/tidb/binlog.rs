@@ -1,7 +1,8 @@
 //! The message `Binlog`, which TiDB's pump client sends at each step of a transaction.
 //!
 //! A transaction consists of a Prewrite, which has the rows or the statement, and a Commit or a Rollback, which refers
-//! to the Prewrite by the start timestamp. A Pump sends the Commit with the Prewrite's content to Drainers.
+//! to the Prewrite by the start timestamp. A Pump sends to Drainers a Commit that also contains the content of the
+//! Prewrite.
 
 use std::ops::Range;
 

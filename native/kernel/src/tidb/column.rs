@@ -1,4 +1,4 @@
-//! TiDB's columns: their MySQL types, and their values in rows that lack them.
+//! TiDB's columns: their MySQL types, and the values that they have in rows from which they are missing.
 
 use std::sync::Arc;
 

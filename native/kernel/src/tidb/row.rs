@@ -1,8 +1,8 @@
 //! Rows of a payload as row images.
 //!
-//! An inserted row is its handle and pairs of a column's number and its value, in which the columns of the handle may
-//! be missing. An updated row consists of the old row's pairs, then the new row's pairs. A deleted row consists of its
-//! pairs. For a table without a primary key, a further pair with the number -1 contains the row id.
+//! An inserted row consists of its handle and of pairs of column number and value; the columns of the handle may be
+//! missing from the pairs. An updated row consists of the old row's pairs, followed by the new row's pairs. A deleted
+//! row consists of its pairs. For a table without a primary key, a further pair with the number -1 contains the row id.
 
 use super::column::Missing;
 use super::datum::Datum;

@@ -1,6 +1,6 @@
 //! Writes events as a MySQL 8.0 server does, for sources without a binlog.
 //!
-//! Every reader of MySQL's binlog reads the result: events have checksums, transactions begin with a GTID event, and
+//! Every reader of MySQL's binlog can read the result: events have checksums, transactions begin with a GTID event, and
 //! table maps have the metadata of `binlog_row_metadata=FULL`. The output depends only on the arguments.
 
 pub mod events;

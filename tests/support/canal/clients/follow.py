@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows a destination with the Canal client from PyPI and prints entries as JSON until table "stop".
+"""Follows a destination with the Canal client from PyPI, and prints entries as JSON until an entry of the
+table "stop" arrives.
 
 Runs in an interpreter whose path has that client and the old protobuf library that it requires.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow one table into a folder of Parquet, a subfolder for each batch, and perhaps die on the way.
+"""Follow one table into a folder of Parquet, a subfolder for each batch, and optionally die while doing so.
 
     python -m tests.support.spark.programs.follow '{"master": "local[2]", "options": {"tables": "d.t"}, ...}'
 

@@ -1,4 +1,4 @@
-//! Writes values as in Canal's entries.
+//! Writes values in the format of Canal's entries.
 
 use crate::column::json::{self, JsonStyle};
 use crate::column::typed::Typed;

@@ -1,4 +1,5 @@
-//! The forms of values and messages that users of Debezium's connector configure: its handling modes, and flat rows.
+//! The formats of values and messages that users can configure in Debezium's connector: its handling modes, and flat
+//! rows.
 //!
 //! The names are those of the connector's properties `decimal.handling.mode`, `time.precision.mode`,
 //! `bigint.unsigned.handling.mode` and `binary.handling.mode`, and of the fields that its transformation

@@ -1,9 +1,9 @@
 //! Debezium's envelope: the row before and after a change, and the source of the change.
 //!
 //! With a schema, each message describes its own fields; in Avro and protobuf, the schema is in a registry. The module
-//! `handling` defines the forms of values and flat rows, and the module `values` writes values by type. A change of the
-//! primary key is written as the delete of a row and the creation of another, because consumers identify rows by their
-//! key.
+//! `handling` defines the formats of values and flat rows, and the module `values` writes values by type. A change of
+//! the primary key is written as the delete of a row and the creation of another, because consumers identify rows by
+//! their key.
 
 mod avro;
 pub(crate) mod binary;

@@ -1,4 +1,4 @@
-//! Writes values in JSON like Debezium's MySQL connector, in the forms of its handling modes.
+//! Writes values as JSON in the same way as Debezium's MySQL connector, in the formats of its handling modes.
 
 use super::column_traits::ColumnTraits;
 use super::handling::{BinaryMode, DecimalMode, TimeMode, UnsignedMode};

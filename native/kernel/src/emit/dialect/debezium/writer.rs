@@ -1,4 +1,4 @@
-//! The data for writing the rows of a table in all forms of the messages: JSON, Avro and protobuf.
+//! The data for writing the rows of a table in every message format: JSON, Avro and protobuf.
 
 use std::sync::Arc;
 

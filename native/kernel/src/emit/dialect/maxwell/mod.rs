@@ -1,9 +1,9 @@
 //! Maxwell's messages: the row after its change (before a delete), and for an update the previous values of changed
 //! columns.
 //!
-//! A message has the number of its transaction, which the log contains only at the end of the transaction. The
-//! messages of the open transaction are therefore rewritten at its end. If a transaction exceeds its memory limit,
-//! the messages emitted before its end lack the number.
+//! A message has the number of its transaction, which the log contains only at the end of the transaction. The messages
+//! of the open transaction are therefore rewritten at its end. If a transaction exceeds the memory limit, some of its
+//! messages are emitted before its end, without the number.
 
 pub(super) mod values;
 
