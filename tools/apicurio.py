@@ -45,7 +45,7 @@ def install() -> Path:
 
 
 class Apicurio(Companion):
-    """The registry. Its schemas are lost when it ends."""
+    """The Apicurio registry. Its schemas are lost when it ends."""
 
     NAME = "Apicurio"
     START_SECONDS_MAX: ClassVar[float] = 300.0

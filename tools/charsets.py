@@ -51,7 +51,7 @@ Mapping = dict[bytes, int]
 
 @dataclass
 class Pages:
-    """Distinct pages in the order of their first use; page 0 is empty."""
+    """Distinct pages, in the order of their first use. Page 0 is empty."""
 
     rows: list[tuple[int, ...]] = field(default_factory=lambda: [(0,) * 256])
 

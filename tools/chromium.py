@@ -32,7 +32,9 @@ _WAIT_SECONDS_MAX = 120.0
 
 
 class Chromium:
-    """One tab. `errors` are those of its console, `requested` the addresses of everything that it fetched."""
+    """One browser tab. `errors` contains the errors in its console, and `requested` the addresses of
+    everything that it fetched.
+    """
 
     def __init__(self, program: Path, folder: Path) -> None:
         reading, self._writing = os.pipe()

@@ -77,7 +77,7 @@ class Engine:
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers the requests of one connection."""
+    """Answers the HTTP requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     engine: Engine

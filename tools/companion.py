@@ -24,7 +24,9 @@ STOP_SECONDS_MAX = 10.0
 
 
 class Companion(ABC):
-    """A server with a fixed free port of 127.0.0.1. As a context manager it runs inside the block."""
+    """A server on 127.0.0.1, at a free port that does not change. As a context manager, it runs inside the
+    block.
+    """
 
     NAME: ClassVar[str]
     START_SECONDS_MAX: ClassVar[float] = 120.0

@@ -51,7 +51,7 @@ def install() -> Path:
 
 
 class Mongo(Companion):
-    """The server. It stores nothing on disk."""
+    """The MongoDB server. It stores nothing on disk."""
 
     NAME = "Mongo"
 

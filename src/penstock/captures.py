@@ -193,8 +193,8 @@ class RunningCapture(Protocol):
 class OwnInstance:
     """An instance that this daemon captures, whose capture may be replaced; see `ServedInstance`.
 
-    `make` returns a capture with the settings current at the call. `start`, `stop`, `join` and `remove`
-    belong to one thread at a time.
+    `make` returns a capture with the settings that are current when it is called. Only one thread at a time
+    may call `start`, `stop`, `join` and `remove`.
     """
 
     def __init__(self, name: str, make: Callable[[], RunningCapture]) -> None:
@@ -267,8 +267,8 @@ class OwnInstance:
 class OwnInstances:
     """The instances that a daemon without a fleet captures.
 
-    `make` returns the capture of an instance, not started. Only one thread at a time may call the methods
-    that change instances.
+    `make` returns the capture of an instance without starting it. Only one thread at a time may call the
+    methods that change instances.
     """
 
     def __init__(self, names: Collection[str], make: Callable[[str], RunningCapture]) -> None:
@@ -342,11 +342,11 @@ class OwnInstances:
 
 
 class Maintenance:
-    """Maintains the logs of captures, measures their servers and reports on both.
+    """Maintains the logs of captures, measures the captured servers, and reports on both.
 
-    `captures` returns the running captures of the instances `names`. `further_works`, by name, run alongside
-    the upkeep of the logs. `copies` returns additional logs by instance. Raises DependencyMissing if a tier's
-    package is not installed.
+    `captures` returns the running captures of the instances `names`. `further_works` contains named functions
+    that run alongside the upkeep of the logs. `copies` returns additional logs by instance. Raises
+    DependencyMissing if a tier's package is not installed.
     """
 
     def __init__(

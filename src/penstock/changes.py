@@ -36,11 +36,12 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class Target:
-    """The target table of changes: initially the source's table, which each step may change. Can be pickled.
+    """The target table of changes. It is initially the source's table, and each step may change it. Can be
+    pickled.
 
-    `columns` are the table's columns in order, without the system columns. Their types are SQL types as the
-    source declares them, even for columns that a step added. `primary_key` is () if there is none;
-    `unique_keys` are its other keys, if known. `mariadb` says whether the type names are MariaDB's.
+    `columns` are the table's columns in order, without the system columns. Their types are SQL types in the
+    source's spelling, even for columns that a step added. `primary_key` is () if there is none. `unique_keys`
+    are the table's other keys, if known. `mariadb` says whether the type names are MariaDB's.
     """
 
     name: TableName
@@ -116,7 +117,7 @@ class Target:
 
 @dataclass(frozen=True)
 class StatementOrigin:
-    """Where and when a statement was logged. Without GTIDs, `gtid` is "". Can be pickled."""
+    """Where and when a statement was logged. `gtid` is "" if there are no GTIDs. Can be pickled."""
 
     file: str = ""
     offset: int = 0
@@ -128,12 +129,12 @@ class StatementOrigin:
 
 @dataclass(frozen=True)
 class DefiningStatement:
-    """A statement that defines, renames, drops or empties tables, with its commit version.
+    """A statement that defines, renames, drops or empties tables, with its commit version. Can be pickled.
 
-    The session was in `database`, "" for none. `tables` are all tables that it names. `definitions` says what
-    the statement does to each table: the kind, database, table ("" for none), and a statement about this
-    table alone. `emptied` are the targets of the tables that the statement empties, if they have had rows.
-    Can be pickled.
+    `database` is the session's current database, "" for none. `tables` are all tables that the statement
+    names. `definitions` describes what the statement does to each table: the kind, the database, the table
+    ("" for none), and a statement about this table alone. `emptied` are the targets of the tables that the
+    statement empties, if these tables have had rows.
     """
 
     text: str
@@ -150,8 +151,9 @@ class DefiningStatement:
 class Changes:
     """Changes of one table, in commit order.
 
-    `rows` has the target's columns and then SYSTEM_COLUMNS. Within a commit, `_metadata.row` orders the rows;
-    both images of an update have the same number, preimage first. `source` is the table in the log.
+    `rows` contains the target's columns, followed by SYSTEM_COLUMNS. Within a commit, `_metadata.row` orders
+    the rows. Both images of an update have the same number, and the preimage is first. `source` is the table
+    in the log.
     """
 
     target: Target

@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Closes itself at the end of a `with` block."""
+    """A base class for objects that can be used in a `with` block, which closes them at its end."""
 
     @abstractmethod
     def close(self) -> None:

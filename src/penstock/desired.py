@@ -46,7 +46,9 @@ _Sections = dict[str, dict[str, Any] | None]
 
 
 class SettingsState(StrEnum):
-    """The state of the newest settings. After FAILED, part of them may be in effect until a restart."""
+    """Whether the newest settings were applied. After FAILED, part of them may be in effect until a
+    restart.
+    """
 
     APPLIED = "applied"
     REFUSED = "refused"
@@ -54,9 +56,9 @@ class SettingsState(StrEnum):
 
 
 class DesiredSettings:
-    """The settings of one daemon. Thread-safe.
+    """The settings that one daemon should have. Thread-safe.
 
-    Without `coordination` in the file there is no store, and the file alone defines the instances.
+    If the file has no `coordination` section, there is no store, and the file alone defines the instances.
     """
 
     def __init__(self, file: Path) -> None:
@@ -264,7 +266,7 @@ class DesiredSettings:
 class SettingsThread:
     """The thread that applies the desired settings of a daemon whenever they may have changed.
 
-    `change` applies settings, and raises PenstockError if it refuses them.
+    `change` applies settings, and raises PenstockError if it rejects them.
     """
 
     def __init__(self, desired: DesiredSettings, change: Callable[[Settings], InstanceChange]) -> None:
@@ -341,9 +343,9 @@ class SettingsThread:
 
 
 class StoredInstances:
-    """The store's instances, as a daemon's operators view and change them.
+    """The instances in the coordination store, as the operators of a daemon view and change them.
 
-    `plan` returns the changes that settings would make in the daemon, and raises OptionInvalid if it refuses
+    `plan` returns the changes that settings would cause in the daemon, and raises OptionInvalid if it rejects
     the settings. `reload` makes the daemon read the settings again.
     """
 

@@ -67,10 +67,10 @@ from typing import Any
 class PenstockError(Exception):
     """An error with its position and a hint.
 
-    `position` is where the error happened, as text (`mysql-bin.000003:1542`), or None
-    if it has no position. `hint` names the command or setting that helps.
-    The class name is the stable code: callers choose by class, never by text.
-    Instances pickle, so an executor's error reaches the driver whole.
+    `position` is where the error happened, as text (`mysql-bin.000003:1542`), or None if it has no position.
+    `hint` names the command or setting that helps. The class name is the stable error code: callers
+    distinguish errors by class, never by text. Instances can be pickled, so that an executor's error reaches
+    the driver with all its fields.
     """
 
     def __init__(self, message: str, *, position: str | None = None, hint: str | None = None) -> None:

@@ -24,10 +24,10 @@ NO_GTIDS = LoggedSet("")
 class ExecutedSet:
     """The GTIDs that a server reports as executed, regardless of the current contents of its log.
 
-    MariaDB's text is its `gtid_binlog_state`: the last transaction of each domain and server id, which `ends`
-    holds as numbers. Two servers may have written different transactions under the same sequence numbers.
-    `applied` are the last transactions that the server has applied from other servers, perhaps without
-    logging them (`gtid_slave_pos`). Its log may begin immediately after them.
+    For MariaDB, `text` is its `gtid_binlog_state`: the last transaction of each domain and server id. `ends`
+    contains the same transactions as numbers. Two servers may have written different transactions under the
+    same sequence numbers. `applied` contains the last transactions that the server has applied from other
+    servers, possibly without logging them (`gtid_slave_pos`). Its log may begin immediately after them.
     """
 
     text: str
@@ -88,11 +88,11 @@ class ExecutedSet:
 
 @dataclass(frozen=True)
 class LostGtids:
-    """The transactions in a log that are missing from the server of a later epoch. `kept` are the log's
-    transactions that this server has.
+    """The transactions in a log that are missing from the server of a later epoch.
 
-    MariaDB numbers the transactions of all servers of a domain in one sequence. A set that ends with a lost
-    transaction would therefore also cover the transactions that the later server numbered up to it.
+    `kept` contains the transactions of the log that this server does have. MariaDB numbers the transactions
+    of all servers of a domain in one sequence. A set that ends with a lost transaction would therefore also
+    cover the transactions to which the later server gave numbers up to that point.
     """
 
     lost: LoggedSet
@@ -136,8 +136,8 @@ class OutsideSet:
     """Determines which transactions of a log are outside a GTID set. Call the instance with each
     transaction's GTID, in log order.
 
-    `before` holds the transactions before the transaction of the first call. The call raises PositionInvalid
-    if the log cannot answer.
+    `before` contains the transactions before the transaction of the first call. A call raises PositionInvalid
+    if the answer cannot be determined from the log.
     """
 
     def __init__(self, gtid_set: str, before: LoggedSet) -> None:

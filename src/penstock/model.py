@@ -31,8 +31,9 @@ _FILE_SUFFIX = re.compile(r"\.(\d+)\Z")
 class Position:
     """A position in one instance's binlog: a byte offset in a file, in an epoch.
 
-    Ordered by (base of the epoch, file number, offset). File names compare by their number, so renaming the
-    log does not reorder anything. Text form: `mysql-bin.000003:1542`, with the prefix `2/` in epoch 2.
+    Positions are ordered by (base of the epoch, file number, offset). File names are compared by their
+    numbers, so renaming the log does not change the order. Text form: `mysql-bin.000003:1542`, with the
+    prefix `2/` in epoch 2.
     """
 
     epoch: int
@@ -137,8 +138,9 @@ class TableName:
 class Column:
     """A column as the server declares it.
 
-    `type_text` is information_schema.COLUMNS.COLUMN_TYPE verbatim; `charset` its CHARACTER_SET_NAME, None for
-    a type without one. `visible` is whether SELECT * shows it, None if unknown; comparisons ignore it.
+    `type_text` is COLUMN_TYPE from information_schema.COLUMNS, verbatim. `charset` is CHARACTER_SET_NAME,
+    None for a type without a charset. `visible` is whether SELECT * shows the column, None if unknown.
+    Comparisons of columns ignore `visible`.
     """
 
     name: str
@@ -167,11 +169,11 @@ class Column:
 
 @dataclass(frozen=True)
 class StatementSession:
-    """The session of a logged statement, according to its event.
+    """The session of a logged statement, as recorded in the statement's event.
 
     `databases` are the databases that the statement changes, None if the event does not list them (MariaDB,
-    or more than 16). `charset` is the default of a created database, None if unknown. `sql_mode` has the SQL
-    modes that change how the statement's text is read.
+    or more than 16). `charset` is the default charset of a created database, None if unknown. `sql_mode`
+    contains the SQL modes that change how the statement's text is parsed.
     """
 
     databases: frozenset[str] | None = None
@@ -206,7 +208,8 @@ class StatementSession:
 class TableSchema:
     """The columns of a table in the order of its row images, and its primary key.
 
-    `version` counts the definitions of this table name, from 1; it is unrelated to the server's own counters.
+    `version` counts the definitions of this table name, starting from 1. It is unrelated to the server's own
+    counters.
     """
 
     database: str
@@ -422,8 +425,8 @@ def is_loopback(host: str) -> bool:
 class Tls:
     """The TLS options of a connection; the modes are those of the server's own clients (--ssl-mode).
 
-    `preferred` encrypts if the server can, without verifying its identity. `verify_ca` and `verify_identity`
-    need a certificate authority: the configured one, else the system's.
+    `preferred` encrypts the connection if the server supports it, without verifying the server's identity.
+    `verify_ca` and `verify_identity` need a certificate authority: the configured one, or else the system's.
     """
 
     mode: str = "preferred"
@@ -472,8 +475,9 @@ class Tls:
 class ServerAddress:
     """The address of a server, and Penstock's account on it.
 
-    `scheme` is the scheme that the user wrote (mysql or mariadb); the server itself reports its flavor. With
-    `unix_socket`, host and port are ignored. `server_id` is Penstock's replica id, None for a random id.
+    `scheme` is the scheme in the URL that the user wrote (mysql or mariadb). It does not decide the server's
+    flavor, which the server itself reports. With `unix_socket`, host and port are ignored. `server_id` is
+    Penstock's replica id, None for a random id.
     """
 
     host: str = "127.0.0.1"

@@ -15,7 +15,7 @@ class NarrowedPatterns(TablePatterns):
     """Selects the tables that both of two selections contain. `include` and `exclude` belong to the first
     selection.
 
-    Hashable and picklable, like its base class.
+    Like its base class, it is hashable and can be pickled.
     """
 
     def __init__(self, requested: TablePatterns, narrower: TablePatterns) -> None:

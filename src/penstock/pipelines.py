@@ -36,17 +36,16 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 class Pipeline:
-    """A source, steps and a sink, validated when it is created. Nothing is opened before `run`.
+    """A source, steps and a sink, validated when it is created.
 
-    `source` is a URL, a path, or the section `source` of a pipeline file; a list means several sources.
-    `tables` and `exclude` are patterns for all sources. A step is a verb, a verb with its settings
-    (`{"mask": {...}}`), or a function over Arrow batches, short for the step `python`. `sink` is a kind, or
-    a kind with its settings. `name` identifies the pipeline in its state. The default name is derived from
-    the sources, tables and sinks, and changes only when they change. The state and the dead letter are in
-    `folder`, unless `settings` says otherwise: `settings` are the other sections of a pipeline file, such
-    as `load`, `errors`, and `sinks` in place of `sink`.
-
-    Raises OptionInvalid with every problem, and DependencyMissing.
+    Nothing is opened before `run`. `source` is a URL, a path, or the section `source` of a pipeline file; a
+    list means several sources. `tables` and `exclude` are patterns for all sources. A step is a verb, a verb
+    with its settings (`{"mask": {...}}`), or a function over Arrow batches, which is a shorthand for the step
+    `python`. `sink` is a kind, or a kind with its settings. `name` identifies the pipeline in its state. The
+    default name is derived from the sources, tables and sinks, and changes only when they change. The state
+    and the dead letter are in `folder`, unless `settings` places them elsewhere. `settings` contains the
+    other sections of a pipeline file, such as `load`, `errors`, and `sinks` in place of `sink`. Raises
+    OptionInvalid, which lists every problem, and DependencyMissing.
     """
 
     def __init__(

@@ -93,7 +93,9 @@ def _spelled(name: str, names: Sequence[str]) -> str:
 
 
 class Predicate:
-    """A compiled condition. `columns` are the column names that the condition reads, as written. Pickles."""
+    """A compiled condition. `columns` are the names of the columns that the condition reads, as written. Can
+    be pickled.
+    """
 
     def __init__(self, text: str, condition: _Condition, columns: frozenset[str]) -> None:
         self.text = text

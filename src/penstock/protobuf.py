@@ -43,7 +43,9 @@ def encode(*fields: tuple[int, Value | str | bool]) -> bytes:
 
 
 class Message:
-    """A decoded message: the values of each field, by number. A missing field reads as protobuf's default."""
+    """A decoded message: the values of each field, by field number. A missing field has protobuf's default
+    value.
+    """
 
     def __init__(self, content: bytes | memoryview) -> None:
         """Decode a message without copying its fields. Raises EventMalformed."""

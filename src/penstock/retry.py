@@ -27,7 +27,7 @@ _DOUBLINGS_MAX = 64
 
 @dataclass(frozen=True)
 class Backoff:
-    """The pauses between tries, in seconds: their bound doubles from `first` to `longest`."""
+    """The pauses between tries, in seconds. The upper limit of a pause doubles from `first` to `longest`."""
 
     first: float = RECONNECT_PAUSE_SECONDS_FIRST
     longest: float = RECONNECT_PAUSE_SECONDS_MAX
@@ -45,13 +45,14 @@ RECONNECT = Backoff()
 
 
 class Retry:
-    """The failures in a row of one operation, and the pauses between its tries.
+    """Counts the consecutive failures of one operation, and pauses between its tries. Used by one thread or
+    task.
 
-    For one thread or task. `event` is the message of the log line. A failure is raised after `tries` pauses,
-    or once `seconds` have passed since the first failure; without either limit, failures are never raised.
-    The last pause is shortened to the time limit. If several `peers` are tried in turn, only a complete round
-    of all peers counts as a try and is followed by a pause. Once `stop` is set, pauses end at once. `report`
-    is called with each failure before its pause. A pause of at most `quiet_seconds` is not logged.
+    `event` is the message of the log line. A failure is raised after `tries` pauses, or once `seconds` have
+    passed since the first failure. Without these limits, failures are never raised. The last pause is
+    shortened so that it ends at the time limit. If several `peers` are tried in turn, only a complete round
+    of all peers counts as a try and is followed by a pause. Once `stop` is set, pauses end immediately.
+    `report` is called with each failure before its pause. A pause of at most `quiet_seconds` is not logged.
     """
 
     def __init__(

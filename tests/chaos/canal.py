@@ -16,10 +16,10 @@ _RESTART_SECONDS = 1.0
 
 
 class CanalFollower:
-    """The changes that the client has received from the tables of writers. As a context manager it runs
-    inside the block.
+    """The changes that the client has received from the writers' tables. As a context manager, it runs inside
+    the block.
 
-    The client ends with an error after three attempts, so it is started again, as its operators would do.
+    The client ends with an error after three attempts. It is then started again, as operators would do.
     """
 
     def __init__(self, folder: Path, peer: Peer, hosts: str, destination: str, table_filter: str) -> None:

@@ -32,7 +32,9 @@ def canal_node(root: str) -> str:
 
 
 class Network:
-    """The connections of one host, as proxies. As a context manager they are open inside the block."""
+    """The connections of one host, all routed through proxies. As a context manager, it keeps them open
+    inside the block.
+    """
 
     def __init__(self, ensemble: Ensemble, root: str, servers: Sequence[Server] = ()) -> None:
         self._nodes = [Proxy(node.port) for node in ensemble.nodes]
@@ -98,7 +100,7 @@ class Network:
 
 
 class Member:
-    """A daemon of the fleet on a separate host. As a context manager it runs inside the block."""
+    """A daemon of the fleet on a separate host. As a context manager, it runs inside the block."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class Member:
 
 
 class Worker:
-    """A worker of the fleet on a separate host. As a context manager it runs inside the block."""
+    """A worker of the fleet on a separate host. As a context manager, it runs inside the block."""
 
     def __init__(self, name: str, folder: Path, ensemble: Ensemble, root: str) -> None:
         self.name = name

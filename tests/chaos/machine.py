@@ -429,7 +429,7 @@ class Chaos:
 class Fault:
     """A fault that may begin on one of several hosts, and how it ends.
 
-    `weight` is its relative frequency. No other fault overlaps with a fault that is `alone`.
+    `weight` is the fault's relative frequency. A fault that is `alone` does not overlap with any other fault.
     """
 
     name: str

@@ -39,7 +39,7 @@ _REPLICA = {
 
 
 class Servers:
-    """Both servers. As a context manager they run inside the block; `__enter__` starts them."""
+    """Both database servers. As a context manager, it starts them and runs them inside the block."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

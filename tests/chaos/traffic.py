@@ -110,7 +110,7 @@ class Writer:
 
 
 class Follower:
-    """The changes that a subscriber has received from the tables of writers. As a context manager it runs
+    """The changes that a subscriber has received from the writers' tables. As a context manager, it runs
     inside the block.
     """
 

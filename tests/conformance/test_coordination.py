@@ -535,7 +535,7 @@ def said(process: "subprocess.Popen[str]") -> str:
 
 
 class AwakeClock:
-    """Measures the time between its ticks without pauses of the machine."""
+    """Measures the time between its ticks, excluding pauses of the machine."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -181,7 +181,7 @@ def test_unfinished_transaction_sent_again_is_stored_once(log: Log) -> None:
     captured = Captured(log, piece_bytes=150)
 
     class Stop(Exception):
-        """The connection is lost."""
+        """Signals that the connection is lost."""
 
     def lose(_captured: Captured, count: int) -> None:
         if count % 37 == 36:

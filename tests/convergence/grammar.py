@@ -21,7 +21,7 @@ NAMES = ("t0", "t1", "t2", "t3", "t4")
 
 @dataclass(frozen=True)
 class Action:
-    """Statements of one session about one table."""
+    """Statements about one table, for one session to execute."""
 
     name: str
     table: str

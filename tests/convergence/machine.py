@@ -59,7 +59,7 @@ class Round:
 
 @dataclass
 class Divergence:
-    """The problems at the end of a round: `rows` by table, or the error that ended the pipeline."""
+    """The problems at the end of a round: differing `rows` by table, or the error that ended the pipeline."""
 
     rows: dict[str, list[str]]
     error: str = ""
@@ -76,11 +76,13 @@ class Divergence:
 
 
 class Crash(BaseException):
-    """The runner dies here."""
+    """Signals that the runner dies at this point."""
 
 
 class Machine:
-    """One database of a source, one pipeline of it, and the rounds that are played. Close it when done."""
+    """One database of a source, one pipeline that reads it, and the rounds that are played. Close it when
+    done.
+    """
 
     def __init__(self, server: Server, target: ConvergenceTarget, driver: Driver, database: str) -> None:
         self._server = server

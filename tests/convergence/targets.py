@@ -91,7 +91,7 @@ class ConvergenceTarget(ABC):
 
 
 class MysqlTarget(ConvergenceTarget):
-    """A server of MySQL's kind."""
+    """A MySQL server."""
 
     FLAVOR = "mysql"
     MODES: ClassVar = {"mirror": ABILITIES, "feed": _OF_FEEDS | {"keyless"}, CASCADES: _OF_CASCADES}
@@ -209,7 +209,7 @@ class FilesTarget(ConvergenceTarget):
 
 
 class StoreTarget(ConvergenceTarget):
-    """A separate server, read by its own client."""
+    """A target on a separate server, whose content is read by the server's own client."""
 
     NAME: ClassVar[str]
     SERVER: ClassVar[type[Companion]]
@@ -235,7 +235,7 @@ class StoreTarget(ConvergenceTarget):
 
 
 class ClickHouseTarget(StoreTarget):
-    """ClickHouse's own engine."""
+    """A ClickHouse server."""
 
     NAME = "clickhouse"
     SERVER = ClickHouse
@@ -263,7 +263,7 @@ class ClickHouseTarget(StoreTarget):
 
 
 class MongoTarget(StoreTarget):
-    """A server of MongoDB's protocol, whose documents have no declared columns."""
+    """A MongoDB server. Its documents have no declared columns."""
 
     NAME = "mongodb"
     SERVER = Mongo
@@ -271,7 +271,7 @@ class MongoTarget(StoreTarget):
 
 
 class ElasticsearchTarget(StoreTarget):
-    """A real node. The type of a field never changes."""
+    """An Elasticsearch node. The type of a field never changes."""
 
     NAME = "elasticsearch"
     SERVER = Elasticsearch
@@ -286,7 +286,9 @@ class ElasticsearchTarget(StoreTarget):
 
 
 class RedisTarget(StoreTarget):
-    """A real server, whose values are rows as JSON. It cannot be compared with the source, only cleared."""
+    """A Redis server whose values are rows as JSON. Its content can be cleared, but not compared with the
+    source.
+    """
 
     NAME = "redis"
     SERVER = Redis
@@ -295,7 +297,7 @@ class RedisTarget(StoreTarget):
 
 
 class KafkaTarget(ConvergenceTarget):
-    """A real broker, whose readers keep the last message of each key."""
+    """A Kafka broker. Readers keep the last message of each key."""
 
     MODES: ClassVar = {"mirror": _OF_FEEDS}
 

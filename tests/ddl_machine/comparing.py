@@ -25,7 +25,7 @@ _SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_met
 
 @dataclass
 class Outcome:
-    """The outcome of a comparison: the differences, and the statements after which definitions are in
+    """The outcome of a comparison: the differences, and the statements that left table definitions in
     doubt.
     """
 
@@ -35,9 +35,9 @@ class Outcome:
 
 
 class WatchedHistory(SchemaHistory):
-    """A schema history whose questions to the server are counted, and answered from the recording.
+    """A schema history that counts its questions to the server, and answers them from the recording.
 
-    Every definition that is not in doubt must equal the server's own.
+    Every definition that is not in doubt must equal the server's own definition.
     """
 
     def __init__(self, recording: Recording, outcome: Outcome) -> None:

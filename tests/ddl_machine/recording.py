@@ -55,7 +55,7 @@ codecs.register(_lossy_codec)
 
 @dataclass(frozen=True)
 class RowChange:
-    """The rows changed by one statement on rows, or by CREATE TABLE ... SELECT: the images in order."""
+    """The rows changed by one row statement, or by CREATE TABLE ... SELECT. `images` are in log order."""
 
     start: Position
     end: Position
@@ -67,7 +67,9 @@ class RowChange:
 
 @dataclass
 class Recording:
-    """One run: the definitions after each statement, the row changes, and the statements sent."""
+    """The recording of one run: the definitions after each statement, the row changes, and the statements
+    sent.
+    """
 
     defaults: ServerDefaults
     start: Position

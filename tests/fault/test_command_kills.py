@@ -42,7 +42,7 @@ _ROWS_MAX = 10_000
 
 
 class Target(ABC):
-    """A target in a folder or on a separate server, read by its own client."""
+    """A target in a folder or on a separate server, whose content is read by the target's own client."""
 
     KIND: ClassVar[str]
     # Whether values are JSON, in which bytes are base64.
@@ -85,7 +85,7 @@ class OpenSearchTarget(Target):
 
 
 class RedisClusterTarget(Target):
-    """Values of JSON on three masters, each with a replica."""
+    """JSON values on three Redis masters, each with a replica."""
 
     KIND = "redis"
 
@@ -103,7 +103,7 @@ class RedisClusterTarget(Target):
 
 
 class RabbitTarget(Target):
-    """Messages of each table in a queue, in which the last message of a key has its row."""
+    """A queue of messages for each table. The last message of a key contains the key's row."""
 
     KIND = "rabbitmq"
     TRUNCATES = False
@@ -125,7 +125,7 @@ class RabbitTarget(Target):
 
 
 class RocketTarget(Target):
-    """Messages of each table in a topic, in which the last message of a key has its row."""
+    """A topic of messages for each table. The last message of a key contains the key's row."""
 
     KIND = "rocketmq"
     TRUNCATES = False
@@ -153,7 +153,7 @@ def _rows_held(table: str, bodies: Iterable[bytes]) -> list[Row]:
 
 
 class DuckdbTarget(Target):
-    """Tables in a file."""
+    """Tables in a DuckDB file."""
 
     KIND = "duckdb"
     IN_JSON = False
@@ -173,7 +173,7 @@ class DuckdbTarget(Target):
 
 
 class SqliteTarget(Target):
-    """Tables in a file."""
+    """Tables in an SQLite file."""
 
     KIND = "sqlite"
     IN_JSON = False

@@ -50,9 +50,9 @@ WIDTHS = (10, 200, 5_000, 60_000)
 class Load:
     """Commits transactions of all sizes into one table from several sessions, with occasional rotations.
 
-    `committed` counts completed commits, `altered` the changes of the table's definition. Commits that fail
-    with their server are retried. A session ends once all sessions together have committed `bytes_max`;
-    `ended` is true when all have ended.
+    `committed` counts completed commits, and `altered` counts changes of the table's definition. A commit
+    that fails because the server fails is retried. Sessions end once they have committed `bytes_max` in
+    total; `ended` is true when all have ended.
     """
 
     def __init__(

@@ -51,10 +51,10 @@ def times() -> Iterator[list[str]]:
 
 
 class Writer:
-    """Commits numbered transactions into one table of a cluster's primary, one after the other.
+    """Commits numbered transactions into one table of a cluster's primary, one after another.
 
-    A transaction adds the order with its number and removes an earlier one; the order `SLOT` has the number
-    of the last transaction.
+    Each transaction inserts the order with its number and deletes an earlier order. The order `SLOT` contains
+    the number of the last transaction.
     """
 
     def __init__(self, server: Server, table: str) -> None:
@@ -99,7 +99,7 @@ class Writer:
 
 
 class Cluster:
-    """A primary behind a proxy, its replica, and a writer. After `promote` the replica is the primary."""
+    """A primary behind a proxy, its replica, and a writer. After `promote`, the replica is the primary."""
 
     def __init__(self, flavor: str, start_server: StartServer, proxy_of: Callable[[int], Proxy]) -> None:
         self.primary = start_server(flavor)
@@ -141,7 +141,9 @@ class Cluster:
 
 
 class Drill:
-    """The daemon of a cluster, its subscriber and the pipelines. `prove` checks their targets at the end."""
+    """The daemon of a cluster, its subscriber and the pipelines. `prove` checks the pipelines' targets at the
+    end.
+    """
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Lake:
-    """A folder written by one sink, and a process that writes it and is killed."""
+    """A folder written by one sink, and a process that writes to it and is killed."""
 
     def __init__(self, kind: str, mode: str | None, folder: Path) -> None:
         settings = {"path": str(folder)} | ({"mode": mode} if mode else {})

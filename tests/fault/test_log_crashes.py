@@ -21,7 +21,9 @@ SEEDS = range(SEED_FIRST, SEED_FIRST + (4 if LONG else 1))
 
 
 class Scenario:
-    """The life of a log: segments of all kinds, syncs, a lost connection, retention, a clean end."""
+    """The lifetime of a log: segments of all kinds, syncs, a lost connection, retention, and a clean
+    shutdown.
+    """
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk

@@ -37,7 +37,7 @@ SINKS: dict[str, dict[str, Any]] = {"mirror": {"mode": "mirror"}, "feed": {"mode
 
 
 class Death(BaseException):
-    """The driver is dead: none of its code runs any more."""
+    """Signals that the driver has died: none of its code runs any more."""
 
 
 # The steps of a batch, as the functions that perform them.

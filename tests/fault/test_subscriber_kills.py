@@ -55,7 +55,7 @@ STANDSTILL_SECONDS = 0.5
 
 
 class Counting:
-    """Increments the counters of random keys in small transactions from two sessions until the block ends."""
+    """Increments counters with random keys in small transactions, from two sessions, until the block ends."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -98,7 +98,9 @@ class Counting:
 
 
 class RecordingProcess:
-    """A process of the subscription whose connection to the store can be cut and which can be killed."""
+    """A process that consumes the subscription. Its connection to the store can be cut, and the process can
+    be killed.
+    """
 
     def __init__(self, folder: Path, number: int, url: str, zookeeper: ZooKeeper) -> None:
         self.record = folder / f"record-{number}"
@@ -162,7 +164,7 @@ def deliveries(folder: Path) -> list[Delivered]:
 class Trouble:
     """The times at which some process could not reach the store, in nanoseconds of the monotonic clock.
 
-    As a context manager it also records pauses of the machine inside the block.
+    As a context manager, it also records pauses of the machine inside the block.
     """
 
     spans: list[tuple[int, int]] = field(default_factory=list)

@@ -117,7 +117,7 @@ class Writer:
 
 @dataclass
 class Replay:
-    """The tables that result from a log's changes. Each preimage must equal the previous row."""
+    """The tables that result from applying a log's changes. Each preimage must equal the previous row."""
 
     rows: dict[tuple[str, tuple[Any, ...]], dict[str, Any]] = field(default_factory=dict)
     keyless: Counter[tuple[Any, ...]] = field(default_factory=Counter)

@@ -35,10 +35,10 @@ FIRING, RESOLVED = 150, 480
 
 @dataclass(frozen=True)
 class Series:
-    """A series that has one value while the alert is due, minutes 60 to 180, and another value otherwise.
+    """A series that has the value `due` while the alert is due (minutes 60 to 180), and `usual` otherwise.
 
-    With `step`, the value grows by `step` each minute while the alert is due, or until the end with
-    `always`.
+    With `step` or `usual_step`, the value starts at `usual` and grows every minute: by `step` while the alert
+    is due, and by `usual_step` otherwise.
     """
 
     text: str

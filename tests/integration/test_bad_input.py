@@ -48,7 +48,7 @@ ROWS_BEFORE = 3
 
 @dataclass
 class Event:
-    """One event of a file, as it will be written again."""
+    """One event of a file, which can be modified before the file is written again."""
 
     offset: int
     content: bytearray
@@ -84,7 +84,9 @@ def write(path: Path, events: list[Event]) -> Path:
 
 @dataclass(frozen=True)
 class ClosedLog:
-    """Two closed files of one table: five transactions of one row each in the first, one in the second."""
+    """Two closed files that contain one table: five transactions of one row each in the first file, and one
+    in the second.
+    """
 
     first: Path
     second: Path

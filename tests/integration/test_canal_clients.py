@@ -78,7 +78,7 @@ FLOATS = {"1.5": "1.5", "-0.001": "-0.001", "1e10": "1.0E10", "12345.678": "1234
 
 @dataclass
 class Written:
-    """The content written to a server for this module, and the expected output of a client."""
+    """What was written to a server for this module, and the output expected from a client."""
 
     instance: str
     database: str

@@ -304,7 +304,7 @@ def test_statements_are_not_buffered_without_a_consumer(
 
 
 class Statements:
-    """Accepts statements up to the first that it must refuse."""
+    """Accepts statements up to a limit and rejects the next one."""
 
     def __init__(self, most: int) -> None:
         self.most = most

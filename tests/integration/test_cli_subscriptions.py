@@ -49,7 +49,7 @@ def daemon(kept: KeptLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @dataclass
 class Kept:
-    """A store in a file with subscription `orders` of two shards, and the command line on it."""
+    """A store in a file with the subscription `orders`, which has two shards, and the command line for it."""
 
     store: str
     config: Path

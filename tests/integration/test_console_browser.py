@@ -52,7 +52,8 @@ def is_listening(port: int) -> bool:
 
 @dataclass(frozen=True)
 class Shop:
-    """A captured server whose table has the history of one row, and a pipeline and a subscription of it.
+    """A captured server with one table and the history of one row, and a pipeline and a subscription that
+    read the table.
 
     The daemon runs the console at the address `console`.
     """

@@ -38,7 +38,7 @@ WORKERS = ("w1", "w2")
 
 @dataclass(frozen=True)
 class Operated:
-    """Two daemons of a fleet, two workers with a job, and the console that the first daemon runs."""
+    """Two daemons of a fleet, two workers with a job, and the console that runs in the first daemon."""
 
     daemons: dict[str, DaemonProcess]
     server: Server

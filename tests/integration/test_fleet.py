@@ -24,7 +24,7 @@ from tools.servers import Server
 
 
 class Fleet:
-    """Daemons with separate folders and one coordination store; as a context manager they run inside the
+    """Daemons with separate folders and one coordination store. As a context manager, it runs them inside the
     block.
     """
 
@@ -96,7 +96,7 @@ def segment_bytes(daemon: DaemonProcess) -> dict[str, bytes]:
 
 
 class Orders:
-    """A table whose rows a subscriber follows through a fleet. Rows are numbered in insertion order."""
+    """A table whose rows a subscriber receives through a fleet. Rows are numbered in insertion order."""
 
     def __init__(self, server: Server, database: str) -> None:
         self._server = server

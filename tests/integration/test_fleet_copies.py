@@ -150,7 +150,7 @@ class CopiedFleet:
 
 
 class BusyWriter:
-    """Inserts numbered rows in a thread, as fast as the server takes them."""
+    """Inserts numbered rows in a thread, as fast as the server accepts them."""
 
     def __init__(self, server: Server, table: str) -> None:
         self.inserted = 0

@@ -20,7 +20,7 @@ from tests.support.spark.session import run_to_head, spark  # noqa: F401
 
 @dataclass(frozen=True)
 class Forged:
-    """A file with forged transactions, and the log of a daemon that keeps it."""
+    """A file with forged transactions, and the log of a daemon that captured it."""
 
     file: Path
     folder: Path

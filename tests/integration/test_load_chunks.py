@@ -26,7 +26,7 @@ WISH = 500
 
 
 class Keys(NamedTuple):
-    """A key's columns and index, and SQL for the key of row n."""
+    """The columns and the index of a key, and SQL that computes the key of row n."""
 
     columns: str
     key: str

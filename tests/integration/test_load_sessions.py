@@ -71,7 +71,7 @@ def test_chunks_share_a_session_that_holds_no_table(server: Server, fresh_databa
 
 
 class CountedSession(LoadSession):
-    """Counts statements."""
+    """A load session that counts its statements."""
 
     statements = 0
 

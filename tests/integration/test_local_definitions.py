@@ -30,7 +30,7 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """A target as named in a pipeline file, and operations with the target's own client."""
+    """A target as it is written in a pipeline file, and functions that use the target's own client."""
 
     sink: dict[str, Any]
     rows: Callable[[str, str], list[Row]]

@@ -25,7 +25,7 @@ HEAD_BYTES = 150
 
 
 class CountingFile:
-    """A real file that counts the bytes read from it."""
+    """Wraps a real file and counts the bytes read from it."""
 
     def __init__(self, file: ReadFile) -> None:
         self._file = file
@@ -212,7 +212,7 @@ def test_file_without_a_seek_table_is_refused(cold: Path, segment: bytes) -> Non
 
 def test_file_gets_its_name_only_when_it_is_complete(tmp_path: Path, segment: bytes) -> None:
     class Watched(LocalDisk):
-        """The real disk, with a record of the existing files before each rename."""
+        """The real disk, which checks the existing files before each rename."""
 
         def rename(self, old: Path, new: Path) -> None:
             assert not new.exists()

@@ -39,7 +39,7 @@ SECOND_US = 1_000_000
 
 
 class Clock:
-    """A clock in seconds since 1970, which each requested segment advances by an hour."""
+    """A clock in seconds since 1970 that advances by an hour with each requested segment."""
 
     def __init__(self, now: float = TIME_S) -> None:
         self.now = now
@@ -457,7 +457,7 @@ def test_many_threads_set_one_hold(tmp_path: Path) -> None:
 
 
 class Interrupted(SimulatedDisk):
-    """A disk on which another thread acts while a file is read or the free space is queried."""
+    """A disk on which another thread acts while a file is being read or the free space is being queried."""
 
     meanwhile: Callable[[], None] | None = None
     thread: threading.Thread | None = None

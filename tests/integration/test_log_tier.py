@@ -31,7 +31,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class Counted(MemoryFileSystem):
-    """fsspec's memory store, which counts its requests and can be made to fail."""
+    """The memory file system of fsspec, which counts requests and can be made to fail."""
 
     protocol = "counted"
     store: dict[str, Any] = {}  # noqa: RUF012, the one that fsspec's own class has

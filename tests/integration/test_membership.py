@@ -44,7 +44,7 @@ _numbers = itertools.count(1)
 
 
 class Subscriber:
-    """A member whose consumers record the events of their shards."""
+    """A member of a subscription that records the events of its shards."""
 
     def __init__(self, url: str, subscription: Subscription, name: str, **options: float) -> None:
         self.store = open_store(url)
@@ -335,7 +335,7 @@ def test_superseded_leader_changes_nothing(crowd: Crowd) -> None:
 
 
 class Processes:
-    """Members that are processes, which join, leave and are killed."""
+    """Members in separate processes, which join, leave and are killed."""
 
     def __init__(self, url: str, file: Path, chance: random.Random) -> None:
         self.url = url

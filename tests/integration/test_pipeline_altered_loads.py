@@ -57,7 +57,9 @@ def test_table_may_be_altered_during_its_load(
 
 
 class AlteringDriver(LocalDriver):
-    """Runs statements on the source before some of the driver's jobs, given by their number."""
+    """Runs statements on the source before some of the driver's jobs. `statements` maps job numbers to
+    statements.
+    """
 
     def __init__(self, server: Server, database: str, statements: dict[int, str]) -> None:
         super().__init__(2)

@@ -44,7 +44,7 @@ def cache() -> Iterator[Redis]:
 
 
 class Shop:
-    """A table, the cache that follows it, and the pipeline between them."""
+    """A table, a pipeline that reads it through a daemon, and the cache that the pipeline writes."""
 
     def __init__(
         self, server: Server, database: str, daemon: DaemonProcess, cache: Redis, folder: Path
@@ -93,7 +93,7 @@ def shop(
 
 
 class Running:
-    """A run in a thread inside the block, which records every batch and every failure."""
+    """Runs a pipeline in a thread inside the block, and records every batch and every failure."""
 
     def __init__(self, settings: PipelineSettings, *, standby: bool = False) -> None:
         self.reports: list[dict[str, Any]] = []

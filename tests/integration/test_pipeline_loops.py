@@ -40,7 +40,7 @@ MANNERS = [
 
 
 class OneWay:
-    """A pipeline from one server to another, batch by batch."""
+    """Replicates from one server to another, batch by batch, as a pipeline does."""
 
     def __init__(self, source: Server, sink: Sink, loops: LoopSettings) -> None:
         self._server = source

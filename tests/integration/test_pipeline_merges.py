@@ -23,7 +23,9 @@ from tools.servers import Server
 
 
 class Shards:
-    """Three tables of one server that are merged: `a` has keys from 1, `b` from 11, `c` from 21."""
+    """Three tables of one server that a pipeline merges. The keys of `a` start at 1, those of `b` at 11, and
+    those of `c` at 21.
+    """
 
     def __init__(self, server: Server, database: str, folder: Path, shard_column: str | None) -> None:
         self.server, self.database = server, database

@@ -40,7 +40,7 @@ from tools.servers import Server
 
 @dataclass
 class Driver:
-    """The state of a driver, without its jobs."""
+    """The state of a driver, without running its jobs."""
 
     settings: PipelineSettings
     state: PipelineState

@@ -25,7 +25,9 @@ from tools.servers import Server
 
 
 class Pair:
-    """A source, a target of another family with a database of the same name, and a pipeline between them."""
+    """A source, a target of a different server family with a database of the same name, and a pipeline
+    between them.
+    """
 
     def __init__(self, source: Server, target: Server, database: str, folder: Path) -> None:
         self.source, self.target, self.database = source, target, database

@@ -24,7 +24,7 @@ TABLES_PER_LOG = 5
 
 @dataclass(frozen=True)
 class Kind:
-    """A column type, and SQL expressions for values of it."""
+    """A column type, and a strategy for SQL expressions of its values."""
 
     text: str
     values: st.SearchStrategy[str] = field(repr=False)

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class Written:
-    """A log on a server: three files, one table altered in between, and another table."""
+    """A log on a server: three files, with one table that is altered on the way, and another table."""
 
     def __init__(self, server: Server, database: str) -> None:
         self.server = server

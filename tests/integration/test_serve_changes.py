@@ -40,7 +40,9 @@ ALL = {"start": "earliest", "tables": ["shop.orders"], "wait_seconds": 0}
 
 @dataclass
 class Shop:
-    """A server with a table that had all kinds of changes, and a daemon that has captured them."""
+    """A server with one table that has undergone all kinds of changes, and a daemon that has captured
+    them.
+    """
 
     server: Server
     daemon: DaemonProcess
@@ -48,7 +50,7 @@ class Shop:
 
 @dataclass
 class Answer:
-    """The outcome of one request."""
+    """The frames of one response."""
 
     frames: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
 

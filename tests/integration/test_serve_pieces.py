@@ -58,7 +58,7 @@ FOLLOWING: list[Cursor] = []
 
 
 class Instance:
-    """The parts of an instance that decode its log."""
+    """The parts of an instance that decoding of its log needs."""
 
     name = "shop"
 
@@ -75,7 +75,7 @@ class Instance:
 
 @dataclass
 class Recording:
-    """A server's two files: small transactions, definitions between them, and a large transaction."""
+    """Two binlog files of a server, with small transactions, DDL between them, and a large transaction."""
 
     server: Server
     files: FileSource

@@ -30,7 +30,7 @@ KINDS = ("delta", "iceberg")
 
 
 class Lake:
-    """A sink into a folder, its batches, and its tables as seen by the format's own reader."""
+    """A sink that writes to a folder, its batches, and its tables as the format's own reader shows them."""
 
     def __init__(self, kind: str, path: Path, **settings: Any) -> None:
         made = make_sink(kind, settings_of(kind)(path=str(path), **settings))

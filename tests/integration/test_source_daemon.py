@@ -53,8 +53,8 @@ on_one = pytest.mark.parametrize("served", ["mysql"], indirect=True)
 
 @dataclass
 class Served:
-    """A server without column names in its log, a daemon with the whole log, and a daemon with the later part
-    of the log.
+    """A server whose log contains no column names, a daemon with the whole log, and a daemon with only the
+    later part of the log.
     """
 
     server: Server

@@ -20,7 +20,7 @@ ROWS = 40
 
 @dataclass
 class Captured:
-    """A server without column names in its log, its daemon, and another daemon whose log starts later."""
+    """A server whose log contains no column names, its daemon, and another daemon whose log starts later."""
 
     server: Server
     daemon: DaemonProcess

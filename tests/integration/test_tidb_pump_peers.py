@@ -44,7 +44,7 @@ def cluster(tmp_path: Path, missing_part: MissingPart) -> Iterator[PeerCluster]:
 
 
 class PumpDaemon:
-    """A daemon that is a Pump, and what was pulled from it."""
+    """A daemon that acts as a Pump, and what was pulled from it."""
 
     def __init__(self, folder: Path, cluster: PeerCluster, **pump: Any) -> None:
         folder.mkdir()

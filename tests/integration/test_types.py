@@ -64,7 +64,7 @@ def is_same(value: Any, text: str | None, arrow_type: pyarrow.DataType, type_tex
 
 
 class Decoded(NamedTuple):
-    """The rows of one table, in the order of their ids, and their Arrow types."""
+    """The rows of one table in the order of their ids, and the Arrow types of its columns."""
 
     rows: list[dict[str, Any]]
     types: dict[str, pyarrow.DataType]

@@ -17,7 +17,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Event:
-    """An event: the values that identify it, its table, and its fields as plain JSON."""
+    """One event of a system: the values that identify it, its table, and its fields as plain JSON."""
 
     identity: tuple[str, ...]
     table: str
@@ -26,7 +26,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Difference:
-    """A field with different values in two systems. Values are JSON, or `ABSENT`."""
+    """A field whose value differs between two systems. Values are JSON, or `ABSENT`."""
 
     table: str
     event: str
@@ -40,10 +40,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rule:
-    """A difference that docs/formats/messages.md names, in the row whose first cell is `what`.
+    """A difference that docs/formats/messages.md describes, in the row whose first cell is `what`.
 
-    The other fields are regular expressions that match the whole of a difference's texts. `unseen` tells why
-    the statements do not produce the difference.
+    The other fields are regular expressions, each of which must match the whole text of the corresponding
+    field of a difference. `unseen` is the reason if the statements do not produce the difference.
     """
 
     what: str

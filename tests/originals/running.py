@@ -43,9 +43,9 @@ _OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Duser.timezone=UTC"
 class Written:
     """The output of each system for the statements, in order.
 
-    `debezium` has the key and value of each event; `entries` are Canal's, as bytes. Fields that begin with
-    `our_` are Penstock's. `our_keyed` has the messages that a sink writes (table, key and value) for tables
-    whose columns are the same at the end.
+    `debezium` contains the key and value of each event. `entries` are Canal's, as bytes. Fields that begin
+    with `our_` contain Penstock's output. `our_keyed` contains the messages that a sink writes (table, key
+    and value), for tables that have the same columns at the end.
     """
 
     debezium: list[tuple[Any, Any]]

@@ -28,7 +28,7 @@ Change = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Sample:
-    """A copy of one version's samples, and the server's own record of them."""
+    """A copy of the samples of one version, and the server's own record of their content."""
 
     folder: Path
     account: dict[str, Any]

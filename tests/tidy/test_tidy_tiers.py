@@ -15,7 +15,7 @@ from tests.tidy.tree import ROOT, files, name_of, python_functions, python_nodes
 
 @dataclass(frozen=True)
 class Deep:
-    """One use of the deep marker: on a test, or on a whole module if `test` is None."""
+    """One use of the marker `deep`: on a test, or on a whole module if `test` is None."""
 
     file: str
     test: str | None

@@ -19,7 +19,7 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 
 class RustFunction(NamedTuple):
-    """A function of a Rust file, with its first and last line."""
+    """A function in a Rust file, with the numbers of its first and last line."""
 
     name: str
     first: int

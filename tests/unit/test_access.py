@@ -247,7 +247,7 @@ def test_account_without_a_quota_never_waits() -> None:
 
 
 class DoubtfulInstance:
-    """An instance with a table in doubt in each of two databases."""
+    """An instance with two databases, each of which has one table whose definition is in doubt."""
 
     name = "shop"
 

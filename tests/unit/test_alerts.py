@@ -41,7 +41,7 @@ NOW_US = 1_700_000_000_000_000
 
 
 class Webhook:
-    """A webhook that records requests and sends configured answers."""
+    """A webhook that records requests and sends the configured response."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []
@@ -209,7 +209,7 @@ def test_silent_webhook_is_a_lost_connection_without_the_secret() -> None:
 
 
 class MailServer(socketserver.StreamRequestHandler):
-    """A mail server that takes every mail and asks for a password."""
+    """A mail server that accepts every mail and requires a password."""
 
     received: list[str]
 
@@ -291,7 +291,7 @@ def test_wrong_settings_are_refused_by_name(alerts: dict[str, Any], problem: str
 
 
 class StateOfCapture:
-    """A capture in a state of the test's choice, which never connects."""
+    """A capture that never connects, in a state that the test chooses."""
 
     def __init__(self, log: Log) -> None:
         settings = InstanceSettings(source="mysql://nobody@127.0.0.1:1")

@@ -40,7 +40,7 @@ PIECES_BEFORE = 5
 
 
 class Interrupted(Exception):
-    """The capture pauses."""
+    """Raised where the capture pauses."""
 
 
 class Instance:

@@ -13,7 +13,9 @@ from penstock.pipeline.state import Checkpoint
 
 
 class State:
-    """Keeps the records in order: a batch that begins, or the number of the last completed batch."""
+    """Collects a line for each written record, in order: which batch begins, or which batch was completed
+    last.
+    """
 
     def __init__(self) -> None:
         self.records: list[str] = []

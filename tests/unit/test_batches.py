@@ -24,7 +24,7 @@ RANGE = RangeWork("shop", ByteRange(0, "bin.000002", 4, 99, aligned=True))
 
 
 class Recording:
-    """Keeps the batches that are recorded before they run; the second one fails at first."""
+    """Collects the batches that are recorded before they run. Recording the second batch fails at first."""
 
     def __init__(self) -> None:
         self.begun: list[BatchRecord] = []
@@ -49,7 +49,7 @@ def retried(work: Callable[[], Any]) -> Any:
 
 
 class PartsSink:
-    """Commits each range by itself, under the number of the batch."""
+    """Commits each range separately, under the number of the batch."""
 
     spread = Spread.RANGES
     commit = Sink.commit

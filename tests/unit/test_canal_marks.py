@@ -22,7 +22,7 @@ VIEW = View("canal", TablePatterns("*.*"))
 
 
 class Instance:
-    """A log that grows no more."""
+    """An instance whose log does not grow any more."""
 
     name = "shop"
 

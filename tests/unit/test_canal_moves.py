@@ -38,7 +38,7 @@ def log() -> Iterator[Log]:
 
 
 class Processes:
-    """Listener processes over one log, and the daemon's state about them. All run in one event loop."""
+    """Listener processes that serve one log, and the daemon's state about them. All run in one event loop."""
 
     def __init__(self, log: Log, count: int = 2, return_seconds_max: float = WAIT_SECONDS_MAX) -> None:
         self.store = MemoryStore(f"moves-{id(self)}")

@@ -27,7 +27,7 @@ from penstock.retry import RECONNECT
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that does not advance until the test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0

@@ -53,7 +53,7 @@ BOUNDARIES = list(
 
 @dataclass
 class Server:
-    """A `Connection` that answers like a server with the binlog files of the tests."""
+    """Replaces a `Connection`. It answers like a server that has the binlog files of the tests."""
 
     key: str = "mysql:first"
     gtid_mode: str = "ON"
@@ -252,8 +252,8 @@ def test_server_missing_its_own_transactions_is_refused() -> None:
 
 
 class MariadbServer(Server):
-    """A server that has executed these transactions: `ends` has the last number of each domain and server
-    id.
+    """A server that has executed certain transactions. `ends` contains the last sequence number of each
+    domain and server id.
     """
 
     def __init__(self, ends: dict[tuple[int, int], int], server_id: int) -> None:

@@ -49,7 +49,9 @@ END = frame(kind="end", why="wait")
 
 
 class ChunkServer(ThreadingHTTPServer):
-    """Answers every call with the configured chunks; without its last chunk a response is truncated."""
+    """Answers every call with the configured chunks. If the last chunk is withheld, the response is
+    truncated.
+    """
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

@@ -14,8 +14,8 @@ AFTER_SYNC = {"rpl_semi_sync_source_wait_point": "AFTER_SYNC", "rpl_semi_sync_so
 
 
 class ServerWithoutGtids:
-    """Answers queries for the number of sessions that wait for a replica with a different number each
-    time.
+    """Reports a different number each time it is queried for the number of sessions that wait for a
+    replica.
     """
 
     address = "db1:3306"

@@ -48,7 +48,9 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class LargeSegment:
-    """A segment larger than any buffer, in memory or a file of this size, which records when it is closed."""
+    """A segment larger than any buffer, either in memory or in a file of this size. It records when it is
+    closed.
+    """
 
     def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch, stored: Path | None = None) -> None:
         self.closed = threading.Event()

@@ -34,7 +34,7 @@ REFUSED = AuthenticationFailed("the credentials are wrong")
 
 
 class Daemons:
-    """The answers of daemons to each call, by URL, or by URL and token. Records the called daemons."""
+    """The answers of daemons, by URL, or by URL and token. Records which daemons were called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, dict[str, object] | PenstockError] = {}

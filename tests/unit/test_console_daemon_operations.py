@@ -34,7 +34,7 @@ TOKEN = "a-token"
 
 
 class KeptChannel(Channel):
-    """A channel that keeps the sent messages."""
+    """A channel that collects the messages instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__(AlertSettings.model_validate({"webhook": "http://alerts.example/secret-path"}))
@@ -48,7 +48,7 @@ class KeptChannel(Channel):
 
 
 class Given:
-    """Stands in for a capture's settler, and records the definitions passed to it."""
+    """Replaces a capture's settler, and records the definitions passed to it."""
 
     def __init__(self) -> None:
         self.definitions: list[tuple[TableName, Position, dict[str, Any]]] = []

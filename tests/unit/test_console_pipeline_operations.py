@@ -27,7 +27,7 @@ ADDRESS: dict[str, Any] = {"store": "0", "name": "notes"}
 
 @dataclass(frozen=True)
 class Notes:
-    """A pipeline that has run to the end of its log, and the console of its file."""
+    """A pipeline that has run to the end of its log, and the console that shows its file."""
 
     settings: PipelineSettings
     file: Path

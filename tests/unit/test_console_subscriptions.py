@@ -32,7 +32,7 @@ ACCOUNTS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Coordinated:
-    """A daemon with a subscription of a hostile name; a member holds its only shard."""
+    """A daemon with a subscription whose name is hostile. A member holds the subscription's only shard."""
 
     daemon: ServedLog
     registry: Subscriptions

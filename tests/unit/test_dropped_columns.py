@@ -21,7 +21,7 @@ PREPARED = {target.name: target for target in (ORDERS, ITEMS)}
 
 
 class TargetTables:
-    """The tables of a target, with the columns that were dropped in the target."""
+    """The tables of a target, and the columns that were dropped from them in the target."""
 
     def __init__(self, **dropped: list[str]) -> None:
         self.dropped = {TableName("shop", table): columns for table, columns in dropped.items()}

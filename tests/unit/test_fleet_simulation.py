@@ -52,7 +52,7 @@ def assert_balanced(simulation: Simulation) -> None:
 
 
 class Faults:
-    """Random faults of a simulation, and the invariants of every step."""
+    """Injects random faults into a simulation, and checks the invariants after every step."""
 
     def __init__(self, simulation: Simulation, names: list[str]) -> None:
         self.simulation = simulation

@@ -22,7 +22,7 @@ WORK = RangeWork("shop", ByteRange(0, "log.000001", 4, 100, True, gtid_after="b:
 
 
 class Daemon:
-    """Sends the configured answers, and counts the requests."""
+    """Returns the configured answers, and counts the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[Any] = []

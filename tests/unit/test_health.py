@@ -22,7 +22,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class OpeningInstance(LogInstance):
-    """An instance whose log cannot be queried yet, or ever."""
+    """An instance whose log cannot be queried yet, or can never be queried."""
 
     def __init__(self, log: Log, problem: PenstockError | None, state: str = "opening") -> None:
         super().__init__(log)

@@ -19,7 +19,7 @@ CLIENTS = 80
 
 
 class Written:
-    """A capture that continues in pieces while clients connect."""
+    """A capture that appends another piece each time the test allows it, while clients are connected."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self.arrivals = arrivals

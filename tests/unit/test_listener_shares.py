@@ -228,7 +228,7 @@ def test_processes_are_told_of_the_instances_that_their_member_captures_only() -
     asked = []
 
     class Instance:
-        """An instance of a fleet; the store knows which member captures it."""
+        """An instance of a fleet that another member captures, as the store shows."""
 
         name = "shop"
 

@@ -15,7 +15,7 @@ from penstock.pipeline.load.session import LoadSession
 
 
 class Silent:
-    """A session that accepts its query and does not answer."""
+    """A session that accepts its query but never answers."""
 
     address = ServerAddress()
 

@@ -56,7 +56,7 @@ BASE = 4 + len(FORMAT_DESCRIPTION)
 
 @dataclass(frozen=True)
 class MadeLog:
-    """A log folder on disk. `opened` lists the files opened by the locator."""
+    """A log folder on disk. `opened` lists the files that the locator has opened."""
 
     layout: Layout
     segments: SegmentIndex

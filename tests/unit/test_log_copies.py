@@ -89,7 +89,9 @@ def test_copy_follows_a_log_over_files_and_epochs_byte_for_byte() -> None:
 
 
 class FailingDisk(SimulatedDisk):
-    """A disk that records the state in which a power failure before one of its steps would leave it."""
+    """A disk that keeps a copy of the state in which a power failure before one of its steps would leave
+    it.
+    """
 
     def __init__(self, fails_at: int, loss: Loss) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ SAMPLES = {"mysql-9.7-2": "mysql", "mariadb-10.11-2": "mariadb"}
 
 
 class KeptXaLog:
-    """A kept log of three files: a transaction is prepared in the first, and committed in the last."""
+    """A kept log of three files. A transaction is prepared in the first file, and committed in the last."""
 
     def __init__(self, log: Log, sample: str) -> None:
         self.log = log

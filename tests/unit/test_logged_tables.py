@@ -38,7 +38,7 @@ def kept(tmp_path: Path) -> SchemaLog[SchemaHistory]:
 
 
 class WatchedLog(FolderLog):
-    """A log in a folder that counts requests for definitions and calls a function for each."""
+    """A log in a folder that counts requests for table definitions, and calls a function for each request."""
 
     def __init__(self, folder: Path) -> None:
         log = FolderLog.at(str(folder))

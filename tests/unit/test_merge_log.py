@@ -55,7 +55,7 @@ RUNS = 12
 
 
 class Crashed(Exception):
-    """The process is killed."""
+    """Signals that the process is killed."""
 
 
 # A row: its member's table, and its number.
@@ -63,7 +63,7 @@ Row = tuple[str, int]
 
 
 class Merge:
-    """A merge of forged servers, which may crash and start again."""
+    """A merge of forged servers, which can crash and start again."""
 
     def __init__(
         self,

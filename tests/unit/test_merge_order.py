@@ -14,7 +14,7 @@ LATEST_US = 1_000
 
 @dataclass(frozen=True)
 class Commit:
-    """A transaction: its time, and its number in its member's log."""
+    """A transaction, with its time and its number in its member's log."""
 
     member: str
     time_us: int

@@ -140,7 +140,7 @@ def test_rule_must_name_as_many_columns_as_elsewhere() -> None:
 
 
 class ToldTables:
-    """A session on a simulated server with these tables."""
+    """A session on a simulated server that has these tables."""
 
     def identity(self) -> ServerIdentity:
         return ServerIdentity(MYSQL, (8, 0, 41), "8.0.41", 1, "uuid", None, "ON")

@@ -57,7 +57,7 @@ def rows_of(target: Target, ids: range) -> pyarrow.RecordBatch:
 
 @dataclass(frozen=True)
 class RowsThere:
-    """A target with existing rows, as settings and as a sink."""
+    """A target with existing rows. It serves both as the settings and as the sink."""
 
     rows: pyarrow.RecordBatch
     reads_ranges: bool = False

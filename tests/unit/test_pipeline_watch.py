@@ -32,7 +32,7 @@ SECRET = "value 4711 of a row"
 
 
 class Watched:
-    """A pipeline that has run once, and a daemon's reports about it. `now` is the watch's clock."""
+    """A pipeline that has run once, and the reports of a daemon about it. `now` is the watch's clock."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self.settings = settings

@@ -118,7 +118,7 @@ def test_loads_look_at_each_table_once(tmp_path: Path, monkeypatch: pytest.Monke
     looks: list[None] = []
 
     class Known:
-        """Tables whose definitions are counted when they are read."""
+        """Tables that count how often their definitions are read."""
 
         def __init__(self) -> None:
             self.shared = SharedTargets(settings, [], tables)

@@ -16,7 +16,7 @@ OWN = {"datadir": "/var/lib/mysql/", "binlog_expire_logs_seconds": "2592000"}
 
 
 class ToldServer:
-    """A session on a simulated server with only these answers."""
+    """A session on a simulated server that knows only these answers."""
 
     def __init__(self, variables: dict[str, str], retention: Any, version: str = "8.0.41") -> None:
         # Services leave the server's own variable at its default and ignore it.

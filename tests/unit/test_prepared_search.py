@@ -33,7 +33,7 @@ def log(request: pytest.FixtureRequest) -> XaLog:
 
 
 class FailingSource(FileSource):
-    """Files that fail to open with `error`, if set, after a number of successes."""
+    """Files that can be opened a number of times, after which opening them raises `error`, if it is set."""
 
     error: PenstockError | None = None
     opens_before_error = 0

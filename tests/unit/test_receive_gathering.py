@@ -25,7 +25,7 @@ FILE = "mysql-bin.000001"
 
 
 class ScriptedStream:
-    """A dump whose packets arrive in bursts. The first look after a burst sees no further bytes."""
+    """A dump whose packets arrive in bursts. The first check after a burst finds no further bytes."""
 
     def __init__(self, bursts: Sequence[bytes], *, semi_sync: bool) -> None:
         self._bursts = list(bursts)

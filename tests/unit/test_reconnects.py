@@ -129,7 +129,9 @@ def test_live_range_ends_after_a_payload(
 
 
 class DeadSource(CutSource):
-    """A source that fails permanently from an offset on, after its connection was lost there once."""
+    """A source whose connection is lost once at an offset, and which then fails permanently at that
+    offset.
+    """
 
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
@@ -159,7 +161,7 @@ def test_whole_transactions_precede_the_error_of_their_source(large: Path, again
 
 
 class RewrittenSource(CutSource):
-    """A server that loses a transaction in a crash; `rest` follows in its log."""
+    """A server that loses a transaction in a crash. `rest` is what follows in its log instead."""
 
     def __init__(self, path: Path, cut: int, rest: Sequence[Event]) -> None:
         super().__init__(path, (cut,))

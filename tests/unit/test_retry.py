@@ -16,7 +16,7 @@ AWAY = ConnectionLost("the server is away")
 
 
 class Clock:
-    """A simulated clock; records the pauses in order."""
+    """A simulated clock that records the pauses in order."""
 
     def __init__(self) -> None:
         self.now = 1000.0

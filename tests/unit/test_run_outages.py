@@ -530,7 +530,7 @@ def test_unresponsive_server_is_reported_while_its_tasks_retry(
 
 
 class LogAtAnotherServer:
-    """A source's log that another server provides, or whose next part is purged."""
+    """A source's log that is read from a different server, or whose next part is purged."""
 
     def __init__(self, here: Offset | None) -> None:
         self.here = here
@@ -557,7 +557,7 @@ def test_run_uses_the_epoch_of_the_answering_server() -> None:
 
 
 class LogOfTwoServers:
-    """A source's log at the last server in the list; records the permitted ends of each batch."""
+    """A source's log, read from the last server in the list. Records the permitted ends of each batch."""
 
     def __init__(self) -> None:
         self.ends: list[Offset | None] = []

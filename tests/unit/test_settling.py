@@ -180,7 +180,9 @@ def test_question_for_a_future_epoch_blocks_no_other(
 
 
 class ReceivedLog:
-    """A log with a fixed end, whose settler counts its questions."""
+    """A received log with a fixed end. It also replaces the settler, and collects the positions that the
+    settler is asked about.
+    """
 
     def __init__(self, visible: Position) -> None:
         self.visible = visible

@@ -50,7 +50,7 @@ def batch_of(number: int, table: str = "notes", size: int = 10) -> Batch:
 
 
 class Decoders:
-    """Opens decoders of one range, and counts those that were opened and closed."""
+    """Opens decoders of one range, and counts how many were opened and closed."""
 
     def __init__(self, parts: Callable[[TablePatterns | None], Iterator[Part]]) -> None:
         self._parts = parts

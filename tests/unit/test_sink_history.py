@@ -21,7 +21,7 @@ Step = Changes | tuple[Target, int]
 
 
 class Lake:
-    """Write batches into a folder, and read the resulting table."""
+    """Writes batches into a folder, and reads the resulting table."""
 
     def __init__(self, path: Path, mode: str = "history") -> None:
         options = {"path": str(path), "mode": mode}

@@ -21,7 +21,7 @@ LARGE = "x" * 4000
 
 
 class KeptProducer:
-    """A producer that keeps its messages."""
+    """A producer that collects its messages instead of sending them."""
 
     def __init__(self, last_committed: int | None = None) -> None:
         self.last_committed = last_committed

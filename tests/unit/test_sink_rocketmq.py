@@ -51,7 +51,7 @@ def sink_of(**options: Any) -> Any:
 
 
 class FakeServer:
-    """A name server and broker at one address, which keeps the messages of each queue."""
+    """A name server and broker at one address. It collects the messages of each queue."""
 
     def __init__(self) -> None:
         self.code = Answer.SUCCESS

@@ -67,7 +67,7 @@ def test_settings_that_would_change_rows_are_not_inherited(
 
 
 class Rows:
-    """Staged rows that stop at the first condition that they are filtered by."""
+    """Staged rows that stop at the first condition by which they are filtered."""
 
     def __init__(self) -> None:
         self.conditions: list[str] = []

@@ -15,7 +15,7 @@ from penstock.pipeline.verify import verify as verify_module
 
 
 class Stopped(Exception):
-    """Ends a comparison once its server is known."""
+    """Ends a comparison once the comparison has chosen its server."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from penstock.spark.session import session_for
 
 
 class Builder:
-    """A builder that keeps the settings instead of starting Spark."""
+    """A session builder that collects the settings instead of starting Spark."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}

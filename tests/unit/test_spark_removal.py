@@ -16,11 +16,11 @@ from tests.support.pipeline.local_runs import notes_pipeline
 
 
 class Executors(Exception):
-    """Raised where a job for executors would begin."""
+    """Raised where a job on executors would begin."""
 
 
 class Session:
-    """A stand-in for a session of two cores that only provides settings."""
+    """Replaces a Spark session of two cores. It only provides settings."""
 
     sparkContext = SimpleNamespace(defaultParallelism=2)
     conf = SimpleNamespace(get=lambda _name: "", set=lambda _name, _value: None)

@@ -31,7 +31,7 @@ USERS = {"source": "mysql://repl@db2"}
 
 @dataclass(frozen=True)
 class Daemon:
-    """A daemon whose file has one instance, and whose store has none at first."""
+    """A daemon with one instance in its settings file and, at first, none in its store."""
 
     served: ServedLog
     url: str

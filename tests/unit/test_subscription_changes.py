@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Coordinated:
-    """A daemon with a subscription of two shards and one member, which holds the second shard."""
+    """A daemon with a subscription that has two shards and one member. The member holds the second shard."""
 
     daemon: ServedLog
     registry: Subscriptions

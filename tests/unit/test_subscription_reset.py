@@ -31,7 +31,7 @@ PATH = f"/v1/instances/{INSTANCE}/subscriptions/orders-cache/reset"
 
 @dataclass(frozen=True)
 class Coordinated:
-    """A daemon whose subscription has two shards, the second of which a member holds."""
+    """A daemon whose subscription has two shards. A member holds the second shard."""
 
     daemon: ServedLog
     registry: Subscriptions
@@ -105,7 +105,7 @@ def test_shards_that_are_held_need_force(coordinated: Coordinated) -> None:
 
 
 class FailingStore(MemoryStore):
-    """A store that refuses the second shard's checkpoint."""
+    """A store that fails when the checkpoint of the second shard is written."""
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         if path.endswith("/shards/1/checkpoint"):

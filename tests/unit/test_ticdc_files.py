@@ -115,7 +115,7 @@ def test_rows_that_a_restarted_changefeed_repeats_are_read_once(sink: Sink) -> N
 
 
 class CountedStorage(LocalStorage):
-    """A folder that counts reads."""
+    """A folder that counts how often each file is read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

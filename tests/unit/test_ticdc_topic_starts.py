@@ -27,7 +27,7 @@ RUN_MS = 40_000
 
 @dataclass(frozen=True)
 class SentMessage:
-    """A message with the methods of the library's messages."""
+    """A message with the methods of the client library's messages."""
 
     number: int
     at: int
@@ -54,7 +54,7 @@ class SentMessage:
 
 
 class TopicConsumer:
-    """A consumer of messages in memory, which returns the next messages of a random partition."""
+    """A consumer of messages in memory. Each poll returns the next messages of a random partition."""
 
     def __init__(
         self,

@@ -140,7 +140,9 @@ def test_transaction_that_waits_for_its_release_is_not_accepted_again(
 
 
 class Unruled(Matching[int]):
-    """The control: releases a transaction as soon as it has an outcome."""
+    """The control in the experiment: a broken variant that releases a transaction as soon as it has an
+    outcome.
+    """
 
     def oldest_open(self) -> None:
         return None
@@ -148,11 +150,11 @@ class Unruled(Matching[int]):
 
 @dataclass
 class Simulation:
-    """TiDB servers that write to one Pump, which may crash, and whose commits may get lost.
+    """TiDB servers that write to one Pump. The Pump may crash, and commits may get lost.
 
-    A server draws the start timestamp, later writes the prewrite, draws the commit timestamp after the
-    acknowledgement, and sends the outcome at any time or never. TiKV knows the outcome from the moment at
-    which the commit timestamp is drawn.
+    For each transaction, a server draws the start timestamp and later writes the prewrite. After the
+    acknowledgement, it draws the commit timestamp, and sends the outcome at any later time or never. TiKV
+    knows the outcome as soon as the commit timestamp is drawn.
     """
 
     kind: type[Matching[int]]

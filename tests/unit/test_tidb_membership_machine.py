@@ -47,7 +47,7 @@ class _Pump:
 
 
 class MembershipMachine(RuleBasedStateMachine):
-    """Runs drainers one after the other on the same log, with at most a few Pumps at a time."""
+    """Runs drainers one after another on the same log, with at most a few Pumps at a time."""
 
     records_pumps = True
     waits_until_durable = True

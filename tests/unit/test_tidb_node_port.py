@@ -206,7 +206,7 @@ async def no_http(method: str, path: str) -> None:
 
 
 class Streaming:
-    """Answers each call with messages of 1 MiB, without an end."""
+    """Answers each call with an endless stream of 1 MiB messages."""
 
     sent = 0
 
@@ -244,7 +244,7 @@ def call_with_largest_window() -> bytes:
 
 
 class Answering:
-    """Answers calls by accepting every binlog."""
+    """Accepts every binlog that a call submits."""
 
     def receive(self, calls: Sequence[GrpcCall]) -> None:
         for call in calls:

@@ -64,7 +64,7 @@ class HistoryOfJobs:
 
 
 class LoggedEvents:
-    """The events that were stored in the log, and the events that are not stored yet."""
+    """The events that are stored in the log, and the events that are not stored yet."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
@@ -82,7 +82,7 @@ class LoggedEvents:
 
 
 class TranscribedLog:
-    """A transcription of a history of jobs, with its definitions and its logged events."""
+    """A transcription of a history of jobs, with its table definitions and its logged events."""
 
     def __init__(self, folder: Path, history: Sequence[dict[str, Any]]) -> None:
         folder.mkdir(exist_ok=True)
@@ -160,7 +160,7 @@ def inserted(commit_ts: int, version: int, row: Row) -> bytes:
 
 
 class DropOfColumn:
-    """A DROP COLUMN, optionally of a NOT NULL column, with rows in each of the job's states."""
+    """A DROP COLUMN job, optionally of a NOT NULL column, with rows written in each state of the job."""
 
     TEXT = "ALTER TABLE t DROP COLUMN c"
 

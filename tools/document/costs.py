@@ -19,8 +19,9 @@ Rates = dict[str, float]
 class Route:
     """A path that changes take, with the lines of the case that measured it and the meaning of their rates.
 
-    `cpu_seconds` is per change, None if a run did not measure CPU time. `log_bytes` is the number of log
-    bytes read per change. Byte counts are None if the case does not measure them.
+    `cpu_seconds` is the CPU time per change, None if the run did not measure it. `log_bytes` and `written`
+    are bytes read from the log and bytes written, per change. They are None if the case does not measure
+    them.
     """
 
     title: str

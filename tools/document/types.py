@@ -11,7 +11,9 @@ from tools.document.markdown import document, table
 
 
 class SqlType(NamedTuple):
-    """A type of the page. `note` describes its value, `unfit` the values that it cannot hold."""
+    """A type on the page. `note` describes how its values are shown, and `unfit` lists the values that it
+    cannot hold.
+    """
 
     text: str
     note: str = ""

@@ -26,7 +26,7 @@ _PHASES = (" (setup)", " (call)", " (teardown)")
 
 
 class CoveringTest(NamedTuple):
-    """A test that passes without a mutation."""
+    """A test that passes on the unmutated code."""
 
     name: str
     tier: str
@@ -36,7 +36,7 @@ class CoveringTest(NamedTuple):
 
 @dataclass
 class CoverageMap:
-    """The tests, and for each file and line the names of the tests that run it."""
+    """The tests, and for each line of each file, the names of the tests that run the line."""
 
     tests: dict[str, CoveringTest] = field(default_factory=dict)
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ _BRIDGE_VARIABLES = {"PYO3_BUILD_EXTENSION_MODULE": "1", "PYO3_PYTHON": sys.exec
 
 
 class BaselineFailed(Exception):
-    """Tests fail without a mutation, so they cannot judge mutants."""
+    """Tests fail on the unmutated code, so they cannot be used to judge mutants."""
 
 
 def generate(tree: Path = KERNEL_TREE) -> list[Mutant]:

@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit: the characters `start` to `end` of a file are replaced.
+    """An edit that replaces the characters from `start` to `end` of a file.
 
-    `line_text` is the first changed line, stripped. `change` describes the result: the mutated line for
-    Python, the sentence of cargo-mutants for the kernel. `number` distinguishes equal mutations of equal
+    `line_text` is the first changed line, stripped. `change` describes the result: for Python, the mutated
+    line; for the kernel, the description by cargo-mutants. `number` distinguishes equal mutations of equal
     lines.
     """
 
@@ -88,7 +88,7 @@ def numbered(mutants: Iterable[Mutant]) -> list[Mutant]:
 
 
 class Drawable(Protocol):
-    """A mutant or a candidate for one."""
+    """A mutant, or a candidate from which a mutant can be created."""
 
     @property
     def key(self) -> str: ...

@@ -43,7 +43,9 @@ _KINDS = {"ReplaceBinaryOperator": "operator", "ReplaceComparisonOperator": "com
 
 @dataclass(frozen=True)
 class Candidate:
-    """A span of a file and an operator that can mutate it. The mutant is created when it is drawn."""
+    """A span of a file, and an operator that can mutate the span. The mutant is created only when the
+    candidate is drawn.
+    """
 
     area: str
     path: str

@@ -24,7 +24,7 @@ _CARGO_TEST = "cargo test: "
 class Verdict:
     """The verdict on a mutant: killed, survived, unbuildable, or undecided if the judge itself failed.
 
-    `tier` and `test` name the test that killed it. A timeout is a kill without a test.
+    `tier` and `test` identify the test that killed the mutant. A timeout counts as a kill, without a test.
     """
 
     outcome: str

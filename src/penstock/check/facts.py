@@ -45,9 +45,10 @@ _CLOUD_SQL_MARK = "-google"
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about a server. `statement` fixes the problem; None if there is none.
+    """A finding about a server.
 
-    A statement that starts with `[mysqld]` is a line of the server's option file, because no SQL sets it.
+    `statement` fixes the problem, and is None if no statement can. A `statement` that starts with `[mysqld]`
+    is a line for the server's option file, because no SQL statement can set that option.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Finding:
 
 
 class Facts:
-    """Facts about a server that the checks examine. Each is queried once."""
+    """The facts about a server that the checks examine. Each fact is queried only once."""
 
     def __init__(self, connection: Connection, patterns: TablePatterns | None) -> None:
         self.connection = connection

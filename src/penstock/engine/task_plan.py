@@ -121,8 +121,9 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Surprise:
-    """A finding that the engine must prepare for before a task can continue.||`work` and `seq` determine its
-    order, and `what` says what kind of object `value` is.
+    """A finding that the engine must prepare for before a task can continue.
+
+    `work` and `seq` determine its order, and `what` says what kind of object `value` is.
     """
 
     what: str

@@ -265,8 +265,9 @@ class JobTenure:
         self._output.flush()
 
     def _wait_for_change(self, job: JobSpec, seconds: float | None) -> None:
-        """Wait for some time, or until the job is given up or changed.||If the job has ended successfully,
-        wait without a time limit.
+        """Wait for some time, or until the job is given up or changed.
+
+        If the job has ended successfully, wait without a time limit.
         """
         if seconds is None:
             self._note(state="ended", ended=job.work)

@@ -8,9 +8,10 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class LogStatus:
-    """The state of a log. || `bytes` is the total size of its segments. `epoch` is the latest epoch, None
-    before the first. `time_first_us` is the first commit time in microseconds since 1970, UTC, and 0
-    before the first commit.
+    """The state of a log.
+
+    `bytes` is the total size of its segments. `epoch` is the latest epoch, None before the first.
+    `time_first_us` is the first commit time in microseconds since 1970, UTC, and 0 before the first commit.
     """
 
     epoch: int | None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk in memory with a size limit. || Its content is lost when the process ends, and syncs have no
-effect.
+"""A disk in memory with a size limit.
+
+Its content is lost when the process ends, and syncs have no effect.
 """
 
 import threading

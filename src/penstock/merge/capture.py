@@ -43,7 +43,9 @@ _log = structlog.get_logger(__name__)
 
 
 class MergeCapture(GeneratedCapture):
-    """Captures other instances of this process into one log, with the interface of every capture."""
+    """Captures other instances of this process into one log. Implements the interface that all captures
+    share.
+    """
 
     def __init__(
         self,

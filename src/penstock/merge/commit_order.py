@@ -21,9 +21,10 @@ EntryT = TypeVar("EntryT")
 
 
 class CommitOrder(Generic[EntryT]):
-    """The transactions of all members by time, then by member, then in the member's own order.
+    """Orders the transactions of all members by time, then by member, then by the member's own order. Not
+    thread-safe.
 
-    Times are microseconds UTC since 1970. Not thread-safe.
+    Times are in microseconds since 1970, UTC.
     """
 
     def __init__(self, members: Sequence[str]) -> None:

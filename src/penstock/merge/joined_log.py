@@ -46,10 +46,10 @@ _GTID_CODES = frozenset((33, 34, 42, 162))
 
 @dataclass
 class MergeState:
-    """The positions of all members in a log, durable once the log reaches `log_end`.
+    """The positions of all members in a log. They are durable once the log reaches `log_end`.
 
-    `sources` maps the source of a GTID, which is the server's UUID and tag or MariaDB's domain, to the member
-    that logs its transactions.
+    `sources` maps the source of a GTID (the server's UUID and tag, or MariaDB's domain) to the member that
+    logs the source's transactions.
     """
 
     log_end: Position | None

@@ -40,8 +40,8 @@ _COMMIT_US = 200_000
 class MemberTransaction:
     """A transaction in [start, end) of a file of a member's log.
 
-    `source` is the server's UUID and tag, or MariaDB's domain, from its GTID; "" if it has none. `events` are
-    its bytes, None if there are too many to keep in memory.
+    `source` is the server's UUID and tag, or MariaDB's domain, from the transaction's GTID; "" if it has no
+    GTID. `events` are the transaction's bytes, None if there are too many to keep in memory.
     """
 
     epoch: int
@@ -59,7 +59,7 @@ class MemberTransaction:
 
 
 class Member:
-    """Reads an instance that this process captures. Used by one thread."""
+    """Reads the log of an instance that this process captures. Used by one thread."""
 
     def __init__(self, capture: Capture, position: Position) -> None:
         """`position` is a transaction boundary in the instance's log."""

@@ -39,11 +39,11 @@ _SHOW_REPLICAS_SINCE = (8, 0, 22)
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """The identity of a server: everything that must stay the same for a position to stay valid.
+    """The identity of a server: everything that must stay the same for a position to remain valid.
 
-    `version` has the leading numbers of the server's version; use it only to choose the spelling to try
-    first. `server_uuid` is MySQL's; `gtid_domain` is MariaDB's `gtid_domain_id`. `gtid_mode` is MySQL's
-    setting. MariaDB always writes GTIDs, so there it is ON.
+    `version` contains the leading numbers of the server's version; use it only to choose which spelling to
+    try first. `server_uuid` is MySQL's. `gtid_domain` is MariaDB's `gtid_domain_id`. `gtid_mode` is MySQL's
+    setting. It is ON for MariaDB, which always writes GTIDs.
     """
 
     flavor: str
@@ -77,7 +77,9 @@ class LogHead:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A binlog file as listed by the server. `encrypted` means at rest; the stream is not encrypted."""
+    """A binlog file as listed by the server. `encrypted` refers to the file on disk; the stream is not
+    encrypted.
+    """
 
     file: str
     bytes: int
@@ -85,7 +87,7 @@ class LogFile:
 
 
 class Connection(Closing):
-    """A session. Not safe for concurrent use. A context manager that closes it.
+    """A session with a server. Not safe for concurrent use. As a context manager, it closes itself.
 
     Raises errors of the module `penstock.errors`, chosen by the server's error number.
     """

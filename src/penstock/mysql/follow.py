@@ -23,9 +23,10 @@ _TRIES_PER_TIMEOUT = 5
 class Stretch:
     """A continuous part of the log.
 
-    `start` is where its bytes start. If the protocol cannot express a position, the bytes start before it,
-    and the consumer skips what it already has. Iterating yields event bytes until the end of a bounded dump
-    (then `complete` is true) or until the connection is lost (then `failure` is set).
+    `start` is where the part's bytes start. If the protocol cannot express a requested position, the bytes
+    start before that position, and the consumer skips what it already has. Iterating yields event bytes until
+    the end of a bounded dump (then `complete` is true) or until the connection is lost (then `failure` is
+    set).
     """
 
     start: DumpStart

@@ -51,8 +51,8 @@ _SERVER_ID_RANDOM_MIN = 1 << 30
 class ReplicaName:
     """How a replica identifies itself.
 
-    If two dumps have the same `uuid` (MySQL) or the same `server_id` (MariaDB), the server ends the older.
-    `host` is listed by SHOW REPLICAS. It is unique, so that a replica can recognize its own row.
+    If two dumps have the same `uuid` (MySQL) or the same `server_id` (MariaDB), the server ends the older
+    one. `host` is listed by SHOW REPLICAS. It is unique, so that a replica can recognize its own row.
     """
 
     server_id: int
@@ -80,11 +80,12 @@ class DumpStart:
 
 
 class ReplicaStream(Closing):
-    """The raw bytes of one dump. A context manager that closes it.
+    """The raw bytes of one dump. As a context manager, it closes itself.
 
-    `start` is where the stream really starts: for a position that the protocol cannot express, that is the
-    head of its file, and the reader skips the rest. `identity` is the server's. `delivered` is true once any
-    event has been passed on. `semi_sync` is true if the server marks the events to acknowledge.
+    `start` is where the stream actually starts. For a position that the protocol cannot express, that is the
+    head of the position's file, and the reader skips the bytes before the position. `identity` is the
+    identity of the server. `delivered` is true once any event has been passed on. `semi_sync` is true if the
+    server marks the events to acknowledge.
     """
 
     def __init__(

@@ -32,7 +32,9 @@ _TIME_MARGIN_US = 60_000_000
 
 
 class LogLookup(Protocol):
-    """Looks up positions in one server's log. Its positions have the epoch that it was created for."""
+    """Looks up positions in one server's log. The positions that it returns have the epoch that it was
+    created for.
+    """
 
     def earliest(self) -> Position:
         """Return the first position that the server still has."""
@@ -52,7 +54,8 @@ class LogLookup(Protocol):
 
 @dataclass(frozen=True)
 class StartAt:
-    """Where an empty log starts: one of the fields, by default the head of the server's log.
+    """Where an empty log starts. At most one field is set; by default, the log starts at the head of the
+    server's log.
 
     `commit_ts` is a commit timestamp of a TiDB cluster, after which the log starts.
     """
@@ -66,7 +69,9 @@ class StartAt:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where capture starts, and the GTIDs of everything before. `note` is a warning for readers."""
+    """Where capture starts, and the GTIDs of everything before that position. `note` is a warning for readers
+    of the log.
+    """
 
     position: Position
     gtid_set: LoggedSet

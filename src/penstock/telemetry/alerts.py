@@ -17,9 +17,10 @@ _REFUSED_US_MAX = 600_000_000
 
 @dataclass(frozen=True)
 class Alert:
-    """A condition that is true. `name` and `instance` identify it; `summary` may change while it lasts.
+    """A condition that is currently true.
 
-    With `is_pipeline`, `instance` is the name of a pipeline, with its sink, or of a state store.
+    `name` and `instance` identify the alert. `summary` may change while the condition lasts. With
+    `is_pipeline`, `instance` is the name of a pipeline and its sink, or the name of a state store.
     """
 
     name: str
@@ -78,9 +79,9 @@ class _RefusedPause:
 class Alerts:
     """The alerts of a daemon. For one thread or task.
 
-    A notification stays pending until `delivered` is called for it, so that none is lost while the channel is
-    down. A notification that was `refused` is due again after a pause, so that it does not hold up the
-    others. An alert that ends before its beginning was delivered is not reported at all.
+    A notification stays pending until `delivered` is called for it, so that no notification is lost while the
+    channel is down. A `refused` notification is sent again after a pause, so that it does not block other
+    notifications. An alert that ends before its beginning was delivered is not reported at all.
     """
 
     def __init__(self) -> None:

@@ -18,10 +18,10 @@ _CANAL = "canal"
 
 @dataclass(frozen=True)
 class Alias:
-    """A metric of Canal, and the metric of Penstock that has its value, multiplied by `scale`.
+    """A metric of Canal, and the metric of Penstock from which its value is computed.
 
-    Samples of one instance are added up; with the scale 0 they are counted. `protocol` selects the samples of
-    one protocol.
+    The value is multiplied by `scale`. Samples of one instance are summed; with a scale of 0, the samples are
+    counted instead. `protocol` selects the samples of one protocol.
     """
 
     name: str

@@ -33,7 +33,7 @@ _REFUSALS = (
 
 
 class Channel:
-    """Delivers notifications. `address` names the channel without its credentials."""
+    """Delivers notifications by webhook or mail. `address` names the destination without credentials."""
 
     def __init__(self, settings: AlertSettings) -> None:
         self._settings = settings

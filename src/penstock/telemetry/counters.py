@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 class Counter:
     """Counts events by the values of their labels, in the order of the metric's definition.
 
-    The values must come from a bounded set, such as the classes of errors. `known` values are reported as 0
-    before their first event, so that a rate shows the first one.
+    The values must come from a bounded set, such as the classes of errors. Values in `known` are reported as
+    0 before their first event, so that a rate over the counter includes the first event.
     """
 
     def __init__(self, *known: str) -> None:
@@ -47,8 +47,7 @@ class Counter:
 class Histogram:
     """The distribution of a measured value.
 
-    `bounds` are the inclusive upper bounds of its buckets, ascending; a last bucket has everything above
-    them.
+    `bounds` are the inclusive upper bounds of the buckets, ascending. A last bucket counts all higher values.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:

@@ -18,7 +18,7 @@ BATCH_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 
 
 class Kind(StrEnum):
-    """The type of a metric. INFO is a constant 1 whose labels are the value."""
+    """The type of a metric. An INFO metric is a constant 1 whose labels contain the information."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -32,7 +32,7 @@ Origin = Literal["daemon", "pipeline", "subscriber", "holder", "any"]
 
 @dataclass(frozen=True)
 class Definition:
-    """A metric. Histograms have `bounds`; a label that is `optional` may be missing from a sample."""
+    """A metric. `bounds` are the bucket bounds of a histogram. A sample may omit `optional` labels."""
 
     name: str
     kind: Kind
@@ -50,7 +50,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Group:
-    """Metrics about one subject, by the kind of process that has them."""
+    """The metrics about one subject. `origin` is the kind of process that reports them."""
 
     title: str
     origin: Origin

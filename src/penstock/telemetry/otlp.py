@@ -19,9 +19,10 @@ _UNITS = {"seconds": "s", "bytes": "By"}
 
 
 class OtlpPush:
-    """Pushes readings to the collector at a URL. Raises DependencyMissing without the extra `otlp`.
+    """Pushes readings to the collector at a URL. Raises DependencyMissing if the extra `otlp` is not
+    installed.
 
-    Headers, timeouts and certificates come from the standard variables `OTEL_EXPORTER_OTLP_...`.
+    Headers, timeouts and certificates are read from the standard variables `OTEL_EXPORTER_OTLP_...`.
     """
 
     def __init__(self, url: str) -> None:

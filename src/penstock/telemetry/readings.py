@@ -13,7 +13,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Buckets:
-    """A histogram at one moment; `counts` are not cumulative and have one more element than `bounds`."""
+    """A histogram at one moment. `counts` are not cumulative, and have one element more than `bounds`."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -21,7 +21,9 @@ class Buckets:
 
 
 class Readings:
-    """Values by metric and labels. Only defined metrics with exactly their labels are accepted."""
+    """Values by metric and labels. A value is accepted only if its metric is defined and it has exactly the
+    metric's labels.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = {}

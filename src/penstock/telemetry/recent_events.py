@@ -17,7 +17,9 @@ _OWN_FIELDS = frozenset({"event", "level", "timestamp", "exc_info", "stack_info"
 
 
 class RecentEvents:
-    """The newest audit records, and the newest other lines of at least the level info. Thread-safe."""
+    """Keeps the most recent audit records, and the most recent other log lines of level info or above.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -17,10 +17,10 @@ Values = npt.NDArray[numpy.float32]
 
 
 class Ring:
-    """One value of each series for every ten seconds of the last day: NaN where there is none.
+    """Stores one value of each series for every ten seconds of the last day. A missing value is NaN. Used by
+    one thread.
 
-    `clock` is in monotonic seconds, so that setting the system clock does not shift past values. For one
-    thread.
+    `clock` is in monotonic seconds, so that changing the system clock does not shift past values.
     """
 
     def __init__(self, series: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:

@@ -52,7 +52,7 @@ _PLAIN = {"FLOAT", "DOUBLE", "DATE", "YEAR", "JSON"}
 
 @dataclass(frozen=True)
 class SinkColumn:
-    """A column: its name, TiCDC's type in upper case without UNSIGNED, and MySQL's type as it is declared."""
+    """A column: its name, TiCDC's type in upper case without UNSIGNED, and the MySQL type as declared."""
 
     name: str
     kind: str
@@ -81,7 +81,7 @@ class SinkColumn:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """A version of a table, or of a database if `table` is empty, and the statement that led to it."""
+    """A version of a table (or of a database if `table` is empty), and the statement that produced it."""
 
     database: str
     table: str

@@ -19,7 +19,7 @@ _CLUSTER_ID = 0
 
 
 class SinkLog:
-    """Appends transactions to a log, each complete or not at all. Used by one thread."""
+    """Appends transactions to a log, each one completely or not at all. Used by one thread."""
 
     def __init__(self, merged: MergedLog) -> None:
         self._merged = merged

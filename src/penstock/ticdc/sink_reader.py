@@ -32,7 +32,7 @@ from penstock.ticdc.transactions import SinkTransaction, rows_by_key
 
 
 class SinkSchemas:
-    """The definitions of a sink's tables at their versions."""
+    """The definitions of all versions of a sink's tables."""
 
     def __init__(self, storage: SinkStorage, settings: TicdcSettings) -> None:
         self._storage = storage
@@ -78,7 +78,7 @@ class SinkSchemas:
 
 
 class SinkReader:
-    """Reads everything after a commit timestamp. Used by one thread."""
+    """Reads everything that a sink contains after a commit timestamp. Used by one thread."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class SinkStorage(Protocol):
-    """The files below the sink's root, by paths with slashes. Raises ConnectionLost, SourceMissing."""
+    """The files below the sink's root. Paths use slashes. Methods raise ConnectionLost, SourceMissing."""
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every file."""
@@ -29,7 +29,7 @@ class SinkStorage(Protocol):
 
 
 class LocalStorage:
-    """A folder of this host."""
+    """A folder on this host."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

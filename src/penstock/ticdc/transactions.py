@@ -17,7 +17,7 @@ from penstock.ticdc.schema_files import TableSchema
 
 @dataclass(frozen=True)
 class SinkTransaction:
-    """The statements of one commit timestamp, or the rows of one transaction by their tables."""
+    """The statements with one commit timestamp, or the rows of one transaction, grouped by table."""
 
     commit_ts: int
     statements: Sequence[TableSchema]

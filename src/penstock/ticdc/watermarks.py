@@ -18,7 +18,7 @@ EntryT = TypeVar("EntryT")
 
 
 class WatermarkMerge(Generic[PartitionT, EntryT]):
-    """Holds entries until all partitions are past them. Used by one thread."""
+    """Holds entries until every partition has advanced past them. Used by one thread."""
 
     def __init__(self, offsets: Iterable[tuple[PartitionT, int]], position: int) -> None:
         """`offsets` has the offset from which each partition is read. Everything up to `position` was

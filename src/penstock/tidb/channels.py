@@ -53,8 +53,8 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class ClusterTls:
-    """The PEM files for connections within a cluster: its authority, and the instance's certificate and
-    key.
+    """The PEM files for connections within a cluster: the cluster's authority, and the instance's certificate
+    and key.
     """
 
     ca: Path

@@ -47,7 +47,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class TransactionStatus:
-    """The outcome of a transaction; `commit_ts` is 0 unless it was committed."""
+    """The outcome of a transaction. `commit_ts` is 0 unless the transaction was committed."""
 
     outcome: Outcome
     commit_ts: int = 0
@@ -57,9 +57,9 @@ UNDECIDED = TransactionStatus(Outcome.UNDECIDED)
 
 
 class Cluster:
-    """Connections to PD and TiKV. Thread-safe; one call at a time.
+    """Connections to PD and TiKV. Thread-safe; runs one call at a time.
 
-    A failed call forgets the leader, so the next call asks every member of PD again.
+    A failed call forgets the leader, so that the next call asks every member of PD again.
     """
 
     def __init__(self, members: Sequence[str], tls: ClusterTls | None = None, cluster_id: int = 0) -> None:

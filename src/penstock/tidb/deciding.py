@@ -18,7 +18,7 @@ StoreCall = Callable[[Callable[[PumpStore], Any]], Any]
 
 
 class Deciding:
-    """Looks up outcomes once a second until it is stopped."""
+    """Looks up the outcomes of undecided transactions once per second, until it is stopped."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ _CARRIED_OUT, _REFUSED = "carried-out", "refused"
 
 
 class Decisions:
-    """The decisions in a Pump's folder. Every method raises DiskFailed, LogFull."""
+    """The decisions stored in a Pump's folder. Every method raises DiskFailed, LogFull."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk

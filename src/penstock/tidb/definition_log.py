@@ -26,7 +26,7 @@ _JOBS_BYTES_MAX = 4 * MIB
 
 
 class DefinitionLog:
-    """The definitions kept with one log. Used by one thread."""
+    """The table definitions stored with one log. Used by one thread."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         """Read the stored definitions. Nothing is written. Raises SchemaInvalid."""

@@ -31,10 +31,10 @@ _DROPS = (Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE)
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A table's definition from a schema version on: TiDB's TableInfo.
+    """A table's definition from a schema version on, as TiDB's TableInfo.
 
-    `info` is None if the table was dropped. Rows that commit from `commit_ts` on are written with this
-    definition, whatever the schema version of their transaction.
+    `info` is None if the table was dropped. All rows that commit from `commit_ts` on use this definition,
+    whatever the schema version of their transaction.
     """
 
     table_id: int
@@ -51,7 +51,7 @@ class TableVersion:
 
 @dataclass(frozen=True)
 class LoggedStatement:
-    """The SQL of a DDL job as it is logged. `database` resolves the names in it that have no database."""
+    """The SQL of a DDL job as it is logged. Names without a database belong to `database`."""
 
     database: str
     text: str
@@ -60,7 +60,7 @@ class LoggedStatement:
 
 @dataclass(frozen=True)
 class EarlyJob:
-    """A job whose definitions came into force before its version."""
+    """A job whose definitions took effect before the job's schema version."""
 
     schema_version: int
     # Whether the job's statement is logged where the definitions came into force, instead of where the job
@@ -69,7 +69,9 @@ class EarlyJob:
 
 
 class Definitions:
-    """The definitions of all tables up to `version`. Jobs are applied in ascending order of their version."""
+    """The table definitions of all tables, up to the schema version `version`. Jobs are applied in ascending
+    order of their version.
+    """
 
     def __init__(self) -> None:
         self.version = 0

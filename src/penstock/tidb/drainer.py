@@ -57,7 +57,9 @@ _SAVED_SECONDS = 10.0
 
 
 class TidbCapture(MergedCapture):
-    """Captures a TiDB cluster into the log of an instance, with the interface of every capture."""
+    """Captures a TiDB cluster into the log of an instance. Implements the interface that all captures
+    share.
+    """
 
     _drainer: "Drainer | None" = None
     _cluster_id: int | None = None
@@ -186,7 +188,7 @@ class TidbCapture(MergedCapture):
 
 
 class Drainer:
-    """One run over an open log: from the entry in the registry to the next failure."""
+    """One run over an open log, which begins by registering the drainer and ends with the next failure."""
 
     def __init__(
         self, log: Log, cluster: Cluster, settings: TidbSettings, position: int, heard: Callable[[], None]

@@ -20,7 +20,7 @@ _OK, _WRONG, _NOT_FOUND = 200, 1, 2
 
 
 class ServedDrainer(Protocol):
-    """A drainer as seen by its port: the values to show, and the requests it accepts."""
+    """A drainer as its port uses it: the values to show, and the requests that it accepts."""
 
     @property
     def node_id(self) -> str:

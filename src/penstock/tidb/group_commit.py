@@ -28,9 +28,9 @@ Done = Callable[[list[Write]], None]
 
 
 class GroupCommit:
-    """The storing thread of one Pump, and its store.
+    """The thread that stores the binlogs of one Pump, and the Pump's store.
 
-    `done` gets every batch of submitted writes; `released` is called after transactions were released.
+    `done` is called with every batch of submitted writes, and `released` after transactions were released.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class GrpcCall:
 
 
 class GrpcService(Protocol):
-    """Answers the calls of gRPC clients."""
+    """Handles the calls of gRPC clients."""
 
     def receive(self, calls: Sequence[GrpcCall]) -> None:
         """Begin to answer calls that arrived together."""

@@ -27,7 +27,7 @@ _HISTORY_PREFIX = b"m" + memcomparable(b"DDLJobHistory") + ord("h").to_bytes(8, 
 
 
 class JobSource(Protocol):
-    """Reads the finished DDL jobs of a cluster. Raises what its connection raises."""
+    """Reads the finished DDL jobs of a cluster. Propagates errors from its connection."""
 
     def job(self, job_id: int) -> DdlJob | None:
         """Return a finished job, None if it is not finished."""
@@ -83,7 +83,7 @@ class SqlJobs:
 
 
 class StatusJobs:
-    """Reads jobs from the HTTP status port of a TiDB server, which lists them starting with the newest."""
+    """Reads jobs from the HTTP status port of a TiDB server, which lists the newest jobs first."""
 
     def __init__(self, url: str, tls: ClusterTls | None) -> None:
         self._url = url.rstrip("/")

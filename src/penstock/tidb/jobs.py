@@ -17,7 +17,7 @@ _SYNCED, _DONE = 6, 4
 
 
 class Action(IntEnum):
-    """The actions that need special handling. Every other action replaces one table's definition."""
+    """The job actions that need special handling. Every other action replaces one table's definition."""
 
     CREATE_SCHEMA = 1
     DROP_SCHEMA = 2
@@ -94,11 +94,12 @@ ROWS_NOT_IN_BINLOGS = frozenset({Action.RECOVER_TABLE, Action.FLASHBACK_CLUSTER,
 
 @dataclass(frozen=True)
 class DdlJob:
-    """A finished DDL job. `schema_version` is the version of the cluster's schema that it produced.
+    """A finished DDL job.
 
-    `finished_ts` is a timestamp of the cluster shortly after the commit of its DDL binlog. `tables` are the
-    TableInfo objects after the change, `database` is the DBInfo object. A job without effect (cancelled,
-    rolled back) has version 0.
+    `schema_version` is the version of the cluster's schema that the job produced; it is 0 for a job without
+    effect (cancelled or rolled back). `finished_ts` is a timestamp of the cluster shortly after the commit of
+    the job's DDL binlog. `tables` are the TableInfo objects after the change, and `database` is the DBInfo
+    object.
     """
 
     job_id: int

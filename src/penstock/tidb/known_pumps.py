@@ -20,7 +20,9 @@ _SUFFIX = ".json"
 
 
 class KnownPumps:
-    """The files of a log's Pumps. For one thread at a time. Every method raises DiskFailed, LogFull."""
+    """The files in which a log records its Pumps. Used by one thread at a time. Every method raises
+    DiskFailed, LogFull.
+    """
 
     def __init__(self, disk: Disk, log_folder: Path) -> None:
         """Read the files. Raises LogDamaged for a damaged file."""

@@ -28,7 +28,7 @@ Location = TypeVar("Location")
 
 
 class Verdict(StrEnum):
-    """The decision about a binlog that agrees with the previous ones."""
+    """How to handle a binlog that is consistent with the previous binlogs."""
 
     STORE = "store"
     # The writer sent the binlog again, because the acknowledgement was lost.
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 
 class Reason(StrEnum):
-    """How a binlog contradicts the previous ones."""
+    """How a binlog contradicts the previous binlogs."""
 
     NO_PREWRITE = "commit without prewrite"
     TWO_PREWRITES = "two prewrites of one start timestamp"
@@ -58,10 +58,10 @@ class OpenPrewrite(Generic[Location]):
 
 @dataclass(frozen=True)
 class Released(Generic[Location]):
-    """A transaction in commit order. `location` is None for a fake, which only shows how far its Pump has
-    advanced.
+    """A released transaction. Transactions are released in commit order.
 
-    A replay from `replay_start` arrives at the state after this release; None means the end of the log.
+    `location` is None for a fake binlog, which only shows how far its Pump has advanced. Replaying the log
+    from `replay_start` restores the state after this release. None means the end of the log.
     """
 
     commit_ts: int
@@ -81,10 +81,10 @@ class _Outcome:
 class Matching(Generic[Location]):
     """The open prewrites of one Pump, and the committed transactions that are not released yet.
 
-    `check` judges a binlog and changes nothing; `add` adds a binlog that was stored. Both are called in the
-    order of the log, and the result depends on that order alone, so replaying the log gives the same
-    releases. Transactions up to `released_ts` were released before; `was_released` tells whether the
-    transaction with a commit and a start timestamp was among them.
+    `check` checks a binlog without changing anything, and `add` adds a binlog that was stored. Both must be
+    called in the order of the log. The result depends on this order alone, so that replaying the log produces
+    the same releases. Transactions up to `released_ts` have already been released. `was_released` returns
+    whether the transaction with a commit and a start timestamp was one of them.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _SILENT_SECONDS_MAX = 15.0
 
 
 class PumpMembers:
-    """Keeps the readers of a merge in line with the registry. Thread-safe."""
+    """Adds and removes readers of a merge as Pumps join and leave the registry. Thread-safe."""
 
     def __init__(
         self,
@@ -212,14 +212,14 @@ class PumpMembers:
 
 @dataclass(frozen=True)
 class DrainerProgress:
-    """The drainer's progress in the registry: everything up to `commit_ts` is durable in the log."""
+    """The drainer's progress as the registry shows it: everything up to `commit_ts` is durable in the log."""
 
     commit_ts: int
     update_ts: int
 
 
 class Registration:
-    """This drainer's entry in the registry, and the listing of Pumps, at regular intervals in a thread."""
+    """Updates this drainer's entry in the registry and lists the Pumps, at regular intervals in a thread."""
 
     def __init__(
         self,

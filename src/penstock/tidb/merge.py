@@ -19,7 +19,9 @@ from penstock.errors import TransactionLate
 
 @dataclass(frozen=True)
 class PulledTransaction:
-    """A transaction as a Pump sent it: its binlog with the commit and the prewrite's content."""
+    """A transaction as a Pump sent it. `payload` is one binlog with both the commit and the prewrite's
+    content.
+    """
 
     commit_ts: int
     start_ts: int
@@ -34,10 +36,10 @@ class _Member:
 
 
 class Merge:
-    """The transactions of all Pumps in commit order. Not thread-safe.
+    """Merges the transactions of all Pumps in commit order. Not thread-safe.
 
-    `position` is a commit timestamp: every transaction up to it was taken, and none after it. A Pump stays a
-    member, and holds back later transactions, until it leaves.
+    `position` is a commit timestamp. Every transaction up to it has been taken, and no later one. A Pump
+    remains a member, and holds back later transactions, until it leaves.
     """
 
     def __init__(self, position: int) -> None:

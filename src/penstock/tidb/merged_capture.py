@@ -11,7 +11,7 @@ from penstock.tidb.messages import LOGICAL_BITS
 
 
 class MergedCapture(GeneratedCapture):
-    """A capture whose log is merged by commit timestamp."""
+    """A capture that merges its input into a log by commit timestamp."""
 
     def _begin_log(self, log: Log, key: str, record_start: Callable[[], None]) -> None:
         """Begin a new log, after `record_start` has recorded the start. Raises ServerChanged for another

@@ -81,7 +81,7 @@ class MergedLog(GeneratedLog):
 
 @dataclass(frozen=True)
 class MergedEnd:
-    """The last transaction of a merged log."""
+    """Identifies the last transaction of a merged log."""
 
     commit_ts: int = 0
     start_ts: int = 0

@@ -105,7 +105,7 @@ def physical_us(timestamp: int) -> int:
 
 @dataclass(frozen=True)
 class Members:
-    """The members of PD: the cluster's id, the leader's URLs, and all members' URLs."""
+    """The members of PD: the id of the cluster, the URLs of the leader, and the URLs of all members."""
 
     cluster_id: int
     leader_urls: tuple[str, ...]
@@ -145,8 +145,8 @@ def timestamp_of(response: Message) -> int:
 
 @dataclass(frozen=True)
 class Region:
-    """The region that contains a key, and the store of its leader. The epoch and the peer are kept
-    encoded.
+    """The region that contains a key, and the store that holds the region's leader. The epoch and the peer
+    stay encoded.
     """
 
     id: int

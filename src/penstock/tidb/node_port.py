@@ -102,9 +102,9 @@ def bind_port(host: str, port: int) -> socket.socket:
 class NodePort:
     """Serves a bound socket in a separate thread with its own event loop.
 
-    `make_service` is called in the loop, and `end_service` once no more connections are accepted, to end the
-    calls that would never end on their own. `unix_path` is a further address, for clients on this host: it
-    has no TLS, and its file's mode admits only this process's user and group.
+    `make_service` is called in the loop. `end_service` is called once no more connections are accepted, and
+    must end the calls that would never end on their own. `unix_path` is an additional address for clients on
+    this host, without TLS. The mode of its file admits only this process's user and group.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ class MergeQueue:
 
 
 class PumpReader:
-    """Reads one Pump until it is stopped, over as many connections as it takes."""
+    """Reads one Pump until it is stopped. It reconnects whenever the connection is lost."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def file_name(number: int) -> str:
 
 
 class PumpLog:
-    """The payloads of one Pump, in a folder. One thread appends; any thread reads."""
+    """The payloads of one Pump, stored in a folder. One thread appends; any thread may read."""
 
     def __init__(
         self,

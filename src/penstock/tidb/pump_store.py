@@ -33,8 +33,8 @@ _INDEX_FOLDER = "releases"
 
 @dataclass
 class Write:
-    """A binlog to store. After `PumpStore.write`, `problem` is why it was refused; None means that it is
-    durable.
+    """A binlog to store. After `PumpStore.write`, `problem` is the reason why the binlog was refused. None
+    means that the binlog is durable.
     """
 
     payload: bytes | memoryview
@@ -51,7 +51,9 @@ class Write:
 
 @dataclass
 class StoreCounts:
-    """The counts since the start. `refused` counts by reason; a refused binlog was not acknowledged."""
+    """Counts since the store was opened. `refused` counts refused binlogs by reason; a refused binlog was not
+    acknowledged.
+    """
 
     stored: int = 0
     repeated: int = 0
@@ -71,7 +73,7 @@ class _Judged:
 
 
 class PumpStore:
-    """The state of one Pump. One thread writes; `pull` and the properties are for any thread."""
+    """The state of one Pump. Only one thread writes. `pull` and the properties may be used by any thread."""
 
     def __init__(
         self,

@@ -55,8 +55,8 @@ class NodeState(StrEnum):
 class Node:
     """A registered node. `host` is host:port of both its gRPC and its HTTP service.
 
-    `max_commit_ts` is the commit timestamp up to which a Pump has released, or a Drainer has stored,
-    everything; `update_ts` is the cluster's time when the node was last written.
+    Up to the commit timestamp `max_commit_ts`, a Pump has released everything, or a Drainer has stored
+    everything. `update_ts` is the cluster's time when the entry was last written.
     """
 
     node_id: str
@@ -107,21 +107,25 @@ class Node:
 
 @dataclass(frozen=True)
 class Listing:
-    """The registered nodes of a kind, by id. `unreadable` has the problems of the other entries, by id."""
+    """The registered nodes of one kind, by id. `unreadable` maps the ids of the remaining entries to the
+    problem of each.
+    """
 
     nodes: Mapping[str, Node]
     unreadable: Mapping[str, str]
 
 
 class Etcd(Protocol):
-    """The part of a cluster that a registry needs."""
+    """The part of `Cluster` that a registry uses."""
 
     def call_etcd(self, method: str, request: bytes) -> bytes:
         """Call a method of PD's etcd."""
 
 
 class Registry:
-    """The nodes of one cluster. Thread-safe. Every method raises ConnectionLost and AccessDenied."""
+    """Reads and writes the nodes of one cluster in its registry. Thread-safe. Every method raises
+    ConnectionLost and AccessDenied.
+    """
 
     def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd

@@ -37,7 +37,9 @@ _TRANSACTION, _FAKE, _HEADER = range(3)
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """Where a payload is in a Pump's log: the number of the file, its offset, and the bytes of its events."""
+    """Where a payload is in a Pump's log: the number of the file, the payload's offset, and the size of its
+    events in bytes.
+    """
 
     file_number: int
     offset: int
@@ -46,7 +48,7 @@ class Location:
 
 @dataclass(frozen=True)
 class ReleaseEntry:
-    """A released transaction; a fake has no `location`."""
+    """A released transaction. `location` is None for a fake binlog."""
 
     commit_ts: int
     start_ts: int
@@ -135,7 +137,9 @@ class _File:
 
 
 class ReleaseIndex:
-    """The index in a folder. One thread appends; any thread may read. Raises LogFull, DiskFailed."""
+    """The index of released transactions, stored in a folder. One thread appends; any thread may read. Raises
+    LogFull, DiskFailed.
+    """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         """Open the index, create it if it is missing, and cut off a torn tail."""

@@ -43,7 +43,7 @@ class _Unknown:
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a transaction; `commit_ts` is 0 if it was rolled back."""
+    """The outcome of a transaction. `commit_ts` is 0 if the transaction was rolled back."""
 
     start_ts: int
     commit_ts: int
@@ -51,11 +51,11 @@ class Decision:
 
 
 class Resolver:
-    """Looks for the outcomes of open prewrites. Not thread-safe.
+    """Looks up the outcomes of open prewrites. Not thread-safe.
 
-    `key_of` returns the key that identifies a transaction in TiKV, and `hint_of` the hint for an operator,
-    both by its start timestamp. After `decide_after` seconds, an undecided transaction is rolled back in the
-    cluster; None means never.
+    `key_of` returns the key that identifies a transaction in TiKV. `hint_of` returns, for a start timestamp,
+    the hint for an operator. A transaction that is still undecided after `decide_after` seconds is rolled
+    back in the cluster; None means never.
     """
 
     def __init__(

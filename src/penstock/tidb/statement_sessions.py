@@ -39,7 +39,9 @@ _STRING_OR_COMMENT = re.compile(r"'(?:[^'\\]|''|\\.)*'|/\*(?![!T]).*?\*/|--\s[^\
 
 @dataclass(frozen=True)
 class DdlSession:
-    """The SQL mode in MySQL's bits, and the time zone, "" if the statement does not depend on it."""
+    """The session of a DDL statement: the SQL mode as MySQL's bits, and the time zone, which is "" if the
+    statement does not depend on it.
+    """
 
     sql_mode: int = 0
     time_zone: str = ""

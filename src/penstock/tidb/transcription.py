@@ -30,8 +30,8 @@ _JOB_PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class TranscriptionParts:
-    """The parts that transcription uses: definitions, jobs, the kernel's transcoder, and when to give up
-    waiting.
+    """What transcription uses: the stored definitions, the job source, the kernel's transcoder, and an event
+    that ends its waiting.
     """
 
     kept: DefinitionLog

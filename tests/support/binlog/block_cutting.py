@@ -61,7 +61,7 @@ def records_of(packed: bytes) -> list[Record]:
 
 @dataclass
 class Part:
-    """The blocks cut from one source file, from the start position on."""
+    """The blocks cut from one source file, from the start position to the end."""
 
     file: str
     offset: int

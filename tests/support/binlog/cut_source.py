@@ -12,8 +12,8 @@ from tests.support.binlog.events import FLAG_ARTIFICIAL, MAGIC, ROTATE, Event, e
 
 
 class CutSource(FileSource):
-    """A file whose connection is lost at each of some offsets, or 10 bytes after the connection was opened if
-    that is later.
+    """A file whose connection is lost at each of several offsets. A connection always delivers at least 10
+    bytes.
     """
 
     def __init__(self, path: Path, cuts: Sequence[int], buffer_bytes: int = 97) -> None:
@@ -40,7 +40,7 @@ class CutSource(FileSource):
 
 
 class LiveSource(FileSource):
-    """A file as a live server sends it; the end of the file is the end of the server's log."""
+    """A file, sent as a live server sends it. The end of the file is the end of the server's log."""
 
     live = True
 

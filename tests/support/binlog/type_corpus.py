@@ -240,9 +240,9 @@ NUMBERS: dict[str, Case] = {
 
 
 class TypeTable:
-    """A table with the rows of a case, and one of NULLs if the types allow it; their ids count from 0.
+    """A table with the rows of a case, and a row of NULLs if the types allow it.
 
-    `file` is a closed binlog file that holds the rows but not the CREATE TABLE.
+    Ids count from 0. `file` is a closed binlog file that contains the rows but not the CREATE TABLE.
     """
 
     def __init__(self, server: Server, database: str, case: Case, name: str = "matrix") -> None:
@@ -273,7 +273,7 @@ class TypeTable:
 
 
 class TypeCorpus:
-    """The tables of the cases on a separate server, each written at its first use."""
+    """The tables of the cases, on a separate server. Each table is written when it is first used."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

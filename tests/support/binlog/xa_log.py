@@ -24,7 +24,9 @@ Group = list[Event]
 
 
 class XaLog:
-    """The event groups of a log, with its prepared and committed XA transaction kept separate."""
+    """The event groups of a log. The prepared and committed XA transaction is kept separate from the other
+    groups.
+    """
 
     def __init__(self, sample: str) -> None:
         self.head: Group = []

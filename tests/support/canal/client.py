@@ -100,7 +100,7 @@ def scramble(password: str, seed: bytes) -> bytes:
 
 
 class CanalClient:
-    """One connection; as a context manager it is open inside the block."""
+    """One connection to a Canal server. As a context manager, it is open inside the block."""
 
     def __init__(
         self,

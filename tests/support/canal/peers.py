@@ -30,7 +30,7 @@ _PYTHON_PACKAGES = ("canal-python==0.4", "protobuf==3.20.3")
 
 @dataclass(frozen=True)
 class Peer:
-    """A client that is ready to run: its command and its environment."""
+    """A client program that is ready to run: its command and its environment."""
 
     words: tuple[str, ...]
     environment: dict[str, str]

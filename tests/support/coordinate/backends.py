@@ -50,7 +50,7 @@ def is_lost(ask: Callable[[], object]) -> bool:
 
 
 class Backend(Protocol):
-    """A backend under test; as a context manager it runs inside the block."""
+    """A coordination store under test. As a context manager, it runs inside the block."""
 
     url: str
 
@@ -72,7 +72,7 @@ class Backend(Protocol):
 
 
 class MemoryBackend:
-    """Records in the memory of this process."""
+    """A store with records in the memory of this process."""
 
     def __init__(self) -> None:
         self.url = f"memory://test-{next(_numbers)}"
@@ -108,7 +108,7 @@ class MemoryBackend:
 
 
 class SqliteBackend:
-    """One SQLite file; a process that holds its write lock blocks all others."""
+    """A store in one SQLite file. A process that holds the file's write lock blocks all others."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"coordination {next(_numbers)}.db"
@@ -158,7 +158,7 @@ class SqliteBackend:
 
 
 class ZooKeeperBackend:
-    """A node of a real ensemble, reached through a proxy that can go silent."""
+    """A store below a node of a real ensemble, reached through a proxy that can become unresponsive."""
 
     def __init__(self, ensemble: ZooKeeper) -> None:
         self._ensemble = ensemble

@@ -13,7 +13,9 @@ _LENGTH = struct.Struct("!i")
 
 
 class OmittingRelay:
-    """A relay that runs inside the block as a context manager. Set `omits` to omit the next answer."""
+    """A relay that can omit an answer. As a context manager, it runs inside the block. Set `omits` to omit
+    the next answer.
+    """
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port

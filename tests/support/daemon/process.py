@@ -39,13 +39,14 @@ class Refused(Exception):
 
 
 class DaemonProcess:
-    """`penstock serve` over settings in a folder; as a context manager it runs inside the block.
+    """Runs `penstock serve` with settings in a folder. As a context manager, it runs inside the block.
 
-    `settings` is the content of penstock.yaml without listen.http. The HTTP port is chosen here and survives
-    a restart, as does the port of any other listener configured with port 0 (`ports` lists all by name). The
-    log is in `folder`/log unless the settings name another folder. With an `environment`, which
-    may be empty, the daemon starts in a new interpreter, as tests of its whole memory need. Otherwise it is
-    forked, which is cheaper: about 50 MiB of its memory are then those of the process that it is forked from.
+    `settings` is the content of penstock.yaml without listen.http. The HTTP port is chosen here and does not
+    change on a restart; neither does the port of any other listener configured with port 0 (`ports` lists all
+    ports by name). The log is in `folder`/log unless the settings name another folder. With an `environment`,
+    which may be empty, the daemon starts in a new interpreter, as is necessary for tests that measure its
+    total memory. Otherwise it is forked, which is cheaper: it then shares about 50 MiB of memory with the
+    process that it is forked from.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ _PIECE_BYTES = 4096
 
 
 class Proxy:
-    """The proxy's `url`, the cookies set through it, and the paths that it refused because they are outside
-    its own path.
+    """A running reverse proxy: its `url`, the cookies set through it, and the paths that it refused because
+    they are outside its base path.
     """
 
     def __init__(self) -> None:

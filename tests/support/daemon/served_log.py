@@ -37,7 +37,7 @@ INSTANCE = "shop"
 
 
 class LogInstance:
-    """An instance that serves a log and captures nothing."""
+    """An instance that serves a log without capturing anything."""
 
     name = INSTANCE
 
@@ -74,7 +74,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class ServedLog:
-    """The listeners, which run in a thread of this process."""
+    """A log and the listeners that serve it, which run in a thread of this process."""
 
     log: Log
     served: Served

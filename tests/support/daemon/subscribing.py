@@ -60,9 +60,10 @@ class Orders:
 
 
 class Running:
-    """A subscriber that runs in a thread; as a context manager it is stopped at the end.
+    """A subscriber that runs in a thread. As a context manager, it is stopped at the end of the block.
 
-    `rows` are (shard, id, step) in order of arrival; `batches` are the batches that delivered them.
+    `rows` contains (shard, id, step) in order of arrival. `batches` contains the batches that delivered these
+    rows.
     """
 
     def __init__(self, subscriber: Subscriber, callback: Callable[[ChangeBatch], None] | None = None) -> None:

@@ -25,7 +25,9 @@ _numbers = itertools.count(1)
 
 
 class MemoryFleet:
-    """Members over one store in memory. Their captures are real, and their server does not answer."""
+    """Members that share one store in memory. Their captures are real, but the captured server does not
+    answer.
+    """
 
     def __init__(self, folder: Path, instances: int, copies: int = 1) -> None:
         self.name = f"memory-fleet-{next(_numbers)}"

@@ -32,7 +32,9 @@ _COPIED = Position(0, "mysql-bin.000001", 4)
 
 
 class SimulatedTime:
-    """Stands for the module `time`; `jump_us` is the error of the wall clock on the host that runs now."""
+    """Replaces the module `time`. `jump_us` is the error of the wall clock on the host whose code is
+    currently running.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +50,9 @@ class SimulatedTime:
 
 
 class Space:
-    """The records and sessions of the simulated ensemble. `operations` counts the operations on it."""
+    """The records and sessions of the simulated ensemble. `operations` counts the operations on it by
+    kind.
+    """
 
     def __init__(self, time: SimulatedTime) -> None:
         self.time = time
@@ -122,7 +126,7 @@ class Space:
 
 @dataclass(eq=False)
 class SimulatedWatch:
-    """A watch of one member."""
+    """A watch that one member has set."""
 
     space: Space
     path: str
@@ -198,7 +202,9 @@ class SimulatedSession:
 
 
 class SimulatedStore:
-    """A member's connection to the space. While it is not `reachable`, no operation is answered."""
+    """A member's connection to the simulated ensemble. While it is not `reachable`, operations get no
+    answer.
+    """
 
     url = "memory://simulation"
 
@@ -277,7 +283,9 @@ _session_numbers = itertools.count(1)
 
 
 class SimulatedTenure:
-    """Work that a member does, or a copy without a lease. It ends some time after the member gives it up."""
+    """The tenure of a member's work, or of a copy, which has no lease. It ends some time after the member
+    gives it up.
+    """
 
     def __init__(self, simulation: "Simulation", process: "Process", name: str, lease: Lease | None) -> None:
         self.name = name
@@ -334,7 +342,7 @@ class Process:
 
 @dataclass
 class Simulation:
-    """The members of a group, and the events that happen to them. Members get the `zones` in turn."""
+    """The members of a group, and the events that happen to them. `zones` are assigned to members in turn."""
 
     random: Random
     time: SimulatedTime

@@ -18,7 +18,7 @@ PAGE_BYTES = 64
 
 
 class PowerLost(BaseException):
-    """The power has failed. No program catches this error."""
+    """The power has failed. No production code catches this error."""
 
 
 class Loss(Enum):
@@ -71,8 +71,8 @@ def _same_bytes(first: bytes, other: bytes) -> int:
 class SimulatedDisk(Disk):
     """A disk that counts its steps and can stop at one of them.
 
-    `steps` lists the completed steps. With `stop_at` n the n-th step raises PowerLost instead of running; a
-    stopped write may have been done in part. `room` bounds the total size of all files.
+    `steps` lists the completed steps. With a `stop_at` of n, the n-th step raises PowerLost instead of
+    running. A stopped write may have been partly done. `room` limits the total size of all files.
     """
 
     def __init__(self, *, stop_at: int | None = None, room: int | None = None) -> None:
@@ -238,7 +238,7 @@ def _apply(names: dict[Path, Content], change: dict[Path, Content | None]) -> No
 
 
 class SimulatedFile:
-    """A file of the simulated disk, open for reading and appending."""
+    """A file on the simulated disk, open for reading and appending."""
 
     def __init__(self, disk: SimulatedDisk, path: Path, content: Content) -> None:
         self.path = path
@@ -296,7 +296,7 @@ class SimulatedFile:
 
 
 class SimulatedLock:
-    """A lock that is held until it is closed."""
+    """A lock that stays locked until it is closed."""
 
     def __init__(self, locked: set[Path], path: Path) -> None:
         self._locked, self._path = locked, path

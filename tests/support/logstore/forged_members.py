@@ -24,7 +24,7 @@ _now_us = itertools.count(1 << 60)
 
 
 class ForgedServer:
-    """A server whose log is captured as it is written."""
+    """A server whose log is captured while it is being written."""
 
     def __init__(self, name: str, number: int, disk: Disk) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class ForgedServer:
 
 
 class IdleMember(Member):
-    """A member whose log contains its server's whole log, unless the server is unreachable."""
+    """A member whose log contains everything in its server's log, unless the server is unreachable."""
 
     def __init__(self, server: ForgedServer, position: Position) -> None:
         super().__init__(cast(Capture, _Captured(server)), position)
@@ -90,7 +90,9 @@ class IdleMember(Member):
 
 
 class BusyConnection:
-    """A connection to a server that commits again whenever it is asked for the end of its log."""
+    """A connection to a server that commits another transaction whenever it is asked for the end of its
+    log.
+    """
 
     address = None
 

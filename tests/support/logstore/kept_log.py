@@ -65,7 +65,7 @@ def penstock(*words: object) -> Ran:
 
 @dataclass(frozen=True)
 class Transaction:
-    """One transaction as the server shows it: its GTID, and its byte range [start, end) in a file."""
+    """One transaction according to the server: its GTID, and its byte range [start, end) in a file."""
 
     gtid: str
     start: Position
@@ -76,8 +76,8 @@ class Transaction:
 class KeptLog:
     """A log in a folder, and its server.
 
-    `head` is its end, `split` a time between its two files, and `logged` the transactions that the server
-    shows.
+    `head` is the end of the log. `split` is a time between the log's two files. `logged` contains the
+    transactions that the server shows.
     """
 
     server: Server

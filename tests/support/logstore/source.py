@@ -113,10 +113,10 @@ def feed_whole(cutter: BlockCutter, content: bytes) -> None:
 
 @dataclass
 class Captured:
-    """A capture of the source into a log in pieces, from the current end of the log.
+    """Captures the source into a log in pieces, starting at the current end of the log.
 
-    `each` is called after every piece and may change the log. `synced` is the position that the log has
-    reported as durable.
+    `each` is called after every piece, and may change the log. `synced` is the position up to which the log
+    has reported that it is durable.
     """
 
     log: Log

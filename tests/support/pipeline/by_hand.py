@@ -19,10 +19,11 @@ from tools.servers import Server
 
 
 class HandDriven:
-    """One pipeline:
+    """Runs one pipeline step by step. `load` copies its tables and `follow` applies later changes, each up to
+    the end of the source's log.
 
-    `load` copies its tables and `follow` applies later changes, both up to the head. The state is where
-    `penstock run` would store it, so readers of the state treat it as a normal pipeline.
+    The state is stored where `penstock run` would store it, so that readers of the state treat it like that
+    of any other pipeline.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ _ACTIONS = 150
 class LoggedCorpus:
     """The changes of a workload in log order, and the final rows of its tables.
 
-    Both are by table name, without the database.
+    `targets` and `rows` are by table name, without the database.
     """
 
     changes: Sequence[Changes]

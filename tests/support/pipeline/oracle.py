@@ -34,8 +34,8 @@ _HOUR = 3_600_000_000
 
 
 class Source(list[Row]):
-    """The source's rows, with the declared type of each column, which determines how the target's values are
-    read.
+    """The rows of the source, with the declared type of each column. The types determine how the values of
+    the target are read.
     """
 
     def __init__(self, rows: Iterable[Row], types: Mapping[str, str]) -> None:

@@ -38,7 +38,7 @@ class GrowingLog:
 
 
 class ShardsInProcess(ShardRuns):
-    """Runs the shards one after the other in this process, each to the end of the log or to the barrier."""
+    """Runs the shards one after another in this process, each to the end of the log or to the barrier."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         super().__init__(settings, lambda shard, to_barrier=False: [], until_caught_up=True)

@@ -71,10 +71,10 @@ _WORDS = (
 class Workload:
     """One writer of one database; the same `seed` repeats the same actions.
 
-    `keyless` adds a table without a key, `ddl` a table whose columns change. Without `truncates`, `xa` or
-    `rollbacks`, the writer runs no actions of that kind. `rows` is the approximate size of a table,
-    `big_rows` the number of rows that a large transaction changes. An instance is for one thread; several may
-    write the same tables.
+    `keyless` adds a table without a key, and `ddl` adds a table whose columns change. Without `truncates`,
+    `xa` or `rollbacks`, the writer runs no actions of that kind. `rows` is the approximate number of rows in
+    a table, and `big_rows` is the number of rows that a large transaction changes. An instance is used by one
+    thread. Several instances may write to the same tables.
     """
 
     def __init__(

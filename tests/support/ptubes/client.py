@@ -28,7 +28,9 @@ def normal(checkpoint: Any) -> dict[str, Any]:
 
 
 class PtubesClient:
-    """One connection to a daemon's port for Ptubes. `events` has the events of each shard, in order."""
+    """One connection to a daemon's port for Ptubes clients. `events` contains the events of each shard, in
+    order.
+    """
 
     def __init__(
         self,

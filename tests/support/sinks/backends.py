@@ -57,7 +57,7 @@ _FEED_COLUMNS = ("id", "name", "_change_type", "_commit_version", "_row")
 
 
 class FeedRow(NamedTuple):
-    """A row of a feed of a table with the columns `id` and `name`."""
+    """A row in a target in feed mode, for a table with the columns `id` and `name`."""
 
     id: int
     name: str | None
@@ -172,7 +172,7 @@ class _ServerBackend(SinkBackend):
 
 
 class ClickHouseBackend(_ServerBackend):
-    """ClickHouse's own engine."""
+    """A ClickHouse server."""
 
     NAME = "clickhouse"
     STORES_NUMBERS = False
@@ -194,7 +194,7 @@ class ClickHouseBackend(_ServerBackend):
 
 
 class MongoBackend(_ServerBackend):
-    """A server of MongoDB's protocol."""
+    """A MongoDB server."""
 
     NAME = "mongodb"
     STORES_NUMBERS = False
@@ -262,7 +262,7 @@ class RedisBackend(_ServerBackend):
 
 
 class RedisClusterBackend(RedisBackend):
-    """Three masters of a Redis Cluster."""
+    """A Redis Cluster with three masters."""
 
     NAME = "redis_cluster"
     KIND = "redis"
@@ -279,7 +279,7 @@ class RedisClusterBackend(RedisBackend):
 
 
 class SqlBackend(SinkBackend):
-    """A SQL server with unique keys and transactions. Its sinks use a separate account."""
+    """An SQL server with unique keys and transactions. The backend's sinks use a separate account."""
 
     NEEDS_KEY = False
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
@@ -333,7 +333,7 @@ class SqlBackend(SinkBackend):
 
 
 class MysqlBackend(SqlBackend):
-    """A real MySQL server: the shared server, or one started by `start`."""
+    """A MySQL server: the one that tests share, or one started by `start`."""
 
     NAME = "mysql"
     FLAVOR: ClassVar[str] = "mysql"
@@ -415,7 +415,7 @@ class MariadbBackend(MysqlBackend):
 
 
 class PostgresBackend(_ServerBackend, SqlBackend):
-    """A real PostgreSQL server; sinks wait for its greeting as long as the tests' own timeout."""
+    """A PostgreSQL server. Sinks wait for its greeting for the tests' own timeout."""
 
     NAME = "postgres"
     SERVER = Postgres
@@ -467,7 +467,7 @@ class _FolderBackend(SinkBackend):
 
 
 class DeltaBackend(_FolderBackend):
-    """Delta tables in a folder of this host."""
+    """Delta tables in a folder on this host."""
 
     NAME = "delta"
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
@@ -484,7 +484,7 @@ class DeltaBackend(_FolderBackend):
 
 
 class IcebergBackend(DeltaBackend):
-    """Iceberg tables in a folder of this host, with a catalog in SQLite."""
+    """Iceberg tables in a folder on this host, with a catalog in SQLite."""
 
     NAME = "iceberg"
 
@@ -497,7 +497,7 @@ class IcebergBackend(DeltaBackend):
 
 
 class DuckdbBackend(_FolderBackend):
-    """A database file of DuckDB."""
+    """A DuckDB database file."""
 
     NAME = "duckdb"
     DEEP = True
@@ -522,7 +522,7 @@ class DuckdbBackend(_FolderBackend):
 
 
 class SqliteBackend(_FolderBackend):
-    """A database file of SQLite."""
+    """An SQLite database file."""
 
     NAME = "sqlite"
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
@@ -546,7 +546,7 @@ def _in_database(target: Target) -> str:
 
 
 class FilesBackend(_FolderBackend):
-    """Parquet files in a folder of this host: a feed, and no mirror."""
+    """Parquet files in a folder on this host. They form a feed, not a mirror."""
 
     NAME = "files"
     MIRRORS = False

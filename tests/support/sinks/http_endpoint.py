@@ -21,12 +21,11 @@ class Received:
 
 
 class HttpEndpoint:
-    """A server that runs inside the block. `answers` are the next statuses with headers; afterwards the
-    status is 200.
+    """An HTTP server that runs inside the block.
 
-    A status of 0 records the request and closes the connection without an answer. `bodies` are the contents
-    of the next answers with a status of success; afterwards they are empty. `refusal` is the content of all
-    other answers.
+    `answers` contains the statuses and headers of the next responses; after them, the status is 200. A status
+    of 0 records the request and closes the connection without a response. `bodies` contains the bodies of the
+    next successful responses; after them, bodies are empty. `refusal` is the body of all other responses.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class SparkProcessFailed(RuntimeError):
-    """A process of Spark ended or does not answer; the message ends with its log."""
+    """A Spark process ended or does not respond. The message ends with the process's log."""
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:

@@ -72,7 +72,9 @@ def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 
 
 class Collected:
-    """The batches of a stream by batch id; a replayed batch replaces its first run."""
+    """Collects the batches of a stream by batch id. If a batch is replayed, the replay replaces the earlier
+    run.
+    """
 
     def __init__(self, *columns: str) -> None:
         self._columns = columns

@@ -11,13 +11,17 @@ FreshDatabase = Callable[[Server], str]
 
 
 class MissingPart(Protocol):
-    """Skips the test that calls it, or fails it under `CI=true`; the end of the run repeats the reason."""
+    """Skips the test that calls it, or fails the test under `CI=true`. The reason is repeated at the end of
+    the test run.
+    """
 
     def __call__(self, part: str, reason: str) -> NoReturn: ...
 
 
 class LendServer(Protocol):
-    """Lends a clean server to a `with` block; module fixtures use it. Options are the server's."""
+    """Lends a clean server to a `with` block. Used by module fixtures. The options are options of the
+    server.
+    """
 
     def __call__(
         self, flavor: str = "mysql", *, tls: bool = False, **options: Any
@@ -25,6 +29,6 @@ class LendServer(Protocol):
 
 
 class StartServer(Protocol):
-    """Lends a clean server to the test, until it ends. Options are the server's."""
+    """Lends a clean server to the test until the test ends. The options are options of the server."""
 
     def __call__(self, flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Server: ...

@@ -49,8 +49,8 @@ _SERVER_THREADS = frozenset({"system user", "event_scheduler"})
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that decide whether a server can be lent to a test: its options without the runtime
-    options.
+    """The settings that must match when a server is lent to a test: its options, except those that can be set
+    at run time.
     """
 
     flavor: str
@@ -59,12 +59,12 @@ class Settings:
 
 
 class NotClean(Exception):
-    """A server differs from a new server; the message names the difference."""
+    """A server differs from a newly started server. The message names the difference."""
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a test can change on a server, each part by name."""
+    """Everything that a test can change on a server, each kind of object by name."""
 
     databases: Mapping[str, None]
     accounts: Mapping[tuple[str, str], None]
@@ -118,7 +118,7 @@ class _Lent:
 
 @dataclass
 class PoolCounts:
-    """What a pool did: servers started, servers lent again, and the reasons for replacing a server."""
+    """Counts of a pool: servers started, servers lent again, and the reasons for replacing servers."""
 
     started: int = 0
     started_seconds: float = 0.0
@@ -138,10 +138,11 @@ def summarize(pools: Sequence[PoolCounts]) -> Iterator[str]:
 
 
 class ServerPool:
-    """The servers of one worker that are lent to one test at a time.
+    """The servers of one worker, each lent to one test at a time.
 
-    At most `idle_max` servers run without being lent. Beyond that the pool stops the server whose settings
-    were requested least often; of several such servers, it stops the one that has been idle longest.
+    At most `idle_max` servers run without being lent. When there are more, the pool stops the server whose
+    settings were requested least often. If there are several such servers, it stops the one that has been
+    idle longest.
     """
 
     def __init__(self, idle_max: int = IDLE_SERVERS_MAX) -> None:

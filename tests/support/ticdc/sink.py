@@ -27,8 +27,8 @@ NAME = column("name", "VARCHAR", 20)
 
 
 class Sink:
-    """The folder of a storage sink. Files may be written in any order; only the checkpoint makes them
-    valid.
+    """The folder of a storage sink. Files may be written in any order; readers use them only after the
+    checkpoint covers them.
     """
 
     def __init__(self, folder: Path) -> None:

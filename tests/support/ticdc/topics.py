@@ -15,7 +15,7 @@ PARTITIONS = 4
 
 
 class Topics:
-    """A broker with Kafka's protocol, whose topics have four partitions. It ends with its producer."""
+    """A broker with Kafka's protocol. Its topics have four partitions. The broker ends with its producer."""
 
     def __init__(self, servers: str | None = None) -> None:
         own = {"test.mock.num.brokers": 1} if servers is None else {"bootstrap.servers": servers}

@@ -22,7 +22,7 @@ from tools.tidb.cluster import FakeCluster
 
 
 class StandInPump:
-    """A Pump of a cluster at a separate port. Register it with `register`, and close it."""
+    """A Pump of a cluster at a separate port. Register it with `register`, and close it at the end."""
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
         self.name = name

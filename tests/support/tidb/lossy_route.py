@@ -23,7 +23,7 @@ _OPTIONS = (
 
 
 class LossyRoute(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Forwards calls to a Pump, except for every `lost_of`th commit of a transaction; a context manager."""
+    """Forwards calls to a Pump, but loses every `lost_of`th commit of a transaction. A context manager."""
 
     def __init__(self, pump_address: str, lost_of: int) -> None:
         self._channel = grpc.insecure_channel(pump_address, _OPTIONS)

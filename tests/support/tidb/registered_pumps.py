@@ -11,7 +11,7 @@ _PUMPS = "/tidb-binlog/v1/pumps/"
 
 
 class MemoryEtcd:
-    """The registry of a cluster, without a connection."""
+    """The registry of a cluster, accessed without a connection."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -36,7 +36,7 @@ class MemoryEtcd:
 
 
 class StandInReader:
-    """A stand-in for a reader of a Pump; tests put binlogs into the merge themselves."""
+    """Replaces a reader of a Pump. Tests put binlogs into the merge themselves."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -38,7 +38,7 @@ def pump_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
 
 
 class RunningPump:
-    """A Pump, its cluster, and a client."""
+    """A running Pump, its cluster, and a client."""
 
     def __init__(self, pump: Pump, cluster: FakeCluster) -> None:
         self.pump = pump

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks up in a schema registry the schema ids that messages contain. || Each id is requested once per
-process.
+"""Looks up in a schema registry the schema ids that messages contain.
+
+Each id is requested once per process.
 """
 
 import json
