@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a log from Python: files, a live server or a kept log as input, Arrow batches as output.
+"""Reads a log from Python: the input is files, a live server or a kept log, and the output is Arrow batches.
 
 No Spark.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retries with exponential backoff, full jitter, limits, and one log line each.
 
-Full jitter draws each pause between zero and a bound that doubles, so that clients that lost the same server
-do not reconnect at the same time. The mean pause is therefore half of the bound.
+With full jitter, each pause is drawn between zero and a bound that doubles with every retry, so that clients
+that lost the same server do not reconnect at the same time. The mean pause is therefore half of the bound.
 """
 
 import asyncio

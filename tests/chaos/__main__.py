@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the chaos test with one seed on a fleet of its own: `python -m tests.chaos SEED MINUTES`. `python -m
-tests.chaos SEED MINUTES`.
+"""Run the chaos test with one seed on a fleet of its own: `python -m tests.chaos SEED MINUTES`.
 
 After a failure, the folder of the run is kept, with the output of every process.
 """

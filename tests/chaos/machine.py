@@ -3,10 +3,11 @@
 
 Every host has its own folders and reaches the others through proxies. A seed determines the faults. Each
 fault lasts for a while and may overlap with other faults. When it has ended, every reader of the log must
-continue. || At the end, all copies of the log must be equal to each other and to the server's binlog. The
-subscriber and Canal's own Java cluster client must have received every transaction in order. The feed must
-contain each change once, the mirror must equal the tables, and every commit must have waited for its
-acknowledgement.
+continue.
+
+At the end, all copies of the log must be equal to each other and to the server's binlog. The subscriber and
+Canal's own Java cluster client must have received every transaction in order. The feed must contain each
+change once, the mirror must equal the tables, and every commit must have waited for its acknowledgement.
 """
 
 import json

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the convergence test with seeds on separate servers: `python -m tests.convergence FLAVOR TARGET MODE
-SEED ROUNDS`. `python -m tests.convergence FLAVOR TARGET MODE SEED ROUNDS`.
+SEED ROUNDS`.
 
 SEED is a number, a range such as 1-20, or the path of a journal of an earlier run, which is then shortened.
 `--kills` adds rounds in which the command is killed, `--kinds still,busy` selects the kinds of rounds. The

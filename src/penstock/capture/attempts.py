@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what to try after a failure: which server of a cluster to connect to, and after how long a backoff.
+"""Decides what to try after a failure: which server of a cluster to connect to, and how long to back off
+before that.
 
 This module only keeps counts. It neither waits nor connects.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capture of one instance, from opening its log to the end of the daemon. Its thread retries forever.
+"""Captures one instance, in a thread of its own, from opening the log until the daemon ends.
 
     open the log ─▶ choose a server ─▶ find where to resume ─▶ receive ─▶ (lost) back off ─▶ choose ...
 

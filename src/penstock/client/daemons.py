@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of one address: surveys of their state, and lookup of a start position in their logs."""
+"""Surveys the state of the daemons of one address, and looks up a start position in their logs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console's actions. Each action follows a page that describes its effect, requires an admin, and is
-recorded.
+"""The console's actions. Before each action, a page describes its effect. Every action requires an admin and
+is recorded.
 """
 
 from collections import Counter

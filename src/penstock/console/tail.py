@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changes of an instance as they arrive, for one viewer, no faster than people can read.
 
-A viewer receives every change, or a count of the changes that were left out. A limit ends each tail.
+A viewer receives every change, or a count of the changes that were left out. Each tail ends when it reaches a
+limit.
 """
 
 import time

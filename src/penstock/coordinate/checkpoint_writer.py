@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous checkpoint writes with a bounded delay.
+"""Writes checkpoints asynchronously, with a bounded delay.
 
 One thread serves all shards of a process. For each shard, the thread writes the newest noted checkpoint once
 the previous write is old enough. A store therefore sees about one write per second and shard, regardless of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a subscription: one running subscriber, which consumes its share of the shards.
 
-Members register under a session. One of them is the leader by a lease, and writes the assignment of shards.
+Members register under a session. One of them holds the leader's lease, and writes the assignment of shards.
 Each member takes its assigned shards once the previous holder has released them or lost its session. One
 thread does all of this. Watches wake the thread, which also polls in case a watch was missed.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guard: a process that ends the sessions of a daemon that was killed.
 
-    daemon, capture processes ── hold a pipe open ──▶ guard: at its end, ends the daemon's sessions
+    daemon, capture processes ── hold a pipe open ──▶ guard: when it closes, ends the daemon's sessions
 
 The store ends a session once no heartbeat has arrived for the session time. Until then, no other process can
 take over from a daemon that was killed. The guard detects the daemon's death earlier, because the operating

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tasks of a batch receive: the batch's mark, its tables, and how its rows are distributed across
-parts.
+"""Builds what the tasks of a batch receive: the mark that identifies the batch, its tables, and how its rows
+are distributed across parts.
 """
 
 import math

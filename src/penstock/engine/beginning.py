@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks made at the start of a run, on the sink, on rows already in the target, on pauses, and on
+"""Checks made when a run starts. They cover the sink, rows that are already in the target, pauses, and
 positions.
 """
 

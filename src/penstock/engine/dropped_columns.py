@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds target columns that were dropped by hand, which writers silently leave out.
+"""Detects columns that were dropped from a target by hand. Writers silently leave such columns out.
 
 A writer cannot reject such a table. The rows it writes may be older than a DROP COLUMN that has already been
 applied to the target, and with `schema_changes: ignore` the table may never have had the column.

@@ -3,9 +3,9 @@
 
 A batch is recorded before it runs, so that a replay covers the same changes under the same number, and again
 when it is done. A sink that `can_rewind` needs neither record, because a replay may begin at any earlier
-position. Its small batches at the head of a log take less time than two durable writes, so the ends of
-several batches are recorded together. A batch is always recorded immediately if it belongs to a load,
-rejected rows, or had to be repeated because of a surprise.
+position. For such a sink, processing a small batch at the head of a log takes less time than two durable
+writes, so the ends of several batches are recorded together. A batch is always recorded immediately if it
+belongs to a load, if any of its rows were rejected, or if it had to be repeated because of a surprise.
 """
 
 import time

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which tables of a pipeline write to the same target, and the effect of emptying one of them."""
+"""Determines which tables of a pipeline write to the same target, and what happens in the target when one of
+these tables is emptied.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's knowledge of tables: their definitions, and the targets that were prepared for them.
 
-It is stored in the pipeline's state. Tasks report unknown tables as surprises. `learn` processes surprises in
-log order, prepares targets, and returns what the tasks must know when the batch is run again.
+This knowledge is stored in the pipeline's state. Tasks report unknown tables as surprises. `learn` processes
+surprises in log order, prepares targets, and returns what the tasks must know when the batch is run again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

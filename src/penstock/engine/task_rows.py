@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows between the two stages of a batch, and the messages of its tasks.
 
-Within a process, both are passed as tuples, and a small number of table rows is not encoded. Between
-processes and on disk, both are Arrow rows with the schema BETWEEN, in which the table rows are blobs.
+Within a process, both are passed as tuples, and table rows are left unencoded if there are only a few.
+Between processes and on disk, both are Arrow rows with the schema BETWEEN, in which the table rows are blobs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a group: one running daemon or worker, which does its share of the work.
 
-Members register under a session. One of them is the leader by a lease, and places the work. Each member does
+Members register under a session. One of them holds the leader's lease, and places the work. Each member does
 the work placed on it, once the previous holder has released the lease or lost its session. One thread makes
 all decisions; another records progress and loads.
 """

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines in one process: the engine's tasks in threads, and rows regrouped in memory or on the disk."""
+"""Pipelines in one process: the engine's tasks run in threads, and rows are regrouped in memory or on
+disk.
+"""

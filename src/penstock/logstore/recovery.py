@@ -2,8 +2,8 @@
 """Recovers a log's folder: truncates the log after its last whole transaction and repairs the indexes.
 
 A segment is fully durable before the next one starts, so only the newest segment can have an incomplete end.
-Its bytes before the saved position were synced. The events after it are scanned and cut off at the first
-invalid event.
+In that segment, the bytes before the saved position were synced. The events after the saved position are
+scanned, and the segment is truncated at the first invalid event.
 """
 
 from dataclasses import dataclass, replace

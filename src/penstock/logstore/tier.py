@@ -4,8 +4,8 @@
 An object is named `<log id>/<hour>/<segment>`, so logs that share a URL never use the same name, and an
 existing object is never overwritten. A copy of a log folder gets its own log id. It reads the objects named
 in its notes, but does not remove them. Version 0.1.0 named objects without the log id, so two logs could
-overwrite each other's objects. Such an object is served and removed only after its bytes are proved to belong
-to this log, which is recorded in the log's folder.
+overwrite each other's objects. Such an object is served or removed only after a check has proved that its
+bytes belong to this log. The result of the check is recorded in the log's folder.
 
 The index and a note stay in the log's folder: `<version>.tiered` contains the object's name, size and CRC32,
 and the segment's head. A lookup therefore does not access the store, and reading a range fetches only the

@@ -3,8 +3,8 @@
 
 The folder has reader.conf and a file of properties for each reader task. It may also have sdk.conf and the
 files of SDK tasks. The clients keep their storage points in ZooKeeper and continue to use them; the daemon's
-log has to begin before the oldest one. Helix keeps them below /SDK_TASK/PROPERTYSTORE, a node for each
-partition.
+log has to begin before the oldest storage point. Helix stores these points below /SDK_TASK/PROPERTYSTORE, in
+one node per partition.
 """
 
 from collections.abc import Iterator

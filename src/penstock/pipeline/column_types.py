@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares SQL types: whether a type holds every value of another, and the common type of two."""
+"""Compares SQL types: whether one type can hold every value of another, and which type can hold the values of
+both.
+"""
 
 import re
 from dataclasses import replace

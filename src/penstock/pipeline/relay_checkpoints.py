@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkpoints of version 0.1's `penstock relay`, which was a subscriber of a daemon.
 
-Its subscription had one shard, and the name of the pipeline, or NAME.SOURCE if there were several sources.
+The relay's subscription had one shard. It was named after the pipeline, or NAME.SOURCE if there were several
+sources.
 """
 
 from penstock.coordinate.store import CoordinationStore

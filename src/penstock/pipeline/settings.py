@@ -8,9 +8,9 @@
     sink:
       delta: {path: s3://lake/shop}
 
-`load_pipeline(path)` returns `PipelineSettings`. Its sources hold the `options` that open them. Steps and
-sink are settings of their own kind, from which `make_steps` and `make_sink` create the working objects.
-With `sinks` a pipeline has several sinks by name, and `of_sink` returns the settings of one of them.
+`load_pipeline(path)` returns `PipelineSettings`. Its sources contain the `options` with which they are
+opened. Its steps and its sink are settings, from which `make_steps` and `make_sink` create the working
+objects. With `sinks` a pipeline has several sinks by name, and `of_sink` returns the settings of one of them.
 Everything can be pickled.
 """
 

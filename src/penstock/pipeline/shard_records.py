@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards for which the progress of a pipeline is recorded, and the barrier at which they end before their
-number changes.
+"""The shards for which the progress of a pipeline is recorded, and the barrier, the position at which all
+shards end before their number changes.
 
 /pipelines/NAME/shards          their number, if there are several
                /shards/barrier  the offsets, by source, at which all shards end

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outcome of the last comparison of a whole sink, stored in its state for alerts, metrics and pages.
 
-/pipelines/NAME/verified   beside the other records of the pipeline or sink; for all of its shards
+The record is `/pipelines/NAME/verified`, next to the other records of the pipeline or sink. One record covers
+all shards.
 """
 
 import time

@@ -4,7 +4,8 @@
     python -m penstock.processes.capture_process STREAM DATAGRAMS
 
 Both arguments are descriptors of sockets; see `channel`. The process shuts down properly when the daemon
-ends, for whatever reason. A defect or a panic in a capture ends it at once, and the daemon starts it again.
+ends, for whatever reason. A defect or a panic in a capture ends the process at once, and the daemon starts it
+again.
 """
 
 import socket

@@ -2,10 +2,10 @@
 """Reads table definitions from a live server's information_schema.
 
 A row image has all columns that information_schema.COLUMNS lists, in its order, including invisible and
-virtual generated columns; observed on MySQL 9.7, MariaDB 10.11 and 11.8. It does not have MySQL's hidden
-columns of functional indexes. In MariaDB, hidden columns follow the last listed column: row_start and row_end
-of a system-versioned table that does not declare them, and one DB_ROW_HASH_n for each unique index that is
-too long for a key.
+virtual generated columns; observed on MySQL 9.7, MariaDB 10.11 and 11.8. A row image does not contain the
+hidden columns that MySQL creates for functional indexes. In MariaDB, hidden columns follow the last listed
+column: row_start and row_end of a system-versioned table that does not declare them, and one DB_ROW_HASH_n
+for each unique index that is too long for a key.
 """
 
 from collections import defaultdict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard of all HTTP routes: authentication, request size, and sending rate."""
+"""Guards all HTTP routes: authentication, request size, and sending rate."""
 
 import asyncio
 import ipaddress

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One decoded piece of a log in one view, and the decoder that produces consecutive pieces."""
+"""One decoded piece of a log, as selected and encoded by one view, and the decoder that produces consecutive
+pieces.
+"""
 
 import threading
 from collections.abc import Iterable, Iterator

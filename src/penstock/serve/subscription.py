@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following an instance over any protocol: where to start, what comes next, where to end.
+"""Follows an instance over any protocol: where to start, what comes next, where to end.
 
 started = await resolve_start(pieces, Start(edge="latest")) cursor = Cursor(pieces, view, started) while
 (piece := await cursor.next(wait_seconds=25)) is not None: ...

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find where a GTID set or a time begins in a log, file by file, from the first bytes of each file."""
+"""Find the position in a log that corresponds to a GTID set or a time, file by file, from the first bytes of
+each file.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reaction to changes of selected tables whose rows were not logged: an error or a warning."""
+"""Raises an error or logs a warning if selected tables were changed without their rows being logged."""
 
 from typing import Any
 

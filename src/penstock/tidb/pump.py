@@ -4,8 +4,8 @@
     paused ─▶ (every online Drainer knows it) ─▶ online ─▶ pausing ─▶ paused
                                                  └─▶ closing ─▶ (every Drainer has everything) ─▶ offline
 
-Only an online Pump accepts prewrites; outcomes are always accepted. A change of the state comes from
-binlogctl, over HTTP or in the registry, or from the end of the process, which pauses the Pump.
+Only an online Pump accepts prewrites; outcomes are always accepted. The state is changed by binlogctl, over
+HTTP or in the registry. When the process ends, the Pump is paused.
 """
 
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a daemon's settings against their environment: reachable servers, and space on the disk."""
+"""Checks a daemon's settings against the environment: reachable servers, and disk space."""
 
 import os
 import shutil

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes what a running subscription delivers: `penstock subscriptions set`, `pause` and `resume`. `penstock
-subscriptions set`, `pause` and `resume`.
-"""
+"""Changes what a running subscription delivers: `penstock subscriptions set`, `pause` and `resume`."""
 
 import sys
 import time

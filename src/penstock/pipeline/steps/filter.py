@@ -4,7 +4,7 @@
 - filter: {tables: shop.orders, where: "status <> 'draft' AND total > 0"}
 
 If only one image of an update passes, the update becomes a delete or an insert, so that a stateful target
-stays correct. Conditions are those of a subscription's `where`: see
+stays correct. Conditions have the same syntax as a subscription's `where`: see
 [conditions](../guides/subscriptions.md#conditions). To filter by another expression, compute a column in a
 `map` before it.
 """

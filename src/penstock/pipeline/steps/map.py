@@ -8,8 +8,8 @@
     rename: {id: order_id}
     cast: {total: "decimal(12,2)"}
 
-The settings apply in this order: `columns`, `add`, `cast`, `keep`, `drop`, `rename`, `key`. Keys follow
-renamed columns.
+The settings apply in this order: `columns`, `add`, `cast`, `keep`, `drop`, `rename`, `key`. If a key column
+is renamed, the key uses the new name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

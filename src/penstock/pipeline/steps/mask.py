@@ -4,8 +4,9 @@
 - mask: {columns: {email: hash, phone: {last: 4}, note: redact}, key_env: MASK_KEY}
 
 `hash` writes the HMAC-SHA256 of the value as text, in hexadecimal. Equal values stay equal in every table,
-and without the key nobody can guess values by trial. If no key is set, it is plain SHA-256. `redact` replaces
-text with stars and other values with null. `null` writes null. `first` and `last` keep that many characters.
+and without the key nobody can guess values by trial. If no key is set, `hash` writes a plain SHA-256.
+`redact` replaces text with stars and other values with null. `null` writes null. `first` and `last` keep that
+many characters.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log of one source after a pipeline's position, as the log grows."""
+"""Reads the log of one source after a pipeline's position, and continues as the log grows."""
 
 import time
 from collections.abc import Iterator, Mapping

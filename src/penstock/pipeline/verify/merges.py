@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Determines which rows of a merged target belong to which source table.
 
-A shard column may identify the rows of each source table. They must be known when a source table is emptied,
-so that the other tables' rows are kept.
+A shard column may identify the rows of each source table. When a source table is emptied, its rows in the
+target must be known, so that the other tables' rows are kept.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The effects of a logged statement on table definitions.
 
-Every statement is in one of three groups. It is listed as touching no definition, it is parsed, or it is
-`Unread`. After an `Unread` statement, the definitions of all tables that it may have changed are read again
-from the server. These are the tables named in the statement, or, if it may have changed other tables too, all
-tables of the databases listed in its event. The parser never guesses and never raises.
+Every statement is in one of three groups. Either it is listed as changing no definition, or it is parsed, or
+it is `Unread`. After an `Unread` statement, the definitions of all tables that it may have changed are read
+again from the server. These are the tables named in the statement, or, if it may have changed other tables
+too, all tables of the databases listed in its event. The parser never guesses and never raises.
 
 Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of an SQL statement, split as by the server's own scanner.
+"""The tokens of an SQL statement, split in the same way as by the server's own scanner.
 
 Source: MySQL and MariaDB manuals, "Language Structure". Text in `/*! ... */` is included if the server
 executed it, because it may declare a column.

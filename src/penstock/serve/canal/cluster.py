@@ -7,7 +7,7 @@
 
 `CanalConnectors.newClusterConnector(zkServers, destination, ...)` connects to the address of `running` and
 follows its changes. All three are ephemeral, so they disappear with the daemon. Penstock reads none of them:
-its own leases decide which daemon captures, and these nodes only show it.
+Penstock's own leases decide which daemon captures, and these nodes only publish the result.
 """
 
 import json

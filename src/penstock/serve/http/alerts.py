@@ -2,7 +2,7 @@
 """Alerts over HTTP.
 
     GET  /v1/alerts         the conditions that are true now
-    POST /v1/alerts/test    send an alert and its end to the channel, for full administrators
+    POST /v1/alerts/test    send an alert and its resolution to the channel, for full administrators
 
 With `dry_run`, the default, the test only says where the alert would be sent.
 """

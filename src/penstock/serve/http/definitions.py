@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions that a log keeps, over HTTP.
+"""Table definitions stored with a log, over HTTP.
 
     GET  /v1/instances/{instance}/definitions    each definition of a table, or the names of all tables
     POST /v1/instances/{instance}/definitions    {"table": "shop.t", "position": ..., "create_table": ...}
 
 POST sets the definition of a table from a position on, up to the next DDL on it, for administrators. With
-`dry_run`, the default, it only reports the current columns of the table at the position and the new ones.
+`dry_run`, the default, it only reports the table's current columns at the position and the new columns.
 """
 
 import functools

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log over HTTP: JSON for requests, raw bytes for ranges. `docs/guides/serve.md` shows each call.
 
-Positions are text, `mysql-bin.000003:1542`, with the prefix `2/` in epoch 2. All are in the source's own
-coordinates.
+Positions are text, `mysql-bin.000003:1542`, with the prefix `2/` in epoch 2. All positions refer to the
+source's own files and offsets.
 """
 
 import functools

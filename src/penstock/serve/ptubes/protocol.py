@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP protocol of Meituan Ptubes, for unmodified clients.
 
-`docs/guides/ptubes.md` explains how to redirect clients to this port, and what differs.
+`docs/guides/ptubes.md` explains how to redirect clients to this port, and how the behaviour differs from
+Ptubes.
 
     POST /v1/getServerInfo      can this client be served from its position?  JSON
     POST /v1/subscribe          start, or start over                          success | fail

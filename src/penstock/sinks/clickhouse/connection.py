@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to a ClickHouse server, with its errors translated."""
+"""Connects to a ClickHouse server, and translates the server's errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

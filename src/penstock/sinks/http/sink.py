@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as requests to an HTTP endpoint (a webhook): in order, with retries and an idempotency key."""
+"""Sends changes as requests to an HTTP endpoint (a webhook): in order, with retries and an idempotency
+key.
+"""
 
 import gzip
 import hashlib

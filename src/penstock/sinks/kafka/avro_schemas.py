@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Avro schemas of Debezium's messages, made from their Kafka Connect schemas.
 
-Types and properties are mapped as by Confluent's `AvroData` with its default settings. Names are adjusted as
-by the connector with `schema.name.adjustment.mode` and `field.name.adjustment.mode` set to `avro`. A reader's
-schema that was generated from the connector's messages can therefore also read these messages.
+Types and properties are mapped in the same way as in Confluent's `AvroData` with default settings. Names are
+adjusted in the same way as in the connector with `schema.name.adjustment.mode` and
+`field.name.adjustment.mode` set to `avro`. A reader's schema that was generated from the connector's messages
+can therefore also read these messages.
 """
 
 import re

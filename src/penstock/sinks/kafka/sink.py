@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as messages in Kafka topics: exactly once, and in order for each key."""
+"""Writes changes as messages to Kafka topics: exactly once, and in order for each key."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence

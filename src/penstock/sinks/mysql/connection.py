@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session on a target with MySQL's protocol: a PyMySQL connection with translated errors.
 
-The kernel builds the statements that write rows as bytes, and PyMySQL sends them unparsed.
+Statements that write rows are built by the kernel in binary form, and PyMySQL sends them without parsing.
 """
 
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks transactions in the way of TiDB-Binlog's Drainer, so that a Drainer does not send them back.
+"""Adds the marks of TiDB-Binlog's Drainer to transactions, so that a Drainer does not send them back.
 
 A Drainer with `loopback-control` skips every transaction of its source that writes a mark with the Drainer's
 own `channel-id` (docs.pingcap.com, "Bidirectional Replication Between TiDB Clusters").

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transaction on a target that is retried if the server ends it: deadlocks, lost connections.
+"""Runs a transaction on a target, and retries it after a deadlock or a lost connection.
 
-The batch's number is stored in the position table, in the same commit as the rows. If the answer to a commit
-was lost, the retry finds the number there.
+The batch number is stored in the position table, in the same commit as the rows. If the server's reply to a
+commit was lost, the retry finds the batch number in this table.
 """
 
 from collections.abc import Callable

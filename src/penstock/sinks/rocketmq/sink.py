@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RocketMQ: messages with tags, with messages about the same row key in order."""
+"""RocketMQ: messages with tags. Messages about the same row key stay in order."""
 
 import re
 import time

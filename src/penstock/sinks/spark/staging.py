@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages the rows of a batch as Parquet files, which Spark reads during the commit.
 
-The files of a batch are in a folder named after its number. They are kept until a later batch is committed,
-so that the commit can be repeated.
+The files of a batch are in a folder named after the batch number. They are kept until a later batch is
+committed, so that the batch's commit can be repeated.
 """
 
 import os
