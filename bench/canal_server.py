@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's own server, from its published artifacts, on the server of a corpus.
+"""Canal's own server, from its published artifacts, connected to the server that serves a corpus.
 
 It has no persistent log: it reads the binlog and keeps the decoded events in a ring buffer in memory.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's captures in this process, on the server of a corpus."""
+"""The daemon's captures in this process, connected to the server that serves a corpus."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon in a separate process on the server of a corpus, started as a user would start it."""
+"""A daemon in a separate process, connected to the server that serves a corpus, and started as a user would
+start it.
+"""
 
 import json
 import os

@@ -4,7 +4,7 @@
 `python -m bench.followers PORT INSTANCE TABLE COUNT SHARDS` prints `ready` once all followers have a
 response. Each follower gets one of SHARDS shards, or all changes if SHARDS is 1. After the standard input
 ends and no more data arrives, the program prints the bytes that each follower received. With `echo` as PORT,
-it measures bare sending.
+it measures the cost of sending alone.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of each stage of a change's path, from one trace of the processes on it.
+"""The time that a change spends in each stage of its path, from one trace of all processes on the path.
 
 `python -m bench.stages FILE ARGUMENT...` runs Penstock's command line with a clock at the functions where
 stages end. When the command ends, FILE contains the marks: the log position that had passed a stage, and the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of updates to Delta and Iceberg mirrors, beside deltalake's merge and pyiceberg's upsert.
+"""One batch of updates to Delta and Iceberg mirrors, compared with deltalake's merge and pyiceberg's upsert.
 
 Every case starts with the same rows in a separate table. Then an evenly distributed share of the keys gets
 new values: Penstock writes the changes as a pipeline's batch, and the peers merge the new rows by key.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a binlog file's changes into MySQL and PostgreSQL, beside one connection of multi-row statements."""
+"""Write a binlog file's changes into MySQL and PostgreSQL, compared with multi-row statements over one
+connection.
+"""
 
 import statistics
 import time

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a binlog file's changes into Redis, including decoding, beside redis-py pipelines fed row by row."""
+"""Write a binlog file's changes into Redis, including decoding, compared with redis-py pipelines fed row by
+row.
+"""
 
 import json
 import statistics

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latency from commit to readable in the log at a steady rate, and the cost of idle instances."""
+"""The time from a commit until it is readable in the log, at a steady rate, and the cost of idle
+instances.
+"""
 
 import shutil
 import statistics

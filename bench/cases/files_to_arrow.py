@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode a binlog file to Arrow on one core, beside every other available decoder."""
+"""Decode a binlog file to Arrow on one core, compared with every other available decoder."""
 
 from bench.corpora.corpus import Corpus, corpus
 from bench.corpora.serve import serve

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a file's changes as JSON in each dialect on one core, beside a Python reader with `json`."""
+"""Write a file's changes as JSON in each dialect on one core, compared with a Python reader that uses
+`json`.
+"""
 
 from bench.corpora.corpus import Corpus, corpus
 from bench.corpora.serve import serve

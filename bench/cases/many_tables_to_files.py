@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thousands of small tables in one pipeline without Spark: their load, and batches that change them.
+"""Thousands of small tables in one pipeline without Spark: loading them, and batches that change them.
 
 `write_deltalake` alone writes the same rows into as many tables.
 """

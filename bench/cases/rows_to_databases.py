@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write new rows into MySQL and PostgreSQL, beside LOAD DATA and COPY of the same rows."""
+"""Write new rows into MySQL and PostgreSQL, compared with LOAD DATA and COPY of the same rows."""
 
 import tempfile
 from collections.abc import Callable, Sequence

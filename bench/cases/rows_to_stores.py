@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write new rows into ClickHouse, Elasticsearch, MongoDB and Kafka, beside the Python loader of each.
+"""Write new rows into ClickHouse, Elasticsearch, MongoDB and Kafka, compared with the Python loader of each
+store.
 
 Each loader gets rows in its input form: Arrow and columns for ClickHouse, finished documents for
 Elasticsearch and MongoDB, rows for Kafka. Penstock gets the decoded changes, encodes them, and also writes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process a live server's backlog with `penstock run`, into a Delta mirror and a feed of Parquet files.
 
-Beside it, Debezium's embedded engine reads the same changes and writes them as lines of JSON.
+For comparison, Debezium's embedded engine reads the same changes and writes them as lines of JSON.
 """
 
 import shutil

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a whole table from a live server, as a full load does: into Arrow batches, beside a client's cursor.
+"""Read a whole table from a live server into Arrow batches, as a full load does, compared with a client's
+cursor.
 
 Readers run in separate processes on the same cores as the server, whose rate is the upper limit. The server's
 own client, which does not decode, shows approximately where that limit is.

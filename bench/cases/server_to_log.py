@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture a live server into the log, beside the server's own tool on the same disk and a bare socket."""
+"""Capture a live server into the log, compared with the server's own tool on the same disk and with a bare
+socket.
+"""
 
 from bench.corpora.corpus import corpus
 from bench.corpora.serve import serve

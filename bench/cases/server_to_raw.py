@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy a binlog file from a live server, unchanged, beside the server's own tool and the bare socket."""
+"""Copy a binlog file from a live server, unchanged, compared with the server's own tool and with a bare
+socket.
+"""
 
 from bench.corpora.corpus import corpus
 from bench.corpora.serve import serve

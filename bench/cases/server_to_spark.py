@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream from a live server with Spark: the rate of a backlog, and the latency from commit to readable."""
+"""Stream from a live server with Spark: the rate while a backlog is read, and the time from a commit until it
+is readable.
+"""
 
 import threading
 import time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge the logs of two instances into one, beside capturing both servers."""
+"""Merge the logs of two instances into one, compared with capturing both servers."""
 
 import shutil
 import tempfile

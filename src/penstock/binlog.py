@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a log from Python: the input is files, a live server or a kept log, and the output is Arrow batches.
 
-No Spark.
+Spark is not needed.
 """
 
 import os

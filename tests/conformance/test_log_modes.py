@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The behaviour of every log, in memory, in files, or in both."""
+"""The behaviour that every log must have, whether it is kept in memory, in files, or in both."""
 
 import threading
 import time

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs random statements with row changes in between, and records the server's definitions after each."""
+"""Runs random statements with row changes in between, and records the server's table definitions after each
+statement.
+"""
 
 import codecs
 import random

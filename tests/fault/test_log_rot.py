@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A changed byte on disk: damaged data is refused with its position, indexes heal, no wrong byte is read."""
+"""After a byte on disk has changed, damaged data is rejected with an error that names its position, damaged
+indexes are rebuilt, and no wrong byte is returned.
+"""
 
 import itertools
 import os

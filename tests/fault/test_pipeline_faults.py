@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines killed at any moment under a busy writer converge with their source."""
+"""If a pipeline is killed at any moment while a writer is busy, its target still converges with its
+source.
+"""
 
 import json
 import os

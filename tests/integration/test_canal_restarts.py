@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal clients across restarts and kills of daemons, and across checkpoints set elsewhere."""
+"""Canal clients when daemons are restarted or killed, and when checkpoints are set by somebody else."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

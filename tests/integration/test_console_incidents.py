@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Incidents on the pages without actions: overview, log, definitions, server check, settings and alerts."""
+"""How incidents appear on the console pages that have no actions: overview, log, definitions, server check,
+settings and alerts.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

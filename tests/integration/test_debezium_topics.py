@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's log becomes the topics that Debezium's connector writes in addition to those of tables."""
+"""A server's log becomes the topics that Debezium's connector writes in addition to the topics of tables."""
 
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions in doubt are read from the server in the background of the capture, while readers wait for
-them.
-"""
+"""Table definitions in doubt are read from the server while capture continues; readers wait for them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: its tables are equal after a kill and after a second run in the same directory, and no files
-remain.
+"""The demo: its source and target tables are equal after a kill and after a second run in the same directory,
+and no files remain.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of event that servers write, from their own logs."""
+"""Every kind of event that servers write, decoded from the logs of real servers."""
 
 import json
 import random

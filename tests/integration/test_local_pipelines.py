@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run --local` on real servers: kill -9, SIGTERM, restart, and the same targets as with Spark."""
+"""`penstock run --local` on real servers: kill -9, SIGTERM, restart, and the same target contents as with
+Spark.
+"""
 
 import json
 import signal

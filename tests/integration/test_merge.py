@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that merges two real servers: every kind of reader sees both, each change once."""
+"""An instance that merges two real servers: every kind of reader receives the changes of both servers, each
+change once.
+"""
 
 import itertools
 import threading

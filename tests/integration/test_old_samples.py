@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This version reads the samples of every earlier version, with the content their servers reported."""
+"""This version can read the samples of every earlier version, and returns the content that their servers
+reported.
+"""
 
 import dataclasses
 import json

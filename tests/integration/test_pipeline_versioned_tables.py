@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MariaDB's system-versioned tables, whose log mixes rows of the history with the current ones."""
+"""The log of MariaDB's system-versioned tables, which mixes history rows with current rows."""
 
 from pathlib import Path
 

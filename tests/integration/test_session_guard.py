@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard of a process ends its sessions once the process, and all processes that work for it, have
-ended.
+"""The guard of a process ends the process's sessions once the process, and all processes that work for it,
+have ended.
 """
 
 import os

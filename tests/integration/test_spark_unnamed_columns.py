@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark on logs without column names: each row has the names in force when it was logged."""
+"""Spark on logs without column names: each row has the column names that were in force when it was logged."""
 
 from pathlib import Path
 

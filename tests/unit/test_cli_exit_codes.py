@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exit codes of the command line tell who has to act."""
+"""The exit codes of the command line show who has to act."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of alerts, definitions set by hand, and verified logs: over HTTP and in the console."""
+"""Tests of alerts, table definitions set by hand, and log verification: over HTTP and in the console."""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of a durable log see what enough members have synced, and nothing that a take-over could lose."""
+"""Readers of a durable log receive only data that enough members have synced, so a takeover cannot lose what
+they received.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

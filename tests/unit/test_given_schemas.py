@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemas supplied by a caller are parsed with the spelling of the log's server."""
+"""Schemas supplied by a caller are parsed in the SQL dialect of the log's server."""
 
 from collections.abc import Callable
 from pathlib import Path

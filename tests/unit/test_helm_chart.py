@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Helm chart: its values against the daemon's settings, its objects against the schemas of Kubernetes."""
+"""The Helm chart: its values are checked against the daemon's settings, and its objects against the schemas
+of Kubernetes.
+"""
 
 import re
 from pathlib import Path

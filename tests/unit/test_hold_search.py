@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for the position of a hold, whose segment's index may be in a store that does not answer."""
+"""Searches for the position of a hold when the index of its segment may be in a store that does not
+answer.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

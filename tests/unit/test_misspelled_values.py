@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A misspelled value of a setting is refused with the value that may have been meant."""
+"""A misspelled value of a setting is rejected, and the error suggests the value that was probably meant."""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Select the target rows that a reload deletes: no rows of another pipeline, and no rows that must stay."""
+"""Select the target rows that a reload deletes: no rows of another pipeline, and no rows that must be
+kept.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of planning a batch of a pipeline with many tables: no work for every pair of tables."""
+"""The cost of planning a batch of a pipeline with many tables: the work does not grow with the number of
+pairs of tables.
+"""
 
 import json
 import zlib

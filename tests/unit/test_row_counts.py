@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a batch by stage and operation."""
+"""Counts the rows of a batch by stage and operation."""
 
 from collections import Counter
 from collections.abc import Mapping

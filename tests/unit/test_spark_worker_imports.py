@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules that a worker of Spark imports to plan a read, several times for each query."""
+"""Which modules a Spark worker imports to plan a read. A worker plans several times for each query."""
 
 import subprocess
 import sys

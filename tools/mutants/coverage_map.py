@@ -3,7 +3,7 @@
 
 A record is valid until the test file, the code that it runs or a module shared by tests changes. Lines that
 run outside of a test, such as definitions at import, belong to no test. Lines that run in another process
-belong to the test that started it, if that process exits normally.
+belong to the test that started the process, if the process exits normally.
 """
 
 import ast

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fleet in one thread: the real members, leaders and placement over a store with a simulated clock.
 
-A step of the simulation is a step of one member. Heartbeats, the end of sessions, watches and the time that
-work needs to end follow the simulated clock, so that a run with a seed is the same every time.
+A step of the simulation is a step of one member. Heartbeats, the end of sessions, watches and the duration of
+work follow the simulated clock, so that a run with a seed is the same every time.
 """
 
 import heapq

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log folders for tests, written from a server's binlog files by the components of capture."""
+"""Log folders for tests, written from a server's binlog files by the same code that capture uses."""
 
 import time
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
 //! Parses and writes SQL types: `information_schema.COLUMNS.COLUMN_TYPE` as both servers print it. The file of each
-//! type defines the meaning of the words and numbers in its declaration.
+//! type defines the meaning of the words and numbers in the type's declaration.
 
 use crate::charset::Charset;
 use crate::error::{Error, ErrorKind, Result};

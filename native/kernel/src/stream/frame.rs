@@ -1,4 +1,4 @@
-//! Splits bytes into events, determines their positions, and processes events about the file.
+//! Splits bytes into events, determines their positions, and processes the events that describe the file.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Converts TiDB's binary documents to MySQL's.
+//! Converts TiDB's binary JSON documents to MySQL's binary format.
 //!
 //! Source: the comment at the top of TiDB's `types/json_binary.go`. TiDB's containers have MySQL's large form, but
 //! members are sorted by the bytes of their keys, and there are separate types for dates and times.

@@ -1,6 +1,6 @@
 //! Table definitions: TiDB's `TableInfo`, as JSON from DDL jobs and the status port.
 //!
-//! Source: TiDB's `parser/model` and `parser/types`. Numbers of column types and flags are MySQL's.
+//! Source: TiDB's `parser/model` and `parser/types`. Column types and flags have the same numbers as in MySQL.
 
 use serde_json::Value as Json;
 

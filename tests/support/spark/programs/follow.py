@@ -4,7 +4,7 @@
     python -m tests.support.spark.programs.follow '{"master": "local[2]", "options": {"tables": "d.t"}, ...}'
 
 Keys: `master`, `settings`, `options` of the source, `checkpoint`, `out`, and `die_before` or `die_after`: the
-batch around whose writing this process kills itself. A batch that is written again replaces its subfolder.
+batch before or after which this process kills itself. A batch that is written again replaces its subfolder.
 """
 
 import json

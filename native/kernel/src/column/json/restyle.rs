@@ -1,6 +1,6 @@
 //! Validates documents given as text, and writes them in another style.
 //!
-//! The types that the server keeps in addition to the text are lost: a DATE in a document is a plain string. A
+//! The types that the server keeps in addition to the text are lost: a DATE in a document becomes a plain string. A
 //! DECIMAL is distinguished from a DOUBLE only if its digits differ from those that the server shows for a DOUBLE.
 
 use crate::column::float;
