@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches of a kept log for one row: `python -m bench.kept_log --gigabytes 1`.
 
-A log of single-row updates over many tables, whose load follows Zipf's law, is written into a folder; an
-existing log is used again. For tables of several ranks, the program prints which share of the log contains
-the table, which share must still be read after the index has been used, and the cost of a row's history: the
-time until the first part and until all parts are returned, and the processor time. Before the measurements,
-the log is read once, so that it is in the page cache if it fits.
+A log is written into a folder, or an existing log is used again. It contains single-row updates of many
+tables, and the number of updates per table follows Zipf's law. For tables of several ranks, the program
+prints which share of the log contains the table, which share must still be read after the index has been
+used, and the cost of a row's history: the time until the first part and until all parts are returned, and the
+processor time. Before the measurements, the log is read once, so that it is in the page cache if it fits.
 """
 
 import argparse

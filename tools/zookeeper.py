@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real ZooKeeper server, an ensemble of one or of several, private to the process that starts it.
+"""A real ZooKeeper ensemble of one or several servers, private to the process that starts it.
 
 with ZooKeeper() as ensemble:
     ensemble.hosts          # "127.0.0.1:40213"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The captures of one process: their construction, and the maintenance while they run."""
+"""Creates the captures of one process, starts and stops them, and runs their periodic maintenance."""
 
 import fnmatch
 import threading

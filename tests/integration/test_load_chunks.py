@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table is cut by its key into chunks of about equal size that hold each row once, for any keys."""
+"""A table is cut by its key into chunks of about equal size, which together contain each row once, whatever
+the keys are.
+"""
 
 import itertools
 import random

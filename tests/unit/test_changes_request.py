@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits on a request for changes: the length of every list whose elements cost work is limited."""
+"""Limits on a request for changes: every list in the request has a maximum length if each of its elements
+causes work.
+"""
 
 import json
 

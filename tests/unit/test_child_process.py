@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child of the command line ends with its parent, also where the kernel does not send the signal."""
+"""A child of the command line ends with its parent, even on systems where the kernel does not send the
+signal.
+"""
 
 import os
 import signal

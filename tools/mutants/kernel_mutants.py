@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the kernel by cargo-mutants, judged by `cargo test` and then by the Python tests of decoding."""
+"""Mutants of the kernel, generated with cargo-mutants and judged by `cargo test` and then by the Python tests
+of decoding.
+"""
 
 import contextlib
 import functools

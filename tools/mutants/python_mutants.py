@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the Python code by the operators of cosmic-ray, judged by the tests that run their lines."""
+"""Mutants of the Python code, generated with cosmic-ray's operators and judged by the tests that run the
+mutated lines.
+"""
 
 import ast
 import itertools

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The receive loop, which moves every byte of a live server from the socket into the log.
 
-Bytes are received in large pieces, cut by the kernel and appended to the log unchanged. Python does the same
-small amount of work for a piece of four megabytes as for one of a hundred bytes.
+Bytes are received in large pieces. The kernel determines the block boundaries, and the bytes are appended to
+the log unchanged. Python does the same small amount of work for a piece of four megabytes as for one of a
+hundred bytes.
 """
 
 import time

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets the position where capture continues, by an operator's command.
 
-A log never goes backward: a new position begins a new epoch of the same server. The bytes after it get higher
-commit versions than all earlier bytes, even if an older epoch of the log already has the same bytes. While
-the newest epoch contains no bytes, capture starts at the beginning of that epoch.
+A log never goes backward: a new position begins a new epoch of the same server. The bytes after the new
+position get higher commit versions than all earlier bytes, even if an older epoch of the log already has the
+same bytes. While the newest epoch contains no bytes, capture starts at the beginning of that epoch.
 """
 
 from collections.abc import Sequence

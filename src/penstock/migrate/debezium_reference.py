@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties of Debezium's connectors for MySQL and MariaDB, and of Kafka Connect around them.
+"""The properties of Debezium's connectors for MySQL and MariaDB, and of the Kafka Connect framework that runs
+them.
 
 The names are those of debezium.io/documentation/reference/stable/connectors/mysql.html and of Kafka Connect's
 source connectors (kafka.apache.org/documentation, "Source Connector Configs").

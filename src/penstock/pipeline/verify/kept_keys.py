@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which key columns reach the target with the source's values."""
+"""Determines which key columns have the same values in the target as in the source."""
 
 from collections.abc import Iterable
 
