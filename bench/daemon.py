@@ -32,7 +32,7 @@ _LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")
 
 @dataclass(frozen=True)
 class Daemon:
-    """A running daemon. `ports` has its listeners by name."""
+    """A running daemon. `ports` maps the names of its listeners to ports."""
 
     ports: dict[str, int]
     folder: Path

@@ -20,7 +20,9 @@ _RUN_SECONDS_MAX = 900.0
 
 @dataclass(frozen=True)
 class EngineRun:
-    """The engine's output. The clock starts at its first change, so the start of the JVM does not count."""
+    """The engine's output. The time is measured from its first change, so that the start of the JVM does not
+    count.
+    """
 
     changes: int
     seconds: float

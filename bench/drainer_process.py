@@ -26,8 +26,8 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Drained:
-    """The work of a Drainer: rows, seconds, CPU seconds of merging and of decoding, and its memory in
-    bytes.
+    """The result of running a Drainer: rows, seconds, the CPU seconds spent on merging and on decoding, and
+    its memory in bytes.
     """
 
     rows: int
@@ -40,7 +40,7 @@ class Drained:
 
 
 class DrainerProcess:
-    """A running process. `result` waits for its end."""
+    """A running Drainer process. `result` waits for the process to end."""
 
     def __init__(self, pd: str, folder: Path, until: int) -> None:
         order = json.dumps({"pd": pd, "folder": str(folder), "until": until})

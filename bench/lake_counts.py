@@ -12,7 +12,7 @@ _PUTS = "('insert', 'update_postimage')"
 
 @dataclass(frozen=True)
 class Held:
-    """The current rows of a table: their number, and the sum of a column."""
+    """The current rows of a table: how many there are, and the sum of one column."""
 
     rows: int
     total: str

@@ -26,10 +26,9 @@ _SPARK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0
 
 @dataclass(frozen=True)
 class Batch:
-    """One reported batch.
+    """One reported batch: the time of its report (by `time.perf_counter`), its duration, and its rows.
 
-    It has the time of the report (by `time.perf_counter`), the duration, and the rows, of which an update has
-    two.
+    An update has two rows.
     """
 
     ended: float
@@ -42,8 +41,8 @@ class Batch:
 class PipelineProcess:
     """A running pipeline.
 
-    `resident` has the peak memory in bytes of the driver, of the JVM, of one Python worker, of all Python
-    processes at once, and of all processes.
+    `resident` contains the peak memory in bytes of the driver, of the JVM, of one Python worker, of all
+    Python processes together, and of all processes.
     """
 
     process: subprocess.Popen[str]

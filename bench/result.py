@@ -21,7 +21,7 @@ RESULTS = ROOT / "bench" / "results"
 
 @dataclass(frozen=True)
 class Target:
-    """The ratio to another line's rate that Penstock must reach; an `aim` is desired but not promised."""
+    """The ratio to another line's rate that Penstock must reach. An `aim` is a goal that is not promised."""
 
     ratio: float
     aim: bool = False
@@ -34,8 +34,8 @@ class Target:
 class Line:
     """One row of a case's table.
 
-    `rates` maps a column title to its figure, in the unit named by the title. `ratio` is the rate of the
-    case's subject divided by this line's, from the same run, compared with `target`.
+    `rates` maps a column title to a figure, in the unit that the title names. `ratio` is the rate of the
+    case's subject divided by the rate of this line in the same run. It is compared with `target`.
     """
 
     workload: str
@@ -55,7 +55,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run; `cases` are the selected cases, empty for all."""
+    """The options of a run. `cases` are the selected cases; if it is empty, all cases run."""
 
     size: str
     repeat: int
@@ -73,7 +73,9 @@ class Options:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The lines of one case, with all versions; `ratio_title` is the heading of the ratios."""
+    """The lines of one case, and the versions of everything it used. `ratio_title` is the heading of the
+    column of ratios.
+    """
 
     case: str
     title: str

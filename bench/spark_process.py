@@ -44,11 +44,11 @@ class SparkFailed(RuntimeError):
 class SparkOutcome:
     """One measurement.
 
-    `rows` counts changes (an update is one), `images` the rows that Spark carried (an update is two).
-    `seconds_cpu` is that of this process, its JVM and their Python workers. `latencies_ms` has the p50 and
-    p99 from commit to visible if the order requested them. `first` has the seconds and CPU seconds of the
-    session's first read of the same rows, if a later read was measured. `scans` has the median seconds and
-    the rows of each scan of `scans_to_noop`.
+    `rows` counts changes (an update is one), and `images` counts the rows that Spark processed (an update is
+    two). `seconds_cpu` is the CPU time of this process, its JVM and their Python workers. `latencies_ms`
+    contains the p50 and p99 of the time from commit to visibility, if the order requested them. `first`
+    contains the seconds and CPU seconds of the session's first read of the same rows, if a later read was
+    measured. `scans` contains, for each scan of `scans_to_noop`, the median seconds and the number of rows.
     """
 
     rows: int

@@ -37,7 +37,7 @@ TARGET = "visible in the target"
 
 
 class Clock:
-    """The marks of one process, by stage."""
+    """The marks that one process has recorded, by stage."""
 
     def __init__(self) -> None:
         self.marks: dict[str, Marks] = {}

@@ -135,9 +135,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of this run, and begin with the files that have slow tests.
+    """Select the tests of this run, and begin with the files that contain slow tests.
 
-    A slow file that a worker begins last would delay the end of the run.
+    If a worker began a slow file last, the end of the run would be delayed.
     """
     tiers.select(config, items)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
@@ -237,7 +237,7 @@ def require_flavor(pytestconfig: pytest.Config) -> Callable[[str], None]:
 def server_of(
     require_flavor: Callable[[str], None], missing_part: MissingPart
 ) -> Iterator[Callable[[str], Server]]:
-    """Return a flavor's shared server, started at its first use and kept for the whole run.
+    """Return the shared server of a flavor. It is started when it is first used, and kept for the whole run.
 
     Fails at the end of the run if a test has changed a global variable, because other tests may depend on it.
     """
@@ -302,9 +302,9 @@ def zookeeper(missing_part: MissingPart) -> Iterator[ZooKeeper]:
 
 @pytest.fixture
 def fresh_database() -> Iterator[FreshDatabase]:
-    """Return a function that creates an empty database on a server, dropped after the test.
+    """Return a function that creates an empty database on a server. The database is dropped after the test.
 
-    Each name is used only once in a run, so the binlog of a shared server stays unambiguous.
+    Each name is used only once in a run, so that the binlog of a shared server is unambiguous.
     """
     created: list[tuple[Server, str]] = []
 
@@ -351,9 +351,11 @@ def lend_server(
 
 @pytest.fixture(scope="module")
 def module_server_of(lend_server: LendServer) -> Iterator[StartServer]:
-    """Return the server that a module has for a flavor and options, lent at its first use.
+    """Return the server that a module has for a flavor and options. It is lent to the module when it is first
+    used.
 
-    The module's tests share it, so each creates a database, and none purges or resets the binlog.
+    The module's tests share the server. So each test must create its own database, and no test may purge or
+    reset the binlog.
     """
     with ExitStack() as stack:
 

@@ -81,7 +81,9 @@ class OpenSearch(Elasticsearch):
 
 
 class SecuredOpenSearch(OpenSearch):
-    """The node with its security plugin: TLS with a folder of `tools.servers.certificate`, and accounts."""
+    """An OpenSearch node with its security plugin: accounts, and TLS with a folder of
+    `tools.servers.certificate`.
+    """
 
     PASSWORD: ClassVar[str] = "open-word"
     _HASH: ClassVar[str] = "$2b$05$abcdefghijklmnopqrstuuXS11LG0OWvg42xGgIfQtNhdLw7fQ/Gu"

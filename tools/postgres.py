@@ -36,7 +36,9 @@ deadlock_timeout = 100ms
 
 
 class Postgres(Companion):
-    """The server. Its settings are for tests: it survives a kill of the process, but not a power failure."""
+    """The PostgreSQL server, with settings for tests: it survives a kill of its process, but not a power
+    failure.
+    """
 
     NAME = "PostgreSQL"
 

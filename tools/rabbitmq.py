@@ -51,9 +51,10 @@ def install() -> Path:
 
 
 class RabbitMQ(Companion):
-    """The broker, with its own port mapper (epmd). `options` are lines of its settings.
+    """The RabbitMQ broker, with its own port mapper (epmd).
 
-    With a folder of `tools.servers.certificate`, it also serves clients over TLS.
+    `options` are lines of the broker's settings. With a folder of `tools.servers.certificate`, the broker
+    also accepts TLS connections.
     """
 
     NAME = "RabbitMQ"

@@ -27,9 +27,9 @@ _MIGRATE_MILLISECONDS_MAX = 60_000
 
 
 class Redis(Companion):
-    """The server. It stores nothing on disk.
+    """The Redis server. It stores nothing on disk.
 
-    With a folder of `tools.servers.certificate`, it also serves clients over TLS.
+    With a folder of `tools.servers.certificate`, it also accepts TLS connections.
     """
 
     NAME = "Redis"
@@ -74,7 +74,7 @@ class Redis(Companion):
 
 
 class ClusterNode(Redis):
-    """A node of a cluster."""
+    """A node of a Redis Cluster."""
 
     def __init__(self, *options: str, tls: Path | None = None) -> None:
         # The default bus port, 10,000 higher, may not exist.
@@ -92,7 +92,7 @@ class ClusterNode(Redis):
 
 
 class RedisCluster:
-    """The masters of a Redis Cluster, each with a number of replicas. They store no keys on disk."""
+    """A Redis Cluster: its masters, each with a number of replicas. They store no keys on disk."""
 
     def __init__(self, *options: str, replicas: int = 0, tls: Path | None = None) -> None:
         # The masters, then the first replica of each, then the second replica of each.

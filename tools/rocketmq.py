@@ -85,7 +85,7 @@ class _Java(Companion):
 
 
 class NameServer(_Java):
-    """The name server."""
+    """RocketMQ's name server."""
 
     NAME = "RocketMQ's name server"
     MAIN = "org.apache.rocketmq.namesrv.NamesrvStartup"
@@ -96,7 +96,7 @@ class NameServer(_Java):
 
 
 class RocketMQ(_Java):
-    """The broker with a separate name server. `options` are properties of the broker."""
+    """A RocketMQ broker with its own name server. `options` are properties of the broker."""
 
     NAME = "RocketMQ"
     MAIN = "org.apache.rocketmq.broker.BrokerStartup"

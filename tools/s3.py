@@ -20,7 +20,7 @@ _BUCKET = "lake"
 
 
 class S3(Companion):
-    """The server, with one bucket."""
+    """The S3 server, with one bucket."""
 
     NAME = "S3"
 

@@ -76,8 +76,8 @@ class ZooKeeper(Companion):
 
 
 class EnsembleNode(ZooKeeper):
-    """A server of an ensemble. `peers` lists host:port:port of each server, in the order of their numbers
-    from 1.
+    """A server of an ensemble. `peers` lists the host:port:port of every server, in the order of the servers'
+    numbers from 1.
     """
 
     def __init__(self, number: int, peers: Sequence[str]) -> None:
@@ -93,8 +93,8 @@ class EnsembleNode(ZooKeeper):
 
 
 class Ensemble:
-    """Several servers that form a quorum: the ensemble answers while a majority runs. As a context manager,
-    it runs them inside the block.
+    """Several servers that form a quorum: the ensemble answers as long as a majority is running. As a context
+    manager, it runs them inside the block.
     """
 
     def __init__(self, count: int = 3) -> None:

@@ -51,7 +51,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Store:
-    """A server, and the functions that write rows to it: with the sink, and with other loaders."""
+    """A server, and the functions that write rows to it, through the sink and through other loaders."""
 
     pid: int
     penstock: Callable[[], int]

@@ -53,7 +53,7 @@ _ROW_LINES = {b"\n### INSERT INTO `": "insert", b"\n### UPDATE `": "update", b"\
 
 @dataclass(frozen=True)
 class Corpus:
-    """One binlog file and its contents. `rows_by_kind` counts changes: an update is one row here."""
+    """One binlog file and its contents. `rows_by_kind` counts changes, so an update counts as one row."""
 
     name: str
     size: str

@@ -25,7 +25,7 @@ _COLUMNS: list[tuple[str, dict[str, object]]] = [
 
 @dataclass(frozen=True)
 class Transaction:
-    """A transaction of one insert: its timestamps, and the rows as TiDB encodes them."""
+    """A transaction with one insert: its timestamps, and the inserted row as TiDB encodes it."""
 
     start_ts: int
     commit_ts: int

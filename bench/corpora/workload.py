@@ -16,12 +16,12 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """One kind of load.
+    """One kind of load. All of it is SQL that runs inside the server, so that client round trips do not limit
+    the rate.
 
-    All of it is SQL that runs inside the server, so client round trips do not limit the rate. `seed` runs
-    once, without logging. `sessions[n]` opens connection n (session variables), and then `CALL
-    bench.<fill[n]>(<step>)` is repeated on that connection until the binlog has the requested size. Sessions
-    touch disjoint rows, so they neither wait for each other nor deadlock.
+    `seed` runs once, without logging. `sessions[n]` contains the statements that set up connection n (session
+    variables). Then `CALL bench.<fill[n]>(<step>)` is repeated on that connection until the binlog has the
+    requested size. Sessions change disjoint rows, so they neither wait for each other nor deadlock.
     """
 
     name: str

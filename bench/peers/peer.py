@@ -54,7 +54,9 @@ _WARM_SPARE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Job:
-    """The input of a verb. Received data goes to memory, or with `on_disk` beside the corpora."""
+    """The input of a verb. The verb stores received data in memory, or with `on_disk` in the folder of the
+    corpora.
+    """
 
     corpus: Corpus
     port: int | None = None
@@ -70,10 +72,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Tally:
-    """The observations of a verb.
+    """What a verb observed.
 
-    `rows` counts changes (an update is one); `complete` is true if the whole file was processed.
-    `rows_by_kind` is None if the peer does not print such counts. `verify` runs after the clock has stopped
+    `rows` counts changes; an update counts as one. `complete` is true if the whole file was processed.
+    `rows_by_kind` is None if the peer does not print such counts. `verify` runs after the clock has stopped,
     and raises `AssertionError` if the result is wrong.
     """
 
@@ -87,7 +89,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One measurement: the tally with its time. CPU seconds include child processes, but not the server."""
+    """One measurement: a tally and its time. CPU seconds include child processes, but not the server."""
 
     peer: str
     verb: str
@@ -123,7 +125,7 @@ class Outcome:
 
 
 class PeerFailed(RuntimeError):
-    """A peer could not run, or its result was wrong; the message ends with its output."""
+    """A peer could not run, or its result was wrong. The message ends with the peer's output."""
 
 
 def peer(name: str) -> ModuleType:

@@ -384,8 +384,8 @@ class Chaos:
         self.run_command("instances", "remove", name)
 
     def _lose_host(self, member: Member) -> None:
-        # Wait for a second copy. Otherwise, the data that only the lost disk had would be fetched from the
-        # server again, and the log would begin later.
+        # Wait until there is a second copy. Otherwise, data that only the lost disk contained would have to
+        # be fetched from the server again, and the log would begin later.
         self.holders()
         member.lose()
 

@@ -17,8 +17,8 @@ from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
-# Options that persist over restarts. The servers are started without the file to which SET PERSIST writes.
-# The timeout exceeds any run: a commit waits until it is acknowledged.
+# Options that remain in effect after restarts. The servers are started without the file that SET PERSIST
+# writes. The timeout is longer than any run, so that a commit waits until it is acknowledged.
 _OPTIONS: Mapping[str, str | int] = {
     "plugin_load_add": "rpl_semi_sync_source=semisync_source.so;rpl_semi_sync_replica=semisync_replica.so",
     "rpl_semi_sync_source_timeout": 3_600_000,
@@ -83,11 +83,12 @@ class Servers:
         return {f"mysql:{server.sql('SELECT @@server_uuid')[0][0]}": server for server in self.all}
 
     def promote(self, prove_acknowledged: Callable[[Server], None]) -> None:
-        """Kill the primary during writes, and let the replica take its place.
+        """Kill the primary during writes, and promote the replica.
 
-        `prove_acknowledged` looks for the acknowledged commits in the replica, once the replica has applied
-        all received transactions. Transactions that the dead server has logged but not sent to the replica
-        are fetched from its disk before the promotion, because readers of its log may have them.
+        `prove_acknowledged` checks that the replica has the acknowledged commits, once the replica has
+        applied all received transactions. Transactions that the dead server had logged but not sent to the
+        replica are copied from its disk before the promotion, because readers of its log may already have
+        them.
         """
         self.prove_acknowledgements()
         self._settled.clear()

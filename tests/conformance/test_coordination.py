@@ -45,8 +45,8 @@ from tests.support.coordinate.backends import (
 )
 from tests.support.suite.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
 
-# The time that a handover may take beyond the session timeout on a busy machine. Steps that take longer than
-# this are pauses of the machine, which are excluded.
+# How much longer than the session timeout a handover may take on a busy machine. Pauses of the machine do not
+# count: these are steps that take longer than STANDSTILL_SECONDS.
 SLACK_SECONDS = 5.0
 STANDSTILL_SECONDS = 0.25
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.convergence.columns import KEYS, TYPES, WIDENINGS, SourceColumn, columns_of, literal
 
-# The names of changes that a target may be able to follow: values that no log shows, converted types, changed
-# primary keys, emptied and recreated tables, tables without a key, further unique keys.
+# The names of changes that not every target can follow: values that no log contains, converted types, changed
+# primary keys, emptied and recreated tables, tables without a key, and additional unique keys.
 ABILITIES = frozenset({"unlogged", "convert", "other key", "empty", "keyless", "unique"})
 NAMES = ("t0", "t1", "t2", "t3", "t4")
 

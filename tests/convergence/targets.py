@@ -28,8 +28,8 @@ from tools.postgres import Postgres
 from tools.redis import Redis
 from tools.servers import Server
 
-# The abilities of a lake: columns can become wider, primary keys stay the same, and every table has a key.
-# ClickHouse has the same abilities.
+# The abilities of a lake: columns can become wider, but primary keys do not change, and every table has a
+# key. ClickHouse has the same abilities.
 _OF_LAKES = ABILITIES - {"convert", "other key", "keyless"}
 # A feed shows only what was logged. A history also shows that a table was emptied.
 _OF_FEEDS = frozenset({"unique"})

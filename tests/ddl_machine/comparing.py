@@ -144,8 +144,8 @@ def _compare_rows(
 def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
     """Return the columns, and whether they are visible, without MariaDB's hidden hashes.
 
-    Whether a key has a hash may change whenever the table is rebuilt (ENGINE, FORCE, a key over a prefix).
-    The number of columns in the table map reveals the hash.
+    Any rebuild of the table (ENGINE, FORCE, a key over a prefix) may add or remove a key's hash. Readers
+    recognize the hash by the number of columns in the table map.
     """
     return tuple(
         (column, column.visible) for column in schema.columns if not column.name.startswith("DB_ROW_HASH_")
@@ -155,8 +155,8 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
 def _is_garbled(value: Any) -> bool:
     """Return whether a text contains a replacement character or a question mark.
 
-    Servers put such characters into members when they convert an ENUM or SET, and then show two different
-    texts for a member. The machine itself writes no question marks.
+    When servers convert an ENUM or SET, they put such characters into its members, and may then show two
+    different texts for one member. The machine itself never writes question marks.
     """
     return isinstance(value, str) and ("\ufffd" in value or "?" in value)
 
@@ -209,9 +209,10 @@ def _agrees(row: dict[str, Any], image: dict[str, Any]) -> bool:
 
 
 def is_equal(value: Any, expected: Any) -> bool:
-    """Return whether a decoded value equals the server's, which the client library shows in its own form:
+    """Return whether a decoded value equals the server's value.
 
-    BIT and members of a binary ENUM or SET as bytes, FLOAT with six digits.
+    The client library shows some values differently: BIT and members of a binary ENUM or SET as bytes, FLOAT
+    with six digits.
     """
     match value, expected:
         case int(), bytes():

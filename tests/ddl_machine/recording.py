@@ -246,8 +246,8 @@ class Run:
     def _is_comparable(self, kind: str, charset: str | None, extra: str) -> bool:
         """Return whether a server's client shows the same values as the log.
 
-        MariaDB does not compute every virtual column that it logs, and both servers garble members that they
-        convert to or from charsets with two bytes per character.
+        MariaDB does not compute every virtual column that it logs. Both servers garble ENUM and SET members
+        that they convert to or from charsets with two bytes per character.
         """
         is_virtual = self.grammar.mariadb and "VIRTUAL" in extra
         return not is_virtual and not (kind.startswith(("enum", "set")) and charset in ("ucs2", "utf16"))

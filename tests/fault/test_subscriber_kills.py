@@ -45,8 +45,8 @@ SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 7))
 SUBSCRIBERS = 3
 SHARDS = 6
 KEYS = 60
-# The minimum number of transactions of each of the two writers. If a writer stopped early, the faults would
-# happen without load.
+# How many transactions each of the two writers must commit at least. If a writer stopped earlier, the faults
+# would happen without load.
 TRANSACTIONS_MIN = 50
 
 # The longest delay of a checkpoint on a busy machine. Pauses of the machine beyond one second are excluded.
@@ -146,9 +146,9 @@ class Delivered:
 
 
 def deliveries(folder: Path) -> list[Delivered]:
-    """Return every delivered row in order of time, rows of a batch in their order.
+    """Return every delivered row, ordered by time, with the rows of a batch in batch order.
 
-    Skip an incomplete line, which is still being written or whose process was killed.
+    An incomplete line is skipped: it is still being written, or its process was killed.
     """
     delivered = []
     for record in sorted(folder.glob("record-*")):

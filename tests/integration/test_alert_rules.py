@@ -28,8 +28,8 @@ SHARDS = [f'pipeline="shop", sink="", shard="{number}-of-2"' for number in range
 MEMBER = 'subscription="cache", member="h1"'
 REPORTED = "penstock_pipeline_last_report_timestamp_seconds"
 READER = f'{SHOP}, protocol="changes", subscription="cache", shard="3"'
-# The minutes at which an alert must be firing or resolved: late enough for the longest wait of a rule and for
-# the range of its expression.
+# The minutes at which an alert must be firing or resolved. They are late enough for the longest `for` of a
+# rule and for the range of its expression.
 FIRING, RESOLVED = 150, 480
 
 

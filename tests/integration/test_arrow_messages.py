@@ -28,8 +28,9 @@ from tools.servers import Server
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 JSON_DIALECTS = ("debezium", "debezium_schema", "maxwell", "canal_flat", "json")
-# Fields that only events contain: a transaction's number and end, the second in which a statement began, and
-# the index of a change within its event (Arrow messages count within the transaction).
+# Fields that only messages made from events contain: the number and the end of a transaction, the second in
+# which a statement began, and the index of a change within its event. (In messages made from Arrow data, the
+# index counts within the transaction.)
 OF_EVENTS = {
     "debezium": re.compile(rb'"row":\d+,'),
     "debezium_schema": re.compile(rb'"row":\d+,'),

@@ -346,8 +346,8 @@ def drip(client: CanalClient) -> None:
 
 def test_client_is_disconnected_after_its_requested_idle_timeout(daemon: DaemonProcess) -> None:
     started = time.monotonic()
-    # A client that subscribes during login sends nothing more. Without the timeout that it requested, it
-    # could stay idle for an hour.
+    # A client that subscribes during login sends nothing more. Without the timeout that it requested, the
+    # daemon would let it stay idle for an hour.
     more = {"net_read_timeout": 300, "net_write_timeout": 300, "destination": "shop", "client_id": "1001"}
     with connect(daemon).log_in("canal", "canal", **more) as client:
         assert ends(client)

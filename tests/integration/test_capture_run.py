@@ -296,8 +296,8 @@ def test_commit_waiting_for_a_lost_acknowledgement_returns_once_it_is_durable(
         lose.set()
         commit = threading.Thread(target=server.sql, args=("INSERT INTO d.t (b) VALUES ('y')",), daemon=True)
         commit.start()
-        # MySQL sends a transaction before it counts the transaction as executed. In this test MySQL waits for
-        # Penstock's acknowledgement in between.
+        # MySQL sends a transaction to replicas before it counts the transaction as executed. In this test,
+        # MySQL waits for Penstock's acknowledgement between these two steps.
         commit.join(WAIT_SECONDS_MAX)
         assert not commit.is_alive()
         durable = capture.snapshot().durable
@@ -345,8 +345,8 @@ def test_capture_pauses_while_the_disk_is_full(
         wait_for(capture, lambda status: status.lag_bytes == 0)
         log = capture.log()
         log.settings = log.settings.model_copy(update={"free_bytes_min": 1 << 60})
-        # The server continues to commit, and the capture queries the server's head while no data arrives. The
-        # log contains every change up to the next query for free space.
+        # The server continues to commit, and the capture queries the position of the server's head while no
+        # data arrives. Changes are stored in the log until the capture next checks the free space.
         write(mariadb_server, database, 3)
         wait_for_state(capture, State.HELD)
         write(mariadb_server, database, 3)

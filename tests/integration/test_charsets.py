@@ -41,8 +41,8 @@ def _decoded(charset: str, code: bytes) -> str | None:
 
 
 def _question_marks(charset: str, code: bytes) -> int:
-    """Return how many question marks the bytes contain; the server's text has an additional question mark for
-    each replaced character.
+    """Return how many question marks the bytes themselves contain. The server's text has one more question
+    mark for each character that it replaced.
     """
     unit = UNIT_BYTES.get(charset, 1)
     mark = "?".encode("utf-16-le" if charset == "utf16le" else f"utf-{unit * 8}-be" if unit > 1 else "ascii")

@@ -126,8 +126,8 @@ def test_lag_of_each_shard_is_measured_from_its_checkpoint(
     start = extents[second_file]["start"]
     assert shards[0]["lag_bytes"] == kept.files[first_file] - kept.logged[54].end.offset + end - start
     assert shards[1]["lag_bytes"] == end - kept.logged[97].end.offset
-    # The lag in seconds is measured from the commit time of the last consumed transaction, which is in 1970
-    # in this checkpoint.
+    # The lag in seconds is measured from the commit time of the last consumed transaction. In this
+    # checkpoint, that time is in 1970.
     assert shards[1]["lag_seconds"] == pytest.approx(daemon.status()["time_us"] / 1e6, abs=1)
     assert [shard["owner"] for shard in shards] == [None, None]
     listed = orders.run("list", "--json").one

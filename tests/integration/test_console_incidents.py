@@ -131,8 +131,8 @@ def _find_who_does_not_see_a_column(browser: Chromium, console: str) -> None:  #
 
 
 def _find_the_server_that_is_down(browser: Chromium, console: str, server: Server) -> None:  # noqa: F811
-    """No changes arrive: the overview leads to the alert about the server that is down. Both pages show by
-    themselves when the server is up again.
+    """No changes arrive. The overview links to the alert about the server that is down. When the server is up
+    again, both pages update by themselves.
     """
     server.stop()
     browser.open(f"{console}/")

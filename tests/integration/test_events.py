@@ -365,8 +365,8 @@ def test_prepared_xa_transactions_are_returned_in_commit_order(
     assert [row["id"] for row in rows] == [4, 3, 5, 1]
     assert [row["_commit_version"] for row in rows] == sorted(row["_commit_version"] for row in rows)
     assert sorted((row["id"], row["note"]) for row in rows) == select(server, f"{database}.t")
-    # All transactions committed after this position were prepared before it, so their rows are fetched from
-    # the server again.
+    # All transactions committed after this position were prepared before it. Their rows are therefore fetched
+    # from the server again.
     live = read_binlog(server.url(), tables=[f"{database}.t"], start=str(prepared))
     assert [id for batch in live for id in batch.to_arrow()["id"].to_pylist()] == [3, 5, 1]
 

@@ -124,8 +124,8 @@ def test_killed_listener_process_costs_its_canal_clients_a_reconnection(
     assert sessions in daemon.get("/metrics").decode()
     received: dict[int, list[str]] = {number: [] for number in clients}
     ids: list[str] = []
-    # The number of clients that keep their connection at each kill. The second process may have all clients
-    # that lost theirs.
+    # How many clients keep their connection at each kill. The second process may have taken over all clients
+    # that lost their connection.
     survivors: list[int] = []
     for process in processes_of(daemon, "listener_process"):
         ids += write(server, daemon, 20, "canal_l.t")

@@ -45,9 +45,9 @@ Row = dict[str, Any]
 
 @contextmanager
 def writers(server: Server, database: str, statements: list[str]) -> Iterator[Callable[[int], None]]:
-    """Run random statements in several sessions inside the block; each %d becomes a number up to ROWS.
+    """Run random statements in several sessions inside the block. Each %d is replaced by a number up to ROWS.
 
-    Yields a function that waits until the writers have changed this many more rows.
+    Yields a function that waits until the writers have changed the given number of further rows.
     """
     stopping = threading.Event()
     failures: list[pymysql.err.Error] = []

@@ -267,8 +267,8 @@ def test_rows_are_distinguished_by_slot_if_requested(
     ]
     by_text = read(file, "canal", table, schemas, ["k"], message_per_row=True)
     assert [message.slot for message in rows_of(by_text)] == [12646, 31812, 961, 31812]
-    # The slot of several columns is that of their joined texts, in the table's order, with NULL as a word:
-    # for example, "abc1" or "null0".
+    # The slot for several columns is computed from their concatenated texts, in the table's column order.
+    # NULL is the word null. For example, the texts are "abc1" or "null0".
     both = read(file, "canal_flat", table, schemas, ["j", "k"], message_per_row=True)
     assert [message.slot for message in rows_of(both)][1] == slot_of("abc1")
     assert [message.slot for message in rows_of(both)][2] == slot_of("null0")

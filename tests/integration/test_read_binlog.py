@@ -516,8 +516,8 @@ def test_connection_lost_anywhere_loses_and_duplicates_no_row(
             assert read_live(proxy.through(server.url()), database, start, **small) == expected
             proxy.disarm()
         cuts = proxy.cut_count
-        # The connection is lost several times inside one transaction: at increasing offsets, at the same
-        # offset, and at decreasing offsets.
+        # The connection is lost several times inside one transaction: at increasing offsets, repeatedly at
+        # the same offset, and at decreasing offsets.
         sequences = (
             (150_000, 300_000, 500_000),
             (500_000, 500_000, 500_000),

@@ -203,8 +203,8 @@ def test_missing_bucket_is_reported_before_the_first_batch(url: str, tmp_path: P
 
 
 def s3() -> fs.FileSystem:
-    """The S3 file system that pyarrow creates from the environment variables. pyarrow's own S3 class does not
-    read the endpoint from them.
+    """The S3 file system that pyarrow creates from the environment variables. When used directly, pyarrow's
+    S3 class does not read the endpoint from these variables.
     """
     return fs.FileSystem.from_uri("s3://lake")[0]
 

@@ -231,8 +231,8 @@ def test_update_passes_whole_if_one_of_its_images_does(shop: Shop) -> None:
 
 
 def test_shards_partition_the_rows_by_the_configured_columns(shop: Shop) -> None:
-    # Compare the rows without their change types, because an update that moves a row to another shard becomes
-    # a delete and an insert.
+    # Compare the rows without their change types, because an update that moves a row to another shard is
+    # delivered as a delete and an insert.
     whole = sorted(key_of(row | {"_change_type": ""}) for row in changes(shop.daemon).rows)
     for columns in ({}, {"shop.*": ["customer"]}):
         found: list[Row] = []

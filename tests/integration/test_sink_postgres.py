@@ -82,8 +82,8 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
     write_batch(sink, [changes_of(seats, *(insert(1, row, id=row, seat=row) for row in range(3)))], 1)
     url = backend.server.url
     with psycopg.connect(url) as other, psycopg.connect(url) as third:
-        # A waiting session checks for a deadlock once, after this time, and gives up if there is one. The
-        # other session never reaches that time.
+        # After this time, a waiting session checks once for a deadlock, and gives up if there is one. The
+        # other session never waits that long.
         other.execute("SET deadlock_timeout = '1h'")
         other.execute(f"UPDATE {seats.name} SET label = 'theirs' WHERE id = 2".encode())
         third.execute(f"SELECT FROM {seats.name} WHERE id = 1 FOR UPDATE".encode())
@@ -219,8 +219,8 @@ def test_values_that_postgresql_cannot_hold_are_null_and_counted(
 
 def test_refused_account_is_reported(backend: PostgresBackend) -> None:
     url = backend.server.url.replace("postgres@", "nobody_here@")
-    # libpq reports no SQLSTATE for this failure. A server with too many sessions looks the same, so the
-    # connection is retried.
+    # libpq reports no SQLSTATE for this failure. A server with too many sessions causes the same failure, so
+    # the connection is retried.
     with pytest.raises(ConnectionLost, match="nobody_here"):
         make_sink("postgres", settings_of("postgres")(url=url)).check()
     assert backend.sink().check() == []

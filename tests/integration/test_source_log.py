@@ -111,7 +111,7 @@ def rows_of(
 ) -> list[Row]:
     """Return the decoded rows of ranges in commit order, without the instance's name.
 
-    `schemas` is the log that provides definitions, by default the source itself.
+    `schemas` is the log that provides table definitions, by default the source itself.
     """
     read_rows: list[Row] = []
     for range_ in ranges:

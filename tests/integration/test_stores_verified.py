@@ -128,8 +128,8 @@ def test_values_that_a_target_cannot_hold_are_distinguished_from_differences(
         assert verification.equal, result.found
         assert result.not_held == not_held
         assert verification.repaired == 0
-    # A row with a value that the target cannot hold is still compared: a difference in another column is
-    # reported and repaired.
+    # A row is still compared if it has a value that the target cannot represent. A difference in another
+    # column is reported and repaired.
     mysql_server.sql("UPDATE t SET id = 3 WHERE id = 1", database=database)
     pipeline.follow()
     assert verify(pipeline.settings).equal

@@ -122,9 +122,10 @@ def test_pump_client_writes_over_a_local_socket(tmp_path: Path, cluster: PeerClu
 
 
 def store_in_both(cluster: PeerCluster, pumps: list[PumpDaemon]) -> tuple[int, int]:
-    """Write a prewrite to both Pumps and its commit to the second one; return the timestamps.
+    """Write a prewrite to both Pumps, and its commit to the second Pump only. Return the timestamps.
 
-    This is what the pump client leaves if the first Pump is killed before it acknowledges the prewrite.
+    The pump client leaves the same state behind if the first Pump is killed before it acknowledges the
+    prewrite.
     """
     with contextlib.closing(Cluster([cluster.address])) as storage:
         start_ts, commit_ts = storage.timestamp(), storage.timestamp()
@@ -138,9 +139,10 @@ def store_in_both(cluster: PeerCluster, pumps: list[PumpDaemon]) -> tuple[int, i
 
 
 def decide_open_prewrites(pump: PumpDaemon, outcomes: dict[int, int]) -> None:
-    """Decide the prewrites whose outcome is in another Pump, as an operator.
+    """Decide, as an operator would, the prewrites whose outcome is in another Pump.
 
-    TiKV has no trace of the pump client's transactions, so the Pump holds them and all later transactions.
+    TiKV has no trace of the pump client's transactions, so the Pump holds them back, and all later
+    transactions too.
     """
 
     def is_decided() -> bool:

@@ -194,8 +194,8 @@ def _daemon(server: Server, folder: Path, start: str) -> Iterator[DaemonProcess]
 
 
 def _run_statements(server: Server, file: str, *originals: Original) -> None:
-    """Run each statement. The systems query the server for definitions, so a definition changes only after
-    they have read everything before.
+    """Run each statement. The original systems query the server for definitions. So a statement that changes
+    a definition runs only after they have read everything before it.
     """
     marks = 0
 

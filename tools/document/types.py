@@ -11,8 +11,8 @@ from tools.document.markdown import document, table
 
 
 class SqlType(NamedTuple):
-    """A type on the page. `note` describes how its values are shown, and `unfit` lists the values that it
-    cannot hold.
+    """A type on the page. `note` describes its values, and `unfit` lists values that the Arrow type cannot
+    represent.
     """
 
     text: str

@@ -36,7 +36,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Harmless:
-    """A survivor that a person has judged as harmless: its mutation loses, duplicates and changes no row."""
+    """A survivor that a person has judged to be harmless: the mutation does not lose, duplicate or change any
+    row.
+    """
 
     path: str
     line: str
@@ -49,7 +51,9 @@ class Harmless:
 
 
 class Results:
-    """A file of verdicts. Every addition replaces it atomically, so a killed run loses at most one mutant."""
+    """A file of verdicts. Each added verdict replaces the file atomically, so that a run that is killed loses
+    at most one mutant.
+    """
 
     def __init__(self, path: Path = RESULTS) -> None:
         self._path = path

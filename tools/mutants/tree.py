@@ -23,7 +23,7 @@ _LEFT_OUT = {"build", "target", "dist", "__pycache__"}
 
 
 class Outcome(NamedTuple):
-    """The outcome of a program. The status is None if it was stopped at its time limit."""
+    """The outcome of a program. `status` is None if the program was stopped at its time limit."""
 
     status: int | None
     output: str

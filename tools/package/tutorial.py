@@ -64,7 +64,7 @@ def _snippets(replaced: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 class Program:
-    """A script whose last command runs until it is stopped."""
+    """A running script whose last command runs until it is stopped."""
 
     def __init__(self, output: Path, script: str, environment: Mapping[str, str], port: int) -> None:
         *before, last = re.split(r"(?<!\\)\n(?=\S)", script.strip())

@@ -3,7 +3,9 @@
 
 
 class PartMissing(RuntimeError):
-    """The part is unavailable on this machine; the message says which part is missing and how to get it."""
+    """Something that a server needs is unavailable on this machine. The message says what is missing and how
+    to get it.
+    """
 
 
 class ServerFailed(RuntimeError):

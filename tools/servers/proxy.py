@@ -91,11 +91,12 @@ class _Connection:
 
 
 class Proxy:
-    """Forwards connections from `port` to a server's port; as a context manager it runs inside the block.
+    """Forwards connections from `port` to a server's port. As a context manager, it runs inside the block.
 
-    There are three kinds of cuts. "reset" ends both sides with a TCP reset, "close" with an orderly shutdown,
-    and "silence" leaves both sides open but forwards nothing more, like a lost network path. A planned cut
-    happens once the client has received every byte before it. A cut on demand also drops bytes in transit.
+    There are three ways to cut a connection: "reset" ends both sides with a TCP reset, "close" with an
+    orderly shutdown, and "silence" leaves both sides open but forwards nothing more, like a lost network
+    path. A planned cut happens once the client has received every byte before it. A cut on demand also drops
+    bytes in transit.
     """
 
     def __init__(self, server_port: int) -> None:

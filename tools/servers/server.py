@@ -70,14 +70,14 @@ _FAMILY_OPTIONS: dict[Family, dict[str, OptionValue]] = {
 
 
 class Server:
-    """A server of one flavor; as a context manager it runs inside the block and is removed after it.
+    """A server of one flavor. As a context manager, it runs inside the block and is removed after it.
 
-    `options` are the server's own, without the leading dashes and with `_` or `-`: a value, True and False
-    for ON and OFF, None for a bare flag. They override the defaults of this module. `tls=True` gives the
-    server a certificate signed by `tls_authority`. Without `directory` it gets a temporary directory, which
-    `close` removes. A directory passed in is kept, and a second server can start with its data.
-
-    Raises `PartMissing` if the flavor is unavailable on this machine, `ServerFailed` if it does not start.
+    `options` are the server's own options, without leading dashes and spelled with `_` or `-`. An option's
+    value is a text or number, True or False for ON or OFF, or None for an option without a value. Options
+    override the defaults of this module. `tls=True` gives the server a certificate signed by `tls_authority`.
+    Without `directory`, the server gets a temporary directory, which `close` removes. A directory that is
+    passed in is kept, and a second server can start with its data. Raises `PartMissing` if the flavor is
+    unavailable on this machine, and `ServerFailed` if the server does not start.
     """
 
     def __init__(

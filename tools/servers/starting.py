@@ -20,7 +20,7 @@ Started = TypeVar("Started")
 
 
 class StartTimedOut(ServerFailed):
-    """The process runs, but did not answer within the time limit."""
+    """A server's process is running, but did not answer within the time limit."""
 
 
 def start_with_one_retry(name: str, start: Callable[[], Started]) -> Started:

@@ -24,7 +24,7 @@ _MARKS = re.compile(r"[\\`*_{}\[\]#|]")
 
 @dataclass(frozen=True, order=True)
 class ErrorMessage:
-    """A message of an error class, and its hint, "" without one."""
+    """A message of an error class, and the message's hint, "" if it has none."""
 
     error: str
     message: str

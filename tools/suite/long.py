@@ -51,7 +51,7 @@ _SWEEP_FILE = rf"{_LONG_FILE}|mark\.long\b|^from hypothesis import|{_SEEDED_FILE
 
 @dataclass(frozen=True)
 class Sweep:
-    """A test function to run in its long form; `seeded` if its random numbers follow the seed."""
+    """A test function to run in its long form. `seeded` is true if its random numbers depend on the seed."""
 
     name: str
     seeded: bool
@@ -59,7 +59,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Task:
-    """A sweep with one seed; None for a sweep that is not seeded."""
+    """A sweep with one seed. `seed` is None for a sweep that is not seeded."""
 
     sweep: Sweep
     seed: int | None
@@ -124,7 +124,7 @@ def pending(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> li
 
 
 class LongRun:
-    """Run the pending tasks until they are done or the time is over."""
+    """Runs the pending tasks until all are done or the time limit is reached."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ _STOP_SECONDS_MAX = 60.0
 
 @dataclass(frozen=True)
 class TestOutcome:
-    """The outcome of a test: passed, failed or skipped; `lines` are the last lines of the failure, or the
-    reason for skipping.
+    """The outcome of a test: passed, failed or skipped. `lines` contains the last lines of the failure, or
+    the reason for skipping.
     """
 
     # Tells pytest not to collect this class.
@@ -41,7 +41,7 @@ class TestOutcome:
 
 @dataclass(frozen=True)
 class Pauses:
-    """Random pauses of the whole process tree; `seed` decides when, and how long."""
+    """Random pauses of the whole process tree. `seed` determines when they happen, and how long they last."""
 
     seconds_max: float
     seed: str
@@ -49,10 +49,10 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of pytest. Without a report it died or was killed, and `tests` is empty.
+    """A run of pytest.
 
-    `late_starts` has a line for each server that answered only after a second start, `leaks` a line for each
-    process that outlived pytest.
+    Without a report, pytest died or was killed, and `tests` is empty. `late_starts` has a line for each
+    server that answered only after a second start. `leaks` has a line for each process that outlived pytest.
     """
 
     status: int
@@ -91,9 +91,9 @@ def run_pytest(
 
 
 class PytestProcess:
-    """A pytest that runs in its own process tree, inside a `with` block, which ends the tree.
+    """Runs pytest in its own process tree, inside a `with` block.
 
-    A tree that does not end in time is killed.
+    The end of the block ends the tree, and kills it if it does not end in time.
     """
 
     def __init__(

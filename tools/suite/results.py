@@ -28,10 +28,11 @@ class ResultsInUse(RuntimeError):
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The outcome of a sweep with one seed; `seed` is None for a sweep without random numbers.
+    """The outcome of a sweep with one seed.
 
-    `when` is the end, in UTC. `failures` has the id and the last lines of each failed test, or of each
-    skipped test if nothing ran. `late_starts` are the servers that needed a second start.
+    `seed` is None for a sweep without random numbers. `when` is the time at which it ended, in UTC.
+    `failures` contains the id and the last lines of each failed test, or of each skipped test if no test ran.
+    `late_starts` lists the servers that needed a second start.
     """
 
     sweep: str

@@ -63,9 +63,10 @@ class Load:
 
 @dataclass
 class Stress:
-    """Repetitions of targets, each a tally of its tests; `parallel` targets run at once.
+    """Repeats targets, and keeps a tally of each target's tests.
 
-    Each repetition is kept in `kept` as soon as it ends. `seed` decides the pauses.
+    `parallel` targets run at once. The result of each repetition is saved in `kept` as soon as the repetition
+    ends. `seed` determines the pauses.
     """
 
     tallies: Sequence[TargetTally]

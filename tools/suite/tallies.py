@@ -37,8 +37,8 @@ class Tally:
 class TargetTally:
     """The repetitions of one target, which is a list of paths or ids for one pytest.
 
-    `conditions` name the state of the files and the load: repetitions under other conditions do not count.
-    `seconds` is their total duration.
+    `conditions` describe the state of the files and the load. Repetitions under other conditions do not
+    count. `seconds` is the total duration of the repetitions.
     """
 
     target: tuple[str, ...]
@@ -68,7 +68,7 @@ class TargetTally:
 
 
 class TallyFile:
-    """The tallies of every target, in one JSON file that each change replaces atomically."""
+    """The tallies of all targets in one JSON file. Each change replaces the file atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -40,11 +40,11 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Terminated(Exception):
-    """The runner requested the end, or died."""
+    """The runner asked the command to end, or the runner died."""
 
 
 class CommandTree:
-    """A running command with all processes below this one. Create at most one per process."""
+    """A running command and all processes that it started. Create at most one per process."""
 
     def __init__(self, argv: list[str], output: Path, environment: dict[str, str]) -> None:
         adopt_orphans()

@@ -46,7 +46,9 @@ class RecordedTransaction:
 
 @dataclass
 class FakeCluster:
-    """The cluster's state, and its server while the object is entered. `calls` has every call's method."""
+    """The state of a TiDB cluster, and its server, which runs inside a `with` block. `calls` contains the
+    method of every call.
+    """
 
     cluster_id: int = 7001
     transactions: dict[int, RecordedTransaction] = field(default_factory=dict)

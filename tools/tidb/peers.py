@@ -83,7 +83,7 @@ class TidbServer:
 
 @dataclass
 class PeerCluster:
-    """PD, TiKV and TiDB servers in separate processes, while the object is entered."""
+    """PD, TiKV and TiDB servers in separate processes, which run inside a `with` block."""
 
     folder: Path
     servers: list[TidbServer] = field(default_factory=list)

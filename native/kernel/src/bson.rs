@@ -31,8 +31,8 @@ const EXPONENT_BIAS: u64 = 6176;
 
 /// Writes a document for each row of `batch`. A null is BSON's null.
 ///
-/// Raises `OptionInvalid` for a column whose type is not in the table of the module's description, `LimitExceeded` for
-/// more than 2 GiB.
+/// Raises `OptionInvalid` for a column whose type is not in the table in the module's documentation, `LimitExceeded`
+/// for more than 2 GiB.
 pub fn bson_documents(batch: &RecordBatch) -> Result<BinaryArray> {
     let schema = batch.schema();
     let fields = schema.fields().iter().zip(batch.columns());

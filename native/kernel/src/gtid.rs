@@ -189,9 +189,10 @@ impl Domain {
         (self.last, self.ends.get(&self.last).copied().unwrap_or_default())
     }
 
-    /// Whether all transactions of `log`, which come first in a log, belong to this set.
+    /// Whether this set contains all transactions of `log`, which are the first transactions in a log.
     ///
-    /// Transactions of a server that the set does not name belong to it up to the newest transaction of the set.
+    /// If the set does not name a server, it contains that server's transactions up to the newest transaction of the
+    /// set.
     fn covers(&self, log: &Domain) -> bool {
         let (server, sequence) = self.newest();
         let is_passed = log.contains(server, sequence);
@@ -265,8 +266,8 @@ impl GtidSet {
 
     /// Adds the interval `[start, end)`.
     pub fn add_interval(&mut self, uuid: [u8; 16], tag: &str, start: u64, end: u64) {
-        // A log has one or a few servers, so comparing each key is cheaper than allocating a key for a lookup. An
-        // empty tag is detected by its length, because comparing empty slices is slow.
+        // A log has only one or a few servers, so comparing each key is cheaper than allocating a key for a lookup.
+        // Tags are first compared by length, because comparing empty slices is slow.
         let is_key = |existing: &([u8; 16], String)| {
             existing.0 == uuid && existing.1.len() == tag.len() && (tag.is_empty() || existing.1 == tag)
         };
@@ -335,8 +336,8 @@ impl GtidSet {
         }
     }
 
-    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached its position.
-    /// Otherwise, servers are removed if `other` has all of their transactions.
+    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached the domain's
+    /// position. Otherwise, each server of which `other` contains all transactions is removed.
     pub fn subtract(&mut self, other: &GtidSet) {
         for (key, intervals) in &mut self.mysql {
             let Some(removed) = other.mysql.get(key) else { continue };
@@ -392,8 +393,8 @@ impl GtidSet {
     /// Whether the set contains a transaction of a log, given the transactions `before` it in the log.
     ///
     /// A MariaDB set also contains transactions of servers that it does not name, up to its newest transaction in the
-    /// log. Raises `PositionInvalid` if this cannot be determined: a sequence of one server goes backward or repeats,
-    /// or the log has other transactions where the newest transaction should be.
+    /// log. Raises `PositionInvalid` if this cannot be determined, because a sequence of one server goes backward or
+    /// repeats, or because the log contains different transactions where the newest transaction should be.
     pub fn contains_in_log(&self, gtid: &Gtid, before: &GtidSet) -> Result<bool> {
         let Gtid::Mariadb { domain, server, sequence } = *gtid else { return Ok(self.contains(gtid)) };
         let Some(set) = self.mariadb.get(&domain) else { return Ok(false) };
@@ -467,8 +468,8 @@ impl GtidSet {
         out
     }
 
-    /// Returns domain, server and last sequence of each server in a MariaDB set. The server of a domain's newest
-    /// transaction comes last.
+    /// Returns the domain, the server and the last sequence number of each server in a MariaDB set. Within a domain,
+    /// the server of the newest transaction comes last.
     fn mariadb_ends(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
         self.mariadb.iter().flat_map(|(&domain, set)| {
             let earlier = set.ends.iter().filter(|(server, _)| **server != set.last);
@@ -477,8 +478,8 @@ impl GtidSet {
         })
     }
 
-    /// Returns the set in the form that the server accepts as the start of a replica. MariaDB accepts only the newest
-    /// transaction of each domain.
+    /// Returns the set in the form that the server accepts as the start of a replica. For MariaDB, that is only the
+    /// newest transaction of each domain.
     pub fn position(&self) -> GtidSet {
         let newest = self.mariadb.iter().map(|(&domain, set)| {
             let (server, sequence) = set.newest();
@@ -487,10 +488,10 @@ impl GtidSet {
         GtidSet { mysql: self.mysql.clone(), mariadb: newest.collect() }
     }
 
-    /// Encodes the set for COM_BINLOG_DUMP_GTID (`Gtid_set::encode`): a count, then uuid, tag and intervals. Only
-    /// sets that contain a tag use the format with tags of MySQL 8.3 and later.
+    /// Encodes the set for COM_BINLOG_DUMP_GTID (`Gtid_set::encode`): a count, then uuid, tag and intervals.
     ///
-    /// The body of PREVIOUS_GTIDS has the same format. Raises `PositionInvalid` for a set of MariaDB.
+    /// Sets that contain a tag are encoded in the format with tags, which MySQL 8.3 introduced. The body of
+    /// PREVIOUS_GTIDS has the same format. Raises `PositionInvalid` for a MariaDB set.
     pub fn encode_mysql(&self) -> Result<Vec<u8>> {
         if !self.mariadb.is_empty() {
             return Err(wrong_family(self, "MySQL", "uuid:1-5:7, with a tag uuid:tag:1-5"));
@@ -498,8 +499,8 @@ impl GtidSet {
         Ok(self.encode())
     }
 
-    /// Encodes the set as the body of GTID_LIST (`Gtid_list_log_event`): a count, then domain, server and sequence of
-    /// each server. Raises `PositionInvalid` for a set of MySQL.
+    /// Encodes the set as the body of GTID_LIST (`Gtid_list_log_event`): a count, then the domain, the server and the
+    /// sequence number of each server. Raises `PositionInvalid` for a MySQL set.
     pub fn encode_mariadb(&self) -> Result<Vec<u8>> {
         if !self.mysql.is_empty() {
             return Err(wrong_family(self, "MariaDB", "domain-server-sequence"));

@@ -30,23 +30,23 @@ pub const TABLES_OPEN_MAX: usize = 1 << 16;
 /// Maximum number of savepoints in a transaction whose positions are recorded.
 pub const SAVEPOINTS_MAX: usize = 1 << 12;
 
-/// Maximum number of prepared XA transactions that a decoder records; servers have few. Transactions above the limit
-/// are searched for in the log when they commit.
+/// Maximum number of prepared XA transactions that a decoder keeps track of. Servers have few. If there are more, a
+/// transaction is searched for in the log when it commits.
 pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 
-/// Maximum size of the prepared XA transactions' events that a decoder buffers. Events above the limit are read again
-/// at commit.
+/// Maximum total size of the events of prepared XA transactions that a decoder buffers. Events beyond this limit are
+/// read again at commit.
 pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum size of an event that a search assembles from pieces. Longer events, which have a single row or statement,
-/// become candidates without being searched.
+/// Maximum size of an event that a search assembles from pieces. A longer event contains a single row or statement, and
+/// becomes a candidate without being searched.
 pub const SEARCHED_EVENT_BYTES_MAX: usize = 16 << 20;
 
 /// Length of the prefix of each gRPC message: a compression flag and the message's length.
 pub const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Number of bytes that a gRPC client may send for a call before the server reads them. All calls of a client together
-/// may send four times as many. The limit bounds the throughput of a distant client.
+/// How many bytes a gRPC client may send for a call before the server reads them. All calls of a client together may
+/// send four times as many. This window limits the throughput of a distant client.
 pub const GRPC_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Maximum size of a gRPC call's headers, as in gRPC's own servers.

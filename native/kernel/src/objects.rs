@@ -14,13 +14,12 @@ struct Member<'a> {
     cells: CellColumn<'a>,
 }
 
-/// Writes a JSON object for each row of `batch`. The members are the declared columns in their order, or only `names`
-/// in that order.
+/// Writes a JSON object for each row of `batch`.
 ///
-/// Values are written as the server's client shows them. A value that its type cannot represent is null, or with
-/// `exact` the text from `_metadata.unrepresentable`. Raises `SchemaInvalid` for a column that does not have its
-/// declared type, `OptionInvalid` for a name that is not declared or not in the batch, `LimitExceeded` for more than
-/// 2 GiB of text.
+/// The members are the declared columns in declaration order, or only `names` in the given order. Values are written as
+/// the server's client shows them. A value that its type cannot represent is null, or, with `exact`, the text from
+/// `_metadata.unrepresentable`. Raises `SchemaInvalid` for a column that does not have its declared type,
+/// `OptionInvalid` for a name that is not declared or not in the batch, `LimitExceeded` for more than 2 GiB of text.
 pub fn json_objects(
     batch: &RecordBatch,
     columns: &[DeclaredColumn],
@@ -53,12 +52,12 @@ pub fn json_objects(
         .map_err(|error| malformed(format!("JSON that is no text: {error}")))
 }
 
-/// Returns the text of a column's value in each row, null if the value is null. With `path`, the text is that of the
-/// value at this path of a JSON document.
+/// Returns the text of a column's value in each row; null if the value is null. With `path`, the column contains JSON
+/// documents, and the text is that of the value at this path.
 ///
 /// Values are written as the server's client shows them, except that numbers have all their digits, BIT is a number and
 /// bytes are hexadecimal digits. For a value that the column's type cannot represent, the text is the exact value.
-/// Raises as `json_objects` does.
+/// Raises what `json_objects` does.
 pub fn column_texts(
     batch: &RecordBatch,
     column: &DeclaredColumn,

@@ -46,8 +46,8 @@ fn map_keys(keys: &ArrayRef, number: impl Fn(&[u8]) -> i32) -> Result<Int32Array
     })
 }
 
-/// Returns the bytes of a key that determine its slot: those between the first opening brace and the next closing
-/// brace, or the whole key.
+/// Returns the part of a key that determines its slot: the bytes between the first opening brace and the next closing
+/// brace, or the whole key if there are none.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|brace| {
         let inside = key.get(brace + 1..)?;

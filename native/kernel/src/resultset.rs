@@ -104,8 +104,8 @@ pub struct ResultSet {
 }
 
 impl ResultSet {
-    /// Starts before the first packet of the result, which must have the declared columns in this order. `key` are
-    /// the indexes of the columns whose last values are kept.
+    /// Starts before the first packet of the result. The result must have the declared columns in the given order.
+    /// `key` contains the indexes of the columns whose last values are kept.
     ///
     /// Raises `SchemaInvalid` for an unknown type or charset.
     pub fn new(
@@ -140,7 +140,7 @@ impl ResultSet {
     }
 
     /// Consumes complete packets from the start of `bytes`, up to the end of a batch, and returns the number of
-    /// consumed bytes. The caller must offer the rest again, followed by more bytes if no batch is ready.
+    /// consumed bytes. The caller must pass the remaining bytes again, followed by more bytes if no batch is ready.
     ///
     /// Raises `EventMalformed` if the bytes are not a result set of these columns, `ConnectionLost` if packets are
     /// missing, `ValueMalformed` for values that contradict their type.
@@ -224,8 +224,8 @@ impl ResultSet {
         Ok(())
     }
 
-    /// Checks that a column still has the declared family of types and the same charset. Rows of a changed column
-    /// might decode without an error, but to wrong values.
+    /// Checks that a column still has the declared family of types and the same charset. Rows of a changed column might
+    /// be decoded without an error, but to wrong values.
     fn check_definition(&self, payload: &[u8], left: usize) -> Result<()> {
         let Some(target) = self.targets.get(self.targets.len() - left) else { return Ok(()) };
         let definition = Definition::read(payload)?;
@@ -399,8 +399,8 @@ impl Definition {
         for _ in 0..TEXTS {
             cursor.length_encoded_bytes()?;
         }
-        // The fixed fields follow their length. If MariaDB sends extended metadata before them, that metadata is read
-        // here instead.
+        // The fixed-length fields follow their length. If MariaDB sends extended metadata in front of them, this reads
+        // that metadata instead.
         let rest = cursor.length_encoded_bytes()?;
         let mut cursor = Cursor::new(rest);
         let collation = u32::from(cursor.u16()?);

@@ -38,7 +38,7 @@ enum Nature {
 /// The hash of a row before its first column.
 const START: u64 = 0x5065_6e73_746f_636b;
 
-/// Returns the hash of each row of `batch` by the values of `columns` in the given order.
+/// Returns a hash of each row of `batch`, computed from the values of `columns` in the given order.
 ///
 /// Raises `OptionInvalid` for a column that is missing from the batch, or for a type that table columns cannot have.
 pub fn row_hashes(batch: &RecordBatch, columns: &[String]) -> Result<UInt64Array> {

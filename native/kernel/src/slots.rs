@@ -29,10 +29,10 @@ enum Part<'a> {
     Bytes(Box<dyn Fn(usize) -> &'a [u8] + 'a>),
 }
 
-/// Returns the slot of each row of `batch` by the values of `columns`, in any order. Without columns, all rows of a
-/// table have the slot of its name, `database.table`.
+/// Returns the slot of each row of `batch`, computed from the values of `columns`.
 ///
-/// Raises `OptionInvalid` for a column that is missing from the batch, or whose type cannot be a key.
+/// The order of `columns` does not matter. Without columns, all rows have the slot of the table's name,
+/// `database.table`. Raises `OptionInvalid` for a column that is missing from the batch, or whose type cannot be a key.
 pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int16Array> {
     let rows = batch.num_rows();
     let mut indexes = Vec::with_capacity(columns.len());

@@ -263,8 +263,8 @@ fn settings(live: bool, block_bytes: u64) -> Settings {
     }
 }
 
-/// Runs the cutter to the end or to the first error; returns the number of output bytes and transactions, and the
-/// error's name.
+/// Runs the cutter to the end or to the first error. Returns the number of output bytes and transactions, and the name
+/// of the error.
 fn cut(bytes: &[u8], live: bool, block_bytes: u64, piece: usize) -> (Vec<u8>, u64, Option<&'static str>) {
     let mut cutter = BlockCutter::new(settings(live, block_bytes), None).unwrap();
     let (mut start, mut end, mut error) = (0, 0, None);

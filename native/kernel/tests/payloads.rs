@@ -47,8 +47,8 @@ fn definitions() -> Vec<(i64, Vec<u8>)> {
 fn transcoder(definitions: &[(i64, Vec<u8>)]) -> Transcoder {
     let mut transcoder = Transcoder::new(7001, 9);
     for (version, definition) in definitions {
-        // A damaged definition may be refused, and its rows then belong to an unknown table. The commit timestamp is
-        // above those of all rows, so their versions select their definitions.
+        // A damaged definition may be rejected, and its rows then belong to an unknown table. `commit_ts` is above the
+        // commit timestamps of all rows, so that the rows' schema versions select their definitions.
         drop(transcoder.define("shop", definition, *version, i64::MAX));
     }
     transcoder

@@ -58,11 +58,10 @@ def decode(
     whole: bytes | None = None,
     **options: Any,
 ) -> Decoded:
-    """Decode the bytes of one file or stream, offered in pieces of `buffer_bytes`.
+    """Decode the bytes of one file or stream, which are passed to the decoder in pieces of `buffer_bytes`.
 
-    Looks for the rows of XA transactions prepared before these bytes in `whole`, the complete file.
-
-    `schemas` answers table requests by name; without it the log's own column metadata is used. Only tables
+    The rows of XA transactions prepared before these bytes are searched for in `whole`, the complete file.
+    `schemas` answers table requests by name; without it, the log's own column metadata is used. Only tables
     whose names start with `tables` are read. Errors of the decoder propagate.
     """
     decoder = Decoder(instance="test", file=file, **options)

@@ -82,8 +82,8 @@ def assemble(parts: Iterable[Event], offset: int = 0) -> bytes:
 def with_table_metadata(data: bytes, fields: Iterable[int]) -> bytes:
     """Return a file whose table maps keep only these optional metadata fields.
 
-    MySQL's MINIMAL metadata is fields 1 to 3 (signs and character sets). MariaDB's NO_LOG has none. Table
-    names and column counts must each be below 251.
+    MySQL's MINIMAL metadata is fields 1 to 3 (signs and character sets). With MariaDB's NO_LOG, there are
+    none. Table names and column counts must each be below 251.
     """
     changed = []
     for event in events(data):
@@ -117,8 +117,8 @@ def query_body(
 ) -> bytes:
     """Return the body of a query event.
 
-    `accessed` lists the databases in its status variables; () means any database. `load` is the prefix that a
-    LOAD DATA statement has.
+    `accessed` lists the databases in its status variables; () means any database. `load` is the prefix of the
+    body of a LOAD DATA statement.
     """
     variables = b""
     if accessed is not None:

@@ -37,9 +37,10 @@ NOTE_IDS = tuple(range(1, 2 * _NOTES))
 
 
 def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
-    """Return a file of notes, one with a BLOB of about this many bytes that holds inserts into accounts.
+    """Return a file of notes. One note has a BLOB of about `blob_bytes` bytes that contains copies of inserts
+    into accounts.
 
-    The copies are `spacing` bytes apart, or contiguous without it.
+    The copies are `spacing` bytes apart, or contiguous without `spacing`.
     """
     description, previous, *_ = events(_TEMPLATE.read_bytes())
     before = [event for gno in range(1, _NOTES) for event in insert(gno, NOTES, gno, b"note")]

@@ -61,7 +61,7 @@ def keep_mariadb_file(
     """Append a server's file, as `mariadb_file` returns it, to a log. The first file of an epoch begins the
     epoch.
 
-    `lost` are the transactions of the log that the server lacks.
+    `lost` contains the transactions of the log that are missing from the server.
     """
     content = mariadb_file(before, transactions)
     name = f"mariadb-bin.{number:06d}"

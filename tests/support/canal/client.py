@@ -22,8 +22,9 @@ EVENTS = (
     "INSERT UPDATE DELETE CREATE ALTER ERASE QUERY TRUNCATE RENAME CINDEX DINDEX GTID XACOMMIT XAROLLBACK"
 ).split()
 
-# Field numbers and types: i is a 32-bit number, l a 64-bit number, t a bool, s text, b bytes, * repeated; a
-# message is given by its name. The package name is not on the wire; it differs from Canal's to avoid a clash.
+# Field numbers and types: i is a 32-bit number, l a 64-bit number, t a bool, s text and b bytes; * means
+# repeated; a message type is given by its name. The package name is not part of the encoding. It differs from
+# Canal's to avoid a clash.
 _PACKAGE = "penstock.tests.canal"
 _MESSAGES = {
     "Packet": "1i magic_number 2i version 3i type 4i compression 5b body",
@@ -217,10 +218,10 @@ class CanalClient:
     def get(
         self, size: int = 1000, timeout: int | None = -1, unit: int | None = 2
     ) -> tuple[int, list[bytes]]:
-        """Return a batch: its id, -1 without entries, and its entries as bytes. Raises Refused.
+        """Return a batch: its id (-1 if it is empty) and its entries as bytes. Raises Refused.
 
-        Without a timeout, -1 must mean the end of the log, so a daemon that may have stopped its search
-        earlier is asked again.
+        Without a timeout, -1 must mean that the end of the log is reached. A daemon may stop its search
+        earlier than that, so it is asked again.
         """
         waits = timeout is None or timeout >= 0
         while True:

@@ -38,9 +38,10 @@ class Peer:
     def start(
         self, port: int | str, destination: str, user: str, password: str, table_filter: str, *more: str
     ) -> "subprocess.Popen[str]":
-        """Start the client; it ends after a row of a table named stop.
+        """Start the client. It ends after it has received a row of a table named stop.
 
-        Instead of a port, Canal's own client takes the hosts of the ensemble in which it finds the daemon.
+        Canal's own client takes the hosts of the ensemble instead of a port, and finds the daemon through the
+        ensemble.
         """
         return subprocess.Popen(
             [*self.words, str(port), destination, user, password, table_filter, *more],

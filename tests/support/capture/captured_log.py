@@ -116,9 +116,10 @@ def wait_for_position(capture: Capture, position: Position) -> CaptureStatus:
 
 
 def assert_equal_to_server(folder: Path, server: Server, start: Position | None = None) -> int:
-    """Assert that a log's latest epoch equals the server's files byte for byte; return the number of bytes.
+    """Assert that a log's latest epoch equals the server's files byte for byte, and return the number of
+    bytes.
 
-    The log must be contiguous from `start` (by default its own start) to the end of the server's log.
+    The log must have no gaps from `start` (by default its own start) to the end of the server's log.
     """
     log = LogReader.open(folder)
     epoch = log.epochs.latest

@@ -19,8 +19,8 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy
 from tools.zookeeper import ZooKeeper
 
-# The long timeout must survive a pause of the machine. The short timeout must expire, so it is as short as
-# the test ensemble allows: two of its ticks.
+# The long timeout must survive a pause of the machine. The short timeout is meant to expire, so it is as
+# short as the test ensemble allows: two of the ensemble's ticks.
 SESSION_SECONDS = 60.0
 SESSION_SECONDS_SHORT = 1.0
 # A session notices its end with its next heartbeat; it sends four heartbeats per timeout.

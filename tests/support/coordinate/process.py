@@ -56,10 +56,10 @@ def increment(store: CoordinationStore, path: str, count: int) -> None:
 
 
 def hold(store: CoordinationStore, path: str, holder: str, seconds: float) -> None:
-    """Hold a lease, print its token, and keep it until the process is killed.
+    """Hold a lease, print its token, and keep the lease until the process is killed.
 
-    After a SIGSTOP and SIGCONT the process prints whether it still believes that it holds the lease. If not,
-    it acquires the lease again under a new session.
+    After a SIGSTOP and a SIGCONT, the process prints whether it still believes that it holds the lease. If it
+    does not, it acquires the lease again under a new session.
     """
     held: Lease | None = None
 
@@ -99,8 +99,8 @@ def member(
 ) -> None:
     """Consume shards as a member, and append a line `shard token number` per delivery to a shared file.
 
-    A shard's checkpoint is the number of the last delivery before it. SIGTERM makes the member leave in
-    order.
+    The checkpoint of a shard is the number of the last delivery before the checkpoint. SIGTERM makes the
+    member leave the subscription regularly.
     """
     stopped = threading.Event()
 

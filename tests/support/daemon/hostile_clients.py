@@ -65,9 +65,9 @@ _LEAVES_OPEN = ("says nothing", "half a request", "many requests")
 async def attack(
     port: int, listener: str, count: int, seed: int, tls: ssl.SSLContext | None = None
 ) -> Counter[str]:
-    """Connect this many times from many addresses; count the accepted connections by kind.
+    """Connect `count` times from many addresses, and count the accepted connections by kind.
 
-    With `tls`, half of the clients finish the handshake and the others leave it open.
+    With `tls`, half of the clients finish the handshake and the others leave it unfinished.
     """
     chance = random.Random(seed)
     done: Counter[str] = Counter()

@@ -26,7 +26,7 @@ impl Charset {
 
     /// Append `bytes` to `out` as UTF-8.
     ///
-    /// `binary` has no characters; its bytes are decoded as utf8mb4, as the server does when it converts them.
+    /// The charset `binary` has no characters. Its bytes are decoded as utf8mb4, which is how the server converts them.
     ///
     /// # Errors
     /// `InvalidText` at the first sequence that is not a character; then `out` is unchanged.

@@ -38,8 +38,8 @@ pub(super) const SWE7: usize = 693;
 pub(super) const TIS620: usize = 694;
 pub(super) const UJIS: MultibytePages = MultibytePages { single: 2, second: 697, longer: Longer::Three(699) };
 
-/// The first code's index among the four-byte codes, its character, and the number of following codes that map in
-/// sequence.
+/// The index of the first code among the four-byte codes, the character of that code, and how many codes after it map
+/// to consecutive characters.
 pub(super) const GB18030_RANGES: [(u32, u32, u32); 209] = [
     (0, 0x80, 36),
     (36, 0xa5, 2),

@@ -18,8 +18,8 @@ pub(super) fn decode_utf8mb4(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Inva
 
 /// Append `bytes`, which must be valid UTF-8 without four-byte characters.
 pub(super) fn decode_utf8mb3(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
-    // The compiler vectorizes this loop because it has no early exit, unlike a search for the first byte of a four-byte
-    // character.
+    // The compiler vectorizes this loop because the loop has no early exit. A search for the first byte of a four-byte
+    // character would have one.
     let highest = bytes.iter().fold(0, |highest, &byte| byte.max(highest));
     if highest < 0xF0 {
         return decode_utf8mb4(bytes, out);

@@ -1,7 +1,6 @@
 //! UTF-8 output that is staged in a small block before it is appended.
 
-/// This size is large enough to make appends rare, and small enough to stay in the L1 cache and to be cheap for short
-/// values.
+/// Large enough to make appends rare, but small enough to stay in the L1 cache and to be cheap for short values.
 const STAGED_BYTES_MAX: usize = 96;
 const CHARACTER_BYTES_MAX: usize = 4;
 
@@ -45,7 +44,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Encode a character (RFC 3629, section 3): returns its bytes and how many of them are used.
+/// Encode a character (RFC 3629, section 3). Return its bytes, and how many of these bytes are used.
 ///
 /// For characters of up to three bytes, the code selects one of three precomputed numbers, which avoids branch
 /// mispredictions when lengths alternate.

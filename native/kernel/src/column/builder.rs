@@ -36,9 +36,9 @@ impl ColumnBuilder {
 
     /// Appends a value.
     ///
-    /// Returns `Some(text)` if the Arrow type cannot represent the value: then a null was appended, and the text is the
-    /// exact value. Raises `ValueMalformed` if the bytes are not a value of the kind, `SchemaMismatch` if the kind's
-    /// Arrow type differs from the builder's, `LimitExceeded` above 2 GiB. After an error nothing was appended.
+    /// If the Arrow type cannot represent the value, appends a null and returns `Some(text)` with the exact value.
+    /// Raises `ValueMalformed` if the bytes are not a value of the kind, `SchemaMismatch` if the kind's Arrow type
+    /// differs from the builder's, `LimitExceeded` above 2 GiB. After an error, nothing has been appended.
     #[inline]
     pub fn append(&mut self, kind: &Kind, value: Value<'_>) -> Result<Option<String>> {
         if value == Value::Null {
@@ -51,7 +51,7 @@ impl ColumnBuilder {
 
     /// Reads a value of a row image and appends it:
     ///
-    /// `Kind::read` and `append` in one step. Returns and raises as they do. After an error the cursor's position is
+    /// `Kind::read` and `append` in one step. Returns and raises what they do. After an error, the cursor's position is
     /// undefined.
     #[inline]
     pub fn append_from(&mut self, kind: &Kind, cursor: &mut Cursor<'_>) -> Result<Option<String>> {
@@ -61,7 +61,7 @@ impl ColumnBuilder {
 
     /// Appends a value that a server sent in a text result set (see `sent`).
     ///
-    /// `charset` is the column's character set. Returns and raises as `append` does.
+    /// `charset` is the column's character set. Returns and raises what `append` does.
     #[inline]
     pub fn append_sent(&mut self, kind: &Kind, charset: Charset, sent: &[u8]) -> Result<Option<String>> {
         let appended = sent::append(&mut self.store, kind, charset, sent);

@@ -191,8 +191,8 @@ fn parse_text<T>(text: &str, parse: impl Fn(&str) -> Option<T>, what: &str) -> R
     parse(text).ok_or_else(|| invalid_text(text, what))
 }
 
-/// Returns the number of an ENUM member. The empty string is 0, because the server shows an invalid value as an empty
-/// string.
+/// Returns the number of an ENUM member. The empty string is 0, because the server shows an invalid ENUM value as an
+/// empty string.
 fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
     match members.iter().position(|member| **member == *text) {
         Some(at) => Ok(u16::try_from(at + 1).unwrap_or(0)),

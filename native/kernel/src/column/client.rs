@@ -11,8 +11,8 @@ impl Value<'_> {
     /// Writes the value as the server's own client shows it with `--batch --raw`: text as UTF-8, binary types as
     /// their bytes, TIMESTAMP in UTC. Text that is invalid in its charset is written as a hexadecimal literal.
     ///
-    /// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
-    /// JSON document.
+    /// Raises `ValueMalformed` for values that are invalid for the kind, such as an ENUM member out of range or a
+    /// malformed JSON document.
     pub fn write_text(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         self.typed(kind)?.write_text(out)
     }

@@ -29,8 +29,8 @@ fn is_leap(year: u16) -> bool {
 }
 
 impl Date {
-    /// Returns the days since 1970-01-01, or `None` if the calendar has no such day: zero dates, dates with a zero
-    /// part, the year 0, and invalid days that `ALLOW_INVALID_DATES` accepts.
+    /// Returns the days since 1970-01-01, or `None` if the calendar has no such day. Such dates are zero dates, dates
+    /// with a zero part, dates in the year 0, and invalid days that `ALLOW_INVALID_DATES` accepts.
     #[inline(always)]
     pub fn days(self) -> Option<i32> {
         let Date { year, month, day } = self;
@@ -48,8 +48,8 @@ impl Date {
 
     /// Converts a number of days since 1970-01-01, which must not be negative, to a date.
     pub(super) fn from_days(days: u32) -> Date {
-        // Count in 400-year cycles from 2000-03-01, so that the leap day comes last. 1970-01-01 is 11017 days
-        // earlier; a whole cycle of 146097 days makes the number positive.
+        // Count in 400-year cycles from 2000-03-01, so that the leap day comes last. 1970-01-01 is 11017 days earlier.
+        // Adding a whole cycle of 146097 days keeps the number positive.
         let day = days + 146_097 - 11_017;
         let (cycle, day) = (day / 146_097, day % 146_097);
         let century = (day / 36_524).min(3);
@@ -101,8 +101,8 @@ pub(crate) fn write_text(value: Date, out: &mut Vec<u8>) {
     write_digits(value.day.into(), 2, out);
 }
 
-/// Returns the days since 1970-01-01. None for a date that is missing from the calendar: it becomes null, or 0 if the
-/// column is not nullable.
+/// Returns the days since 1970-01-01. Returns `None` for a date that does not exist in the calendar. Debezium's value
+/// is then null, or 0 if the column is not nullable.
 pub(crate) fn debezium(value: Date) -> Option<i64> {
     value.days().map(i64::from)
 }

@@ -41,8 +41,8 @@ pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<D
     }
 }
 
-/// This function is always inlined, so that the parts stay in registers. In memory, they would be written with narrow
-/// stores and read with wide loads, which stalls the processor.
+/// Always inlined, so that the parts of the value stay in registers. In memory, the parts would be written with narrow
+/// stores and read back with wide loads, which stalls the processor.
 #[inline(always)]
 fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<DateTime> {
     let moment = unpack(cursor.u40_be()?)?;
@@ -146,8 +146,9 @@ pub(crate) fn write_text(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
     write_separated(value, b' ', fsp, out);
 }
 
-/// Returns milliseconds since 1970-01-01 00:00:00, or microseconds for more than three fractional digits. None for a
-/// date that is missing from the calendar: it becomes null, or 0 if the column is not nullable.
+/// Returns milliseconds since 1970-01-01 00:00:00, or microseconds for more than three fractional digits. Returns
+/// `None` for a date that does not exist in the calendar. Debezium's value is then null, or 0 if the column is not
+/// nullable.
 pub(crate) fn debezium(value: DateTime, fsp: u8) -> Option<i64> {
     value.micros().map(|micros| if fsp > 3 { micros } else { micros.div_euclid(1_000) })
 }

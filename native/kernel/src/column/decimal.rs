@@ -28,7 +28,7 @@ const WIDE_BYTES: usize = 32;
 /// Number of digits of a full group.
 const GROUP_DIGITS: u8 = 9;
 
-/// Maximum number of groups of a computed number. The number's integer part is padded to full groups, so the number may
+/// Maximum number of digit groups in a computed number. Its integer part is padded to full groups, so the number may
 /// have more digits than a column allows.
 const GROUPS_MAX: u8 = 9;
 
@@ -132,8 +132,8 @@ impl<'a> Groups<'a> {
 }
 
 impl Decimal<'_> {
-    /// Returns the sizes before the point (partial group, number of full groups) and after it (number of full groups,
-    /// partial group).
+    /// Returns four sizes: the digits of the partial group and the number of full groups before the point, and the
+    /// number of full groups and the digits of the partial group after it.
     #[inline(always)]
     fn layout(&self) -> [u8; 4] {
         let whole = self.precision.saturating_sub(self.scale);
@@ -376,7 +376,7 @@ pub(crate) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
 impl<'a> Decimal<'a> {
     /// Takes the next value, packed as in a row image of a DECIMAL(`precision`,`scale`).
     ///
-    /// Raises `ValueMalformed` for a precision or scale that no server has.
+    /// Raises `ValueMalformed` for a precision or scale that no server allows.
     pub fn take(precision: u8, scale: u8, cursor: &mut Cursor<'a>) -> Result<Decimal<'a>> {
         if !fits_words(precision, scale) {
             return Err(value_malformed(format!("a DECIMAL({precision},{scale})")));
@@ -384,8 +384,8 @@ impl<'a> Decimal<'a> {
         read(precision, scale, cursor)
     }
 
-    /// Appends the number as in a row image of a DECIMAL(`precision`,`scale`). Raises `ValueMalformed` if that type has
-    /// too few digits for the number.
+    /// Appends the number in the format of a row image of a DECIMAL(`precision`,`scale`). Raises `ValueMalformed` if
+    /// that type has too few digits for the number.
     #[inline]
     pub fn repack(&self, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
         if (self.precision, self.scale) == (precision, scale) {

@@ -5,8 +5,8 @@ use super::parsed::Parsed;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// The server switches to the exponent form for more digits than this before the point, or more zeros after it
-/// (`DBL_DIG`).
+/// The server switches to exponent notation if the number has more digits than this before the point, or more zeros
+/// than this after it (`DBL_DIG`).
 const PLAIN_DIGITS_MAX: i32 = 15;
 
 /// Number of digits of a FLOAT that the server shows (`FLT_DIG`).
@@ -118,8 +118,8 @@ impl Digits {
 }
 
 impl Digits {
-    /// Java writes numbers from 0.001 to below 10^7 without an exponent and all other numbers with an exponent, always
-    /// with a digit on each side of the point.
+    /// Java writes numbers from 0.001 to below 10^7 without an exponent, and all other numbers with one. There is
+    /// always a digit on each side of the point.
     fn write_java(&self, out: &mut Vec<u8>) {
         if self.negative {
             out.push(b'-');
@@ -192,11 +192,11 @@ pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
 const DECIMALS: u32 = 4;
 const DECIMAL_UNITS: f64 = 10_000.0;
 
-/// Returns the value in units of the fourth fractional digit, if it is exactly that many units: at most fifteen digits
-/// in all, and at least 0.001, so that both paths write plain notation.
+/// Returns the value in units of 0.0001, if it is a whole number of these units.
 ///
-/// Division rounds like parsing, so an equal quotient means that the value is nearest to these digits. Two numbers of
-/// at most fifteen digits are never nearest to the same value, so no shorter digits exist either.
+/// The number has at most fifteen digits and is at least 0.001, so that both paths write plain notation. Division
+/// rounds like parsing does, so an equal quotient means that parsing these digits yields the value. Two different
+/// numbers of at most fifteen digits never parse to the same value, so there is no shorter form either.
 #[inline]
 fn decimal(value: f64) -> Option<i64> {
     const END: f64 = 1e15;
@@ -268,8 +268,8 @@ fn write_unbounded(value: f64, out: &mut Vec<u8>) {
     });
 }
 
-/// Writes a DOUBLE as a JSON number with a point or an exponent, so that it is not read as an integer. Infinities and
-/// NaN become strings.
+/// Writes a DOUBLE as a JSON number with a point or an exponent, so that no reader takes it for an integer. Infinities
+/// and NaN become strings.
 pub(crate) fn write_json(value: f64, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
@@ -278,8 +278,8 @@ pub(crate) fn write_json(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a FLOAT as `write_double_json` writes a DOUBLE. The shortest digits that parse to the same value may be more
-/// than the server's client shows.
+/// Writes a FLOAT in the same way as `write_double_json` writes a DOUBLE. The shortest digits that parse to the same
+/// value may be more digits than the server's client shows.
 pub(crate) fn write_json_single(value: f32, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());

@@ -21,7 +21,7 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     cursor.prefixed(prefix)
 }
 
-/// Splits a value into the spatial reference system, 0 for none, and the well-known binary.
+/// Splits a value into its spatial reference system (0 if there is none) and its well-known binary.
 ///
 /// Raises `ValueMalformed` for a value that is too short.
 pub(crate) fn parts(bytes: &[u8]) -> Result<(u32, &[u8])> {
@@ -145,8 +145,8 @@ pub(crate) fn write_wkt(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     })
 }
 
-/// Writes Debezium's struct: well-known binary, the spatial reference system or null, and for a POINT column the
-/// coordinates before them.
+/// Writes Debezium's struct: for a POINT column its coordinates first, then the well-known binary, and the spatial
+/// reference system or null.
 ///
 /// Raises `ValueMalformed` if the value is not a geometry, or not a point in a POINT column.
 pub(crate) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) -> Result<()> {

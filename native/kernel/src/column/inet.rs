@@ -53,7 +53,7 @@ fn gap(words: &[u16; 8]) -> (usize, usize) {
     best
 }
 
-/// Writes the text like MariaDB's `Inet6::to_string`: a run of zero words as `::`, and the dotted form for addresses
+/// Writes the text as MariaDB's `Inet6::to_string` does: a run of zero words as `::`, and dotted notation for addresses
 /// that contain an IPv4 address.
 pub(crate) fn write_text6(bytes: &[u8; 16], out: &mut Vec<u8>) {
     let mut words = [0u16; 8];

@@ -27,8 +27,8 @@ impl Look {
         })
     }
 
-    /// Inspects the eight bytes of a word at once. A subtraction sets the high bit of each byte that is less than the
-    /// subtracted value. A byte equals a character if their XOR is less than 1.
+    /// Inspects the eight bytes of a word at once. Subtracting a value from every byte sets the high bit of each byte
+    /// that is less than the value. A byte equals a character if their XOR is less than 1.
     #[inline(always)]
     fn word(word: u64) -> Look {
         const EACH: u64 = 0x0101_0101_0101_0101;

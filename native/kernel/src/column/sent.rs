@@ -15,8 +15,8 @@ use super::{Date, DateTime, Kind, Time, Timestamp, Value};
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Appends a value whose text or bytes are `sent`. `charset` is the column's character set, which an ENUM or SET has as
-/// well.
+/// Appends a value from a text result set; `sent` is its text or its bytes. `charset` is the column's character set,
+/// which ENUM and SET columns have as well.
 #[inline(always)]
 pub(super) fn append(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u8]) -> Appended {
     match (kind, store) {
@@ -138,7 +138,7 @@ fn signed(sent: &[u8]) -> Result<i64> {
     value.ok_or_else(|| not_an_integer(sent))
 }
 
-/// Parses the text of a value that is not stored as text itself.
+/// Parses the text of a value whose type is not stored as text.
 ///
 /// Raises `ValueMalformed` for a text that is not a value of the kind, and for kinds that this function does not parse.
 pub(crate) fn value<'a>(kind: &Kind, sent: &'a [u8]) -> Result<Value<'a>> {

@@ -12,16 +12,16 @@ use crate::error::Result;
 impl Value<'_> {
     /// Writes the value as JSON.
     ///
-    /// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
-    /// document or geometry.
+    /// Raises `ValueMalformed` for values that are invalid for the kind, such as an ENUM member out of range, or a
+    /// malformed JSON document or geometry.
     pub fn write_shown(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         self.typed(kind)?.write_shown(out)
     }
 
-    /// Writes the value as plain text, for names and keys: as the server's client shows it, except that numbers have
-    /// all their digits, BIT is a number, a vector is a JSON array, and bytes are hexadecimal digits.
+    /// Writes the value as plain text, for names and keys.
     ///
-    /// Raises as `write_shown` does.
+    /// The text is that of the server's client, except that numbers have all their digits, BIT is a number, a vector is
+    /// a JSON array, and bytes are hexadecimal digits. Raises what `write_shown` does.
     pub fn write_name(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         match self.typed(kind)? {
             Typed::Float(value) => float::write_json_single(value, out),

@@ -16,8 +16,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::spare::Spares;
 
-/// The outcome of an append: None if the value was stored, the exact text if the Arrow type cannot represent it, or an
-/// error if it is invalid.
+/// The outcome of an append: `None` if the value was stored, its exact text if the Arrow type cannot represent it, or
+/// an error if the value is invalid.
 pub(super) type Appended = Result<Option<String>>;
 
 /// Two buffers, because the caller still reads a batch while the next batch is built.
@@ -84,7 +84,7 @@ impl<T: ArrowNativeType> Runs<T> {
 
     /// Ends the value that was written last.
     ///
-    /// Raises `LimitExceeded` if the batch exceeds the 2 GiB of Arrow's offsets; then the value is removed.
+    /// If the batch would exceed the 2 GiB that Arrow's offsets allow, removes the value and raises `LimitExceeded`.
     #[inline(always)]
     pub(super) fn close(&mut self) -> Result<()> {
         match i32::try_from(self.items.len()) {
@@ -215,8 +215,8 @@ impl Store {
         }
     }
 
-    /// Reserves memory before the first value of a batch: reuses the memory of a batch without readers, or allocates as
-    /// much as the last batch used.
+    /// Reserves memory before the first value of a batch. Reuses the memory of an earlier batch that has no readers
+    /// left, or allocates as much as the last batch used.
     pub(super) fn begin(&mut self) {
         match self {
             Store::Null(_) => {}
@@ -356,8 +356,9 @@ fn misplaced() -> Error {
 #[allow(unsafe_code)]
 fn string_array(runs: &mut Runs<u8>, nulls: Option<NullBuffer>) -> ArrayRef {
     let (offsets, items) = runs.take();
-    // SAFETY: a `Store::Utf8` is filled only by the types' `append`. Each of them closes a value after writing
-    // complete UTF-8: `Charset::decode_into` validates, members are `str`s, JSON is built from validated strings and
-    // ASCII, and rejected values are removed. So every offset is between characters of valid text.
+    // SAFETY: a `Store::Utf8` is filled only by the `append` functions of the types. Each of them closes a value only
+    // after writing complete UTF-8: `Charset::decode_into` validates its input, ENUM and SET members are `str`s, JSON
+    // is built from validated strings and ASCII, and rejected values are removed. So every offset is at a character
+    // boundary of valid text.
     Arc::new(unsafe { StringArray::new_unchecked(offsets, items.into_inner(), nulls) })
 }

@@ -69,7 +69,7 @@ pub(super) fn append(bytes: &[u8], charset: Charset, runs: &mut Runs<u8>) -> App
     }
 }
 
-/// Reads eight bytes at a time; the last eight may overlap the previous eight. The standard library's check handles the
+/// Reads eight bytes at a time. The last eight bytes may overlap the previous eight. The standard library handles the
 /// remainder byte by byte, which is slower for texts of typical length.
 #[inline(always)]
 fn is_ascii(bytes: &[u8]) -> bool {

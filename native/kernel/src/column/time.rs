@@ -60,7 +60,7 @@ fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<Time> {
     check_clock(bits < zero, clock >> 12 & 0x7ff, clock >> 6 & 0x3f, clock & 0x3f, micros)
 }
 
-/// Unpacks a signed count of `TIME_to_longlong_time_packed`: hours, minutes and seconds above the 24 bits of the
+/// Unpacks a signed number from `TIME_to_longlong_time_packed`: hours, minutes and seconds, followed by 24 bits of
 /// microseconds.
 pub(super) fn unpack(packed: i64) -> Result<Time> {
     let magnitude = packed.unsigned_abs();

@@ -2,8 +2,8 @@
 
 use super::{Date, DateTime, Decimal, Time, Timestamp};
 
-/// A value. Variants with a slice borrow the row image. The tag is as wide as a word, so that values are moved in whole
-/// words: a read wider than the preceding write stalls the processor.
+/// A value. Variants with a slice borrow the row image. The tag is as wide as a word, so that values are copied in
+/// whole words. A read that is wider than the preceding write would stall the processor.
 #[derive(Debug, Clone, PartialEq)]
 #[repr(u64)]
 pub enum Value<'a> {

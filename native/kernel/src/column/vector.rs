@@ -33,8 +33,8 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     }
 }
 
-/// Returns the error for bytes that are not a list of floats. MySQL 9 keeps the bytes when ALTER TABLE turns a BLOB
-/// into a VECTOR, even if their number is not a multiple of four.
+/// Returns the error for bytes that are not a list of floats. When ALTER TABLE turns a BLOB into a VECTOR, MySQL 9
+/// keeps a value's bytes even if their number is not a multiple of four.
 #[cold]
 pub(super) fn odd(bytes: &[u8]) -> Error {
     value_malformed(format!("a VECTOR of {} bytes, which is no number of 32-bit floats", bytes.len()))

@@ -254,8 +254,9 @@ fn string_kind(form: Form, prefix: u8, charset: Charset, compressed: bool) -> Ki
 impl Kind {
     /// Returns the kind of a column that the log describes completely.
     ///
-    /// Raises `EventUnknown` for a type that rows cannot have, `SchemaUnknown` if the log lacks information: the
-    /// charset of a string, the members of an ENUM or SET, the fractional digits of MariaDB's old temporal types.
+    /// Raises `EventUnknown` for a type that rows cannot have, `SchemaUnknown` if necessary information is not in the
+    /// log: the charset of a string, the members of an ENUM or SET, or the fractional digits of MariaDB's old temporal
+    /// types.
     pub fn from_wire(wire: Wire, hints: &Hints) -> Result<Kind> {
         let values = || hints.values.clone().ok_or_else(|| schema_unknown("the members of an ENUM or SET"));
         let charset = || hints.charset.ok_or_else(|| schema_unknown("the character set of a string column"));
@@ -291,11 +292,10 @@ impl Kind {
         })
     }
 
-    /// Returns a kind with the column's width but without its meaning: enough to skip a column that was not selected,
-    /// or to copy it as raw bytes.
+    /// Returns a kind that has the column's width but not its meaning.
     ///
-    /// Raises `EventUnknown` for a type that rows cannot have, and for the old temporal types of MariaDB, whose width
-    /// is not logged.
+    /// It is enough to skip a column that was not selected, or to copy it as raw bytes. Raises `EventUnknown` for a
+    /// type that rows cannot have, and for the old temporal types of MariaDB, whose width is not logged.
     pub fn opaque(wire: Wire, mariadb: bool) -> Result<Kind> {
         let empty = || Arc::from(Vec::new());
         Ok(match shape(wire)? {
@@ -307,11 +307,11 @@ impl Kind {
         })
     }
 
-    /// Checks a declared kind against the table map and returns the kind to read with.
+    /// Checks a declared kind against the table map, and returns the kind for reading values.
     ///
-    /// The family of the type, its length class, precision and scale, fractional digits and storage width must agree.
-    /// What the table map lacks (sign, charset, members) comes from the declared kind. Raises `SchemaMismatch` naming
-    /// both types, `EventUnknown` for a type that rows cannot have.
+    /// The type's family, length class, precision, scale, fractional digits and storage width must match. Information
+    /// that the table map does not contain (sign, charset, members) is taken from the declared kind. Raises
+    /// `SchemaMismatch`, which names both types, `EventUnknown` for a type that rows cannot have.
     pub fn fit(&self, wire: Wire) -> Result<Kind> {
         let mismatch = || {
             let Wire { code, metadata } = wire;

@@ -59,8 +59,8 @@ pub struct ArrowDialect<'a> {
     pub debezium: &'a DebeziumOptions,
 }
 
-/// Encodes the changes of a batch in order: `value`, `key` (null if there is none), `row` (the row of the batch at
-/// which the change ends: the row after the change, or the deleted row) and `kind` (0 insert, 1 update, 2 delete).
+/// Encodes the changes of a batch in order: `value`, `key` (null if there is none), `row` (the last row of the change
+/// in the batch: the after image, or the deleted row) and `kind` (0 insert, 1 update, 2 delete).
 ///
 /// Raises `OptionInvalid` for an unknown dialect or column, `SchemaInvalid` if the batch does not have the declared
 /// columns followed by the system columns, `LimitExceeded` for a message of 2 GiB.
@@ -118,7 +118,7 @@ pub fn encode_changes(
     out.finish()
 }
 
-/// Returns the Kafka Connect schemas of Debezium's messages and of their keys, as JSON; None for messages without
+/// Returns the Kafka Connect schemas of Debezium's messages and of their keys, as JSON; `None` for messages without
 /// keys.
 ///
 /// Raises `SchemaInvalid` for a type that is unknown, `OptionInvalid` for a key column that the table does not have.
@@ -363,8 +363,8 @@ impl EncodedMessages {
         for (kind, range, count) in messages.from(0) {
             let Some(change) = pair else { return Err(malformed("more messages than changes")) };
             let is_delete = kind == MessageKind::Delete as i8;
-            // A column that is missing in the image after an update is unchanged, so take it from the image before. A
-            // column that is missing in the image before may have changed, so do not take it from the image after.
+            // A column that is missing from an update's after image is unchanged, so take it from the before image. A
+            // column that is missing from the before image may have changed, so do not take it from the after image.
             let (own, fallback) = match is_delete {
                 true => (change.before, None),
                 false => (change.after, change.before),

@@ -35,8 +35,8 @@ pub struct ArrowRows<'a> {
 }
 
 impl<'a> ArrowRows<'a> {
-    /// Reads the declared columns of a batch, with their values from `_metadata`. Raises `SchemaInvalid`,
-    /// `OptionInvalid` and `ValueMalformed` if they contradict the declaration.
+    /// Reads the declared columns of a batch, together with the values in `_metadata`. Raises `SchemaInvalid`,
+    /// `OptionInvalid` and `ValueMalformed` if the batch or the metadata contradicts the declaration.
     pub fn new(
         batch: &'a RecordBatch,
         declared: &'a [DeclaredColumn],

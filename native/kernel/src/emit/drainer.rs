@@ -43,8 +43,8 @@ pub enum DrainerForm<'a> {
     },
 }
 
-/// Encodes the changes of a batch in order: `value`, the part of each change, and `version`, the commit version of each
-/// change.
+/// Encodes the changes of a batch in order. `value` is each change in Drainer's form, and `version` is its commit
+/// version.
 ///
 /// Raises `SchemaInvalid` if the batch does not have the declared columns followed by the system columns,
 /// `EventUnsupported` if an image lacks a column.
@@ -259,8 +259,8 @@ fn bytes_datum(value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Calls a function with the value of a column. A column that is missing from the row's image is taken from the second
-/// row, which is the before image of an update.
+/// Calls a function with the value of a column. A column that is missing from the row's image is taken from the
+/// `fallback` row, which is the before image of an update.
 fn with_value(
     rows: &ArrowRows<'_>,
     at: usize,

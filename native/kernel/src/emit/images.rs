@@ -48,8 +48,8 @@ pub struct ImageDecoder {
 }
 
 impl ImageDecoder {
-    /// `targets` fixes the columns: a column that is not among them, or has another Arrow type, raises `SchemaChanged`.
-    /// None uses the definition's columns.
+    /// `targets` fixes the columns of the output. A column that is not among them, or has a different Arrow type,
+    /// raises `SchemaChanged`. If `targets` is `None`, the columns of the definition are used.
     pub fn new(sources: Vec<SourceColumn>, targets: Option<Vec<SourceColumn>>) -> Result<ImageDecoder> {
         let targets = targets.unwrap_or_else(|| sources.clone());
         let mut target_of = Vec::with_capacity(sources.len());

@@ -60,7 +60,7 @@ pub struct TransactionCounts {
 pub struct Messages {
     /// The buffer in which the current message is written.
     pub value: Vec<u8>,
-    /// A scratch buffer for a part of a message that must be computed before the text in front of it. The buffer is
+    /// A scratch buffer for a part of a message that must be computed before the text that precedes it. The buffer is
     /// empty after use.
     pub scratch: Vec<u8>,
     /// A second scratch buffer, for the rows of a message.
@@ -138,8 +138,8 @@ impl Messages {
         self.changes
     }
 
-    /// Closes a message, whose bytes were written to `value` since the previous message. `slot` is `SLOT_ALL` for a
-    /// message that every shard must see; `rows` is its number of changes.
+    /// Closes the message whose bytes have been written to `value` since the previous message. `slot` is `SLOT_ALL` for
+    /// a message that every shard must see. `rows` is the message's number of changes.
     #[inline]
     pub fn close(&mut self, kind: MessageKind, slot: i16, rows: u32) -> Result<()> {
         self.ends.push(self.value.len() as i64);
@@ -190,8 +190,8 @@ impl Messages {
         self.changes.saturating_sub(open_changes.unsigned_abs())
     }
 
-    /// Rewrites the remaining messages of the open transaction. `write` receives each message with its kind, and
-    /// whether it is the last message with rows; its output replaces the message.
+    /// Rewrites the messages of the open transaction that have not been taken yet. `write` receives each message, its
+    /// kind, and whether it is the last message with rows. Its output replaces the message.
     pub fn rewrite_open(&mut self, mut write: impl FnMut(&[u8], i8, bool, &mut Vec<u8>)) {
         let first = self.committed.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(0);
         let Some(mut start) = usize::try_from(first).ok().filter(|first| *first <= self.value.len()) else { return };

@@ -207,7 +207,7 @@ impl MessagesBatch {
         Ok(images.changes())
     }
 
-    /// Adds the message of a statement. If the statement is `alone`, the message is the end of its transaction, at
+    /// Adds the message of a statement. If the statement is `alone`, the message also ends its transaction, at
     /// `event.end_offset`.
     pub fn add_statement(
         &mut self,

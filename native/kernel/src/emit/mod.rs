@@ -37,8 +37,8 @@ pub struct TransactionView {
     pub gtid: Gtid,
     /// The connection that ran the transaction, if logged.
     pub thread_id: Option<i64>,
-    /// The transaction's position in the logical clock: the sequence number of the last transaction that must commit
-    /// first, and this transaction's own sequence number.
+    /// The transaction's logical clock: the sequence number of the last transaction that must commit before this one,
+    /// and this transaction's own sequence number.
     pub clock: Option<(i64, i64)>,
 }
 

@@ -75,8 +75,8 @@ struct Run {
     offset: i64,
     row_first: i32,
     server_id: i64,
-    /// References to the lists of columns that the first and the second image lack: the index of the list plus one, or
-    /// 0 if no column is absent.
+    /// For the first and the second image, a reference to the list of columns that are missing from the image: the
+    /// index of the list plus one, or 0 if no column is missing.
     absent: [u32; 2],
 }
 
@@ -130,8 +130,8 @@ pub struct EventView {
     pub timestamp: u32,
     /// The server that first made the change.
     pub server_id: u32,
-    /// Whether other rows events of the transaction share the event's offset. This offset is that of the statement that
-    /// commits the events.
+    /// Whether several rows events of the transaction have this event's offset. That offset is the offset of the
+    /// statement that commits the events.
     pub shared: bool,
 }
 
@@ -505,9 +505,9 @@ pub fn absent_array(rows: &[Vec<Arc<str>>]) -> ArrayRef {
 #[allow(unsafe_code)]
 fn strings(offsets: Buffer, bytes: Buffer, nulls: Option<NullBuffer>) -> StringArray {
     let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
-    // SAFETY: all callers are in this file and take both arguments from `each_text`, which starts with empty vectors,
-    // appends only whole `str`s to `bytes`, and pushes an offset after each, so every value is valid UTF-8. Validating
-    // it again would take a twentieth of the time that narrow rows take.
+    // SAFETY: all callers are in this file and pass the output of `each_text` as both arguments. `each_text` starts
+    // with empty vectors, appends only whole `str`s to `bytes`, and pushes an offset after each of them, so every value
+    // is valid UTF-8. Validating the values again would add 5% to the time for narrow rows.
     unsafe { StringArray::new_unchecked(offsets, bytes, nulls) }
 }
 

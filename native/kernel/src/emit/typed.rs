@@ -39,9 +39,10 @@ pub struct Plan {
 impl Plan {
     /// Plans the mapping for a definition of a table.
     ///
-    /// `wanted` names the columns to decode, including system columns; None means all. `declared` fixes the columns
-    /// of the batch: a column that is missing from the rows is null and reported as absent. A column of another Arrow
-    /// type raises `SchemaChanged`, and so does a column that is not declared, unless `wanted` selects the columns.
+    /// `wanted` names the columns to decode, including system columns; `None` means all. `declared` fixes the columns
+    /// of the batch: a declared column that is missing from the rows is null and reported as absent. A column with a
+    /// different Arrow type raises `SchemaChanged`. So does a column that is not declared, unless `wanted` selects the
+    /// columns.
     pub fn new(
         sources: Vec<SourceColumn>,
         wanted: Option<&[String]>,
@@ -369,8 +370,8 @@ impl TableBatch {
         Ok(documents)
     }
 
-    /// Closes the batch and starts an empty batch. With `all`, it includes rows of the open transaction; otherwise they
-    /// are dropped.
+    /// Closes the batch and starts an empty batch. With `all`, the closed batch includes the rows of the open
+    /// transaction. Otherwise, these rows are dropped.
     pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         let rows = if all { self.system.rows() } else { self.committed };
         self.committed = 0;

@@ -31,8 +31,8 @@ fn to_signed(value: u64) -> i64 {
 
 /// Reads the body, without checksum (`Gtid_event`).
 ///
-/// Layout: flags u8, uuid 16 bytes, number i64. MySQL 5.7 adds a logical clock (type u8 = 2, two i64), MySQL 8.0 the
-/// commit times of 7 bytes each, the transaction's length and the server versions.
+/// Layout: flags u8, uuid 16 bytes, number i64. MySQL 5.7 adds a logical clock (type u8 = 2, two i64), and MySQL 8.0
+/// adds the commit times of 7 bytes each, the transaction's length and the server versions.
 pub fn read(body: &[u8], anonymous: bool) -> Result<TransactionHead> {
     let mut cursor = Cursor::new(body);
     cursor.skip(1)?;

@@ -17,9 +17,10 @@ pub struct Followed {
     pub next: u64,
 }
 
-/// Follows the events of `bytes`, which start with a header at `offset` of their file, up to `target`.
+/// Follows events up to `target`.
 ///
-/// Bodies are skipped: checksums are not verified, and a body does not have to be in the bytes.
+/// `bytes` starts with an event header at `offset` of its file. Bodies are skipped: checksums are not verified, and the
+/// bytes do not have to contain the last body.
 pub fn follow(bytes: &[u8], offset: u64, target: u64) -> Result<Followed> {
     let mut followed = Followed { last: None, next: offset };
     while followed.next <= target {

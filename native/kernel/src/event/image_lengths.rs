@@ -51,7 +51,7 @@ impl ImageLengths {
         ImageLengths { kinds, json_columns, widths, runs }
     }
 
-    /// Counts the changes of an event. An update has two images, other changes have one. `images` are the images of
+    /// Counts the changes of an event. An update has two images; other changes have one. `images` are the images of
     /// `head` after decompression.
     pub fn count_changes(&self, head: &RowsHead<'_>, images: &[u8], kind: EventKind) -> Result<u32> {
         let is_update = kind.change() == Some(Change::Update);

@@ -26,8 +26,8 @@ pub mod xa;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// This flag is set while a file is being written. The server does not update the checksum when it clears the flag, and
-/// a crash leaves the flag set.
+/// Set while a file is being written. When the server clears the flag, it does not update the checksum. A crash leaves
+/// the flag set.
 pub const FLAG_IN_USE: u16 = 0x0001;
 /// The server generated the event for the stream; it is not in any file.
 pub const FLAG_ARTIFICIAL: u16 = 0x0020;
@@ -74,8 +74,8 @@ impl Header {
 
     /// Returns the type of the event, or None if it is unknown.
     ///
-    /// Penstock's own types count only if the event is flagged ignorable, since a server that used the same code would
-    /// not set the flag.
+    /// Penstock's own types are recognized only if the event is flagged as ignorable. A server that used the same code
+    /// for another type would not set the flag.
     #[inline(always)]
     pub fn kind(&self) -> Option<EventKind> {
         match EventKind::from_code(self.code) {

@@ -8,7 +8,7 @@ use crate::gtid::GtidSet;
 /// Reads the body, without checksum (`Gtid_set::add_gtid_encoding`).
 ///
 /// Layout: a count, then the intervals of each uuid (and tag). The highest byte of the count is the format: 1 means
-/// that GTIDs have tags and that the six bytes in the middle hold the count.
+/// that GTIDs have tags, and that the count is in the six bytes in the middle.
 pub fn read(body: &[u8]) -> Result<GtidSet> {
     let mut cursor = Cursor::new(body);
     let raw = cursor.u64()?;

@@ -58,12 +58,12 @@ impl<'a> Query<'a> {
         Query::read_rest(&head, cursor)
     }
 
-    /// Reads the body of a LOAD DATA logged as a statement; also returns its text (`Execute_load_query_event`).
+    /// Reads the body of a LOAD DATA that was logged as a statement, and also returns the statement's text
+    /// (`Execute_load_query_event`).
     ///
-    /// Four fields come between the lengths and the status variables: the file id u32, the start and the end of `
-    /// INFILE 'name' ... INTO` in the text, u32 each, and the duplicate handling u8.
-    ///
-    /// The text is returned without the file name, because the server does not escape quotes in the name.
+    /// Between the lengths and the status variables are four fields: the file id u32, the start and the end of ` INFILE
+    /// 'name' ... INTO` in the text, u32 each, and the duplicate handling u8. The text is returned without the file
+    /// name, because the server does not escape quotes in the name.
     pub fn read_load(body: &'a [u8]) -> Result<(Query<'a>, Vec<u8>)> {
         let mut cursor = Cursor::new(body);
         let head = Head::read(&mut cursor)?;
@@ -99,8 +99,8 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// Decodes the statement to UTF-8. Bytes that are invalid in the session's character set become U+FFFD: only the
-    /// names in a statement matter, and a bad byte must not stop the stream.
+    /// Decodes the statement to UTF-8. Bytes that are invalid in the session's character set become U+FFFD, because a
+    /// bad byte must not stop the stream and only the names in a statement matter.
     pub fn text_utf8(&self, text: &[u8]) -> String {
         let collation = Session::read(self.variables).collation;
         let charset = collation.and_then(|id| Charset::from_collation_id(u32::from(id)));
@@ -142,8 +142,9 @@ impl Head {
 
 /// Classifies a statement by its first words.
 ///
-/// The server writes transaction control itself, in capitals and without comments. Other statements are client text
-/// and may start with comments. `backslash` is called only if strings precede the verb.
+/// The server itself writes the statements for transaction control, in capitals and without comments. All other
+/// statements are text from clients, and may start with comments. `backslash` is called only if strings precede the
+/// verb.
 pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     match text {
         b"BEGIN" => return Verb::Begin,
@@ -188,7 +189,7 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     if is(first, "ANALYZE") && !ANALYZE_TABLE.iter().any(|option| is(second, option)) {
         return Verb::Change;
     }
-    // CREATE TABLE ... SELECT is a single transaction: the definition is logged with START TRANSACTION at its end, and
+    // CREATE TABLE ... SELECT is a single transaction. Its definition is logged with START TRANSACTION at the end, and
     // the rows follow.
     if text.ends_with(b"START TRANSACTION") {
         return Verb::Begin;
@@ -260,8 +261,8 @@ pub fn after_prefix(text: &str, backslash: Backslash) -> Option<&str> {
     text.get(text.len() - rest.len()..)
 }
 
-/// Skips `SET STATEMENT variable = value, ... FOR`, which MariaDB logs before the statement it applies to. Returns
-/// None if there is no FOR.
+/// Skips `SET STATEMENT variable = value, ... FOR`, which MariaDB logs in front of the statement that it applies to.
+/// Returns None if there is no FOR.
 fn after_set_statement(mut text: &[u8], backslash: impl FnOnce() -> Backslash) -> Option<&[u8]> {
     let mut unread = Some(backslash);
     let mut known = Backslash::default();

@@ -4,12 +4,12 @@ use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// MySQL lists the databases that a statement changes only if there are at most 16. This count stands for a longer
-/// list, which is not logged.
+/// MySQL lists the databases that a statement changes only if there are at most 16. This count means that there were
+/// more, and that they are not logged.
 const DATABASES_UNLISTED: u8 = 254;
 
-/// The SQL modes that change how DDL is parsed, with their bit in `Q_SQL_MODE_CODE`. The last two exist
-/// only on MariaDB and on MySQL before 8.0.
+/// The SQL modes that change how DDL is parsed, each with its bit in `Q_SQL_MODE_CODE`. The last two exist only in
+/// MariaDB and in MySQL before 8.0.
 const PARSING_MODES: [(u64, &str); 5] = [
     (1, "REAL_AS_FLOAT"),
     (1 << 2, "ANSI_QUOTES"),
@@ -33,9 +33,9 @@ pub enum Backslash {
 pub struct Session {
     /// The collation of the statement's text.
     pub collation: Option<u16>,
-    /// The databases of all tables that the statement accessed, including tables used by views, triggers and
-    /// functions. An empty list means any database: there are more than 16, or a foreign key refers to a table of the
-    /// statement. None if the event has no list, as on MariaDB and before MySQL 5.6.
+    /// The databases of all tables that the statement accessed, including tables used by views, triggers and functions.
+    /// An empty list means any database, because there are more than 16, or because a foreign key refers to a table of
+    /// the statement. `None` if the event contains no list, as on MariaDB and before MySQL 5.6.
     pub accessed: Option<Vec<String>>,
     /// The default character set of a new database (`collation_server`).
     pub server_charset: Option<&'static str>,
@@ -45,7 +45,7 @@ pub struct Session {
 
 impl Session {
     /// Reads the status variables (`Query_event`, MariaDB's `Query_log_event`). The length of an unknown variable
-    /// cannot be determined, so reading stops at it, and later variables keep their defaults.
+    /// cannot be determined, so reading stops at the first unknown variable. Later variables keep their defaults.
     pub fn read(variables: &[u8]) -> Session {
         let mut session = Session::default();
         let mut cursor = Cursor::new(variables);

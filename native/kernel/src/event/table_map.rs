@@ -276,8 +276,8 @@ fn utf8<'a>(bytes: &'a [u8], what: &str) -> Result<&'a str> {
 }
 
 fn read_name(cursor: &mut Cursor<'_>) -> Result<Arc<str>> {
-    // MySQL 8 writes a length-encoded integer: a single byte for names of up to 250 bytes, more for longer names (64
-    // characters of four bytes).
+    // MySQL 8 writes the length as a length-encoded integer: a single byte for names of up to 250 bytes, more bytes for
+    // longer names (64 characters of four bytes).
     let bytes = cursor.length_encoded_bytes()?;
     if cursor.u8()? != 0 {
         return Err(malformed("a table map's name does not end with a zero"));

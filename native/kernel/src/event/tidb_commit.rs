@@ -9,8 +9,8 @@
 use crate::cursor::Cursor;
 use crate::error::{malformed, Result};
 
-/// A TiDB transaction's timestamps, as issued by TiDB's placement driver: milliseconds since 1970 in the upper 46 bits,
-/// a counter in the lower 18.
+/// The timestamps of a TiDB transaction, as TiDB's placement driver issues them: milliseconds since 1970 in the upper
+/// 46 bits, and a counter in the lower 18 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TidbCommit {
     /// The commit time. It increases in commit order over the whole cluster.

@@ -34,10 +34,11 @@ impl<'a> TransactionPayload<'a> {
         Ok(TransactionPayload { payload, ..head })
     }
 
-    /// Reads the fields before the payload: type, length and value, all length-encoded integers.
+    /// Reads the fields before the payload.
     ///
-    /// Type 1 is the payload's size, 2 the compression, 3 the size after decompression; 0 ends the list. Returns a
-    /// view without its payload, the size of the fields and the size of the payload, in bytes.
+    /// Each field has a type, a length and a value, all of which are length-encoded integers. Type 1 is the payload's
+    /// size, type 2 the compression, and type 3 the size after decompression. Type 0 ends the list. Returns a view
+    /// without the payload, the size of the fields and the size of the payload, in bytes.
     pub fn read_head(body: &[u8]) -> Result<(TransactionPayload<'a>, usize, u64)> {
         let mut cursor = Cursor::new(body);
         let mut size = None;

@@ -91,7 +91,8 @@ fn hex_digit(byte: u8) -> Option<u8> {
 
 /// Reads the body, without checksum, of an event that ends the first phase (`XA_prepare_log_event`).
 ///
-/// Layout: one phase u8 (the transaction commits at once), format i32, two lengths u32, the two parts of the id.
+/// Layout: one phase u8 (1 if the transaction commits immediately), format i32, two lengths u32, the two parts of the
+/// id.
 pub fn read_prepare(body: &[u8]) -> Result<(bool, XaId)> {
     let mut cursor = Cursor::new(body);
     let one_phase = cursor.u8()? != 0;

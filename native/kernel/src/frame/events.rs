@@ -117,8 +117,9 @@ pub(crate) fn is_artificial(header: &Header, kind: Option<EventKind>) -> bool {
     }
 }
 
-/// Returns the position of the event. A file has no gaps. A live server omits events, its 32-bit positions wrap, and
-/// MariaDB 11.8 writes no positions inside transactions, so live positions only move forward.
+/// Returns the position of the event. A file has no gaps. A live server omits some events, its 32-bit positions wrap
+/// around, and MariaDB 11.8 writes no positions inside transactions. So all that is certain about live positions is
+/// that they move forward.
 #[inline]
 pub(crate) fn span_at(offset: u64, header: &Header, live: bool) -> Result<Span> {
     let size = u64::from(header.size);

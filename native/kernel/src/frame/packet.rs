@@ -58,8 +58,8 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Starts before the first packet of a dump. `semi_sync`: packets start with the two bytes that the server adds for
-    /// replicas that requested semi-synchronous replication.
+    /// Starts before the first packet of a dump. With `semi_sync`, each packet begins with the two bytes that the
+    /// server adds for replicas that have requested semi-synchronous replication.
     pub fn new(semi_sync: bool, piecewise_bytes_min: usize) -> Packets {
         Packets {
             semi_sync,
@@ -76,8 +76,8 @@ impl Packets {
 
     /// Parses a packet, or a piece of a long packet, from the start of `bytes`.
     ///
-    /// Returns how many bytes were consumed, and the piece of an event that they hold. Returns None if more bytes are
-    /// needed, or if the stream has ended.
+    /// Returns how many bytes were consumed, and the piece of an event that these bytes contain. Returns None if more
+    /// bytes are needed, or if the stream has ended.
     #[inline]
     pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(usize, Piece<'a>)>> {
         if self.remaining_bytes > 0 {
@@ -196,14 +196,14 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// Starts before the first packet of a dump. `semi_sync`: packets start with the two bytes that the server adds for
-    /// replicas that requested semi-synchronous replication.
+    /// Starts before the first packet of a dump. With `semi_sync`, each packet begins with the two bytes that the
+    /// server adds for replicas that have requested semi-synchronous replication.
     pub fn new(semi_sync: bool) -> Framer {
         Framer { packets: Packets::new(semi_sync, usize::MAX), events: Vec::new() }
     }
 
-    /// Consumes whole packets from the start of `bytes` and returns the number of consumed bytes. The caller must offer
-    /// the rest again, followed by more bytes.
+    /// Consumes whole packets from the start of `bytes`, and returns how many bytes were consumed. The caller must pass
+    /// the remaining bytes again, followed by more bytes.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut consumed = 0;
         while let Some((consumed_bytes, piece)) = self.packets.take(bytes.get(consumed..).unwrap_or_default())? {

@@ -86,10 +86,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins a connection, on which the client sends its preface first.
+    /// Begins a connection.
     ///
-    /// The connection refuses more than `calls_max` concurrent calls. `any_authority` is for clients of a Unix socket,
-    /// which do not send a valid name of the server.
+    /// The client must send its preface first. At most `calls_max` concurrent calls are accepted. Set `any_authority`
+    /// for clients of a Unix socket, because they do not send a valid server name.
     pub fn new(calls_max: u32, message_bytes_max: usize, any_authority: bool) -> Connection {
         let memory = Memory::default();
         let handshake = Builder::new()
@@ -137,10 +137,10 @@ impl Connection {
         self.advance();
     }
 
-    /// Adds messages to the answer of a call. Once they fit into the client's window, the call is added to
-    /// `Progress::sent`.
+    /// Adds messages to the answer of a call.
     ///
-    /// With `gzip`, all messages of the answer are compressed.
+    /// Once all of them fit into the client's window, the call is added to `Progress::sent`. With `gzip`, all messages
+    /// of the answer are compressed.
     pub fn send(&mut self, stream: u32, messages: &[&[u8]], gzip: bool) {
         if let Some(call) = self.open.get_mut(&stream) {
             if call.answer.is_none() {
@@ -165,8 +165,8 @@ impl Connection {
         self.advance();
     }
 
-    /// Tells the client to send no more calls over this connection. The connection closes once the calls already sent
-    /// have ended.
+    /// Tells the client not to send more calls over this connection. The connection closes once the calls that the
+    /// client has already sent have ended.
     pub fn end(&mut self) {
         if let State::Open(http) = &mut self.state {
             http.graceful_shutdown();

@@ -29,15 +29,15 @@ pub(super) fn fold(text: &str, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Old collations treat all letters of the supplementary planes as equal; other collations treat radicals as equal, or
-/// `⅍` and `℁`.
+/// Old collations treat all letters of the supplementary planes as equal. Other collations treat all radicals as equal,
+/// or treat `⅍` and `℁` as equal.
 fn is_ambiguous(letter: char) -> bool {
     let radical = ('\u{2e80}'..='\u{2fdf}').contains(&letter);
     radical || letter == '⅍' || (letter >= '\u{10000}' && std::iter::once(letter).nfkd().ne([letter]))
 }
 
-/// Folds letters that some collation treats as equal, or as part of the previous letter: Danish `aa` and `å`, German
-/// `ae` and `ä`, Swedish `w` and `v`.
+/// Folds letters that some collation treats as equal to other letters, or as part of the previous letter: Danish `aa`
+/// and `å`, German `ae` and `ä`, Swedish `w` and `v`.
 #[inline]
 fn fold_ascii(byte: u8, start: usize, out: &mut Vec<u8>) {
     let byte = match byte.to_ascii_lowercase() {

@@ -10,11 +10,12 @@ use super::cell::{Cell, Cells};
 use super::{find_cells, fold};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Returns the group of each row: the connected components of rows that share a value of any key, numbered from 0 in
-/// the order of their first rows.
+/// Returns the group of each row.
 ///
-/// A key with a null never groups rows. Texts are compared as the most permissive collation does, so groups may be
-/// larger than necessary but never smaller. Raises `OptionInvalid` if a column is missing from the batch.
+/// Rows that share a value of any key, directly or through other rows, form a group. Groups are numbered from 0 in the
+/// order of their first rows. A key that contains a null never groups rows. Texts are compared as the most permissive
+/// collation compares them, so groups may be larger than necessary but never smaller. Raises `OptionInvalid` if a
+/// column is missing from the batch.
 pub fn key_groups(batch: &RecordBatch, keys: &[Vec<String>]) -> Result<Int32Array> {
     let rows = batch.num_rows();
     if i32::try_from(rows).is_err() {

@@ -15,8 +15,8 @@ pub(super) fn decimal(value: i128, scale: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes the shortest digits that parse to the same FLOAT, with an exponent, because MySQL reads a number without an
-/// exponent as a DECIMAL.
+/// Writes the shortest digits that parse to the same FLOAT. Always writes an exponent, because MySQL reads a number
+/// without an exponent as a DECIMAL.
 pub(super) fn single(value: f32, out: &mut Vec<u8>) {
     if value.abs() >= f32::MAX {
         // The shortest digits of the maximum FLOAT denote a larger number, which a server in strict mode rejects.

@@ -26,8 +26,9 @@ impl Frame {
     }
 }
 
-/// Writes the rows in pieces of at most `rows_max` rows. Pieces have at most `bytes_max` bytes, unless a single row
-/// is longer. Texts are UTF-8. The session that parses them must use an SQL mode in which backslashes escape.
+/// Writes the rows in pieces of at most `rows_max` rows. Pieces have at most `bytes_max` bytes, unless a single row is
+/// longer. Texts are UTF-8. The session that parses the rows must use an SQL mode in which backslashes are escape
+/// characters.
 ///
 /// Raises `OptionInvalid` if a column is missing from the batch.
 pub fn pieces(

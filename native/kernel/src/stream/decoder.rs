@@ -93,7 +93,7 @@ pub struct Decoder {
     pub(super) tally: Tally,
     pub(super) tables: Tables,
     pub(super) payload: Option<Box<Payload>>,
-    /// The zstd decoder of the last payload, kept for reuse, because creating a decoder costs more than decompressing a
+    /// The zstd decoder of the last payload. It is reused, because creating a decoder costs more than decompressing a
     /// small payload.
     pub(super) spare_zstd: Option<zstd::stream::raw::Decoder<'static>>,
     pub(super) emitter: Emitter,
@@ -119,8 +119,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Starts at `options.file` and `options.offset`. `head`, the first bytes of the file (magic and format
-    /// description), allows the range to start anywhere after them.
+    /// Starts at `options.file` and `options.offset`. `head` is the first bytes of the file (magic and format
+    /// description). With it, the range may start anywhere after these bytes.
     pub fn new(options: Options, head: Option<&[u8]>) -> Result<Decoder> {
         let emitter = match options.emit {
             Emit::Typed => Emitter::Typed(Vec::new()),
@@ -196,10 +196,10 @@ impl Decoder {
         }
     }
 
-    /// Consumes complete events from the start of `input` and returns the number of consumed bytes. Stops early when
-    /// [`Decoder::state`] is no longer `Input`. The caller must offer the rest again, followed by more bytes.
+    /// Consumes complete events from the start of `input` and returns the number of consumed bytes.
     ///
-    /// An error is raised only after all complete transactions before it were returned.
+    /// Stops early when [`Decoder::state`] is no longer `Input`. The caller must pass the remaining bytes again,
+    /// followed by more bytes. An error is raised only after all complete transactions before it have been returned.
     pub fn feed(&mut self, input: &[u8]) -> Result<usize> {
         self.feed_while(input, State::Input)
     }
@@ -249,11 +249,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// Ends the input. `left` is the number of bytes that were offered and not consumed. The rows of complete
-    /// transactions become available. An incomplete transaction is dropped if `drop_open`; otherwise it raises
-    /// `FileTruncated`.
+    /// Ends the input.
     ///
-    /// A payload may still have events that need an answer about a table, so call this again until the state is `Done`.
+    /// `left` is the number of bytes that were passed but not consumed. The rows of complete transactions become
+    /// available. An incomplete transaction is dropped if `drop_open` is set; otherwise it raises `FileTruncated`. A
+    /// payload may still contain events that need an answer about a table, so call this function again until the state
+    /// is `Done`.
     pub fn finish(&mut self, left: usize, drop_open: bool) -> Result<()> {
         if (self.payload.is_some() || self.replay.is_some()) && self.failure.is_none() {
             self.feed(&[])?;
@@ -388,8 +389,8 @@ impl Decoder {
         self.counters
     }
 
-    /// Makes the rows of complete transactions available and continues. A batch with rows of the open transaction
-    /// waits for the end of the transaction, except a batch of messages, which is split.
+    /// Makes the rows of complete transactions available, and continues. A batch that contains rows of the open
+    /// transaction waits for the end of that transaction, except that a batch of messages is split.
     pub fn close_batches(&mut self) -> Result<()> {
         if self.open.is_none() {
             return self.flush(true);

@@ -71,7 +71,7 @@ impl Decoder {
             Incident => self.refuse_incident(body),
             StartEncryption => self.check_encryption(header),
             Rotate | Stop | PreviousGtids | MariadbGtidList => self.mark_file(kind, body, span).map(|()| Flow::Next),
-            // All other events need no action: they describe the statement that changed the rows, accompany statements,
+            // All other events need no action. They describe the statement that changed the rows, accompany statements,
             // or belong to group replication.
             _ => Ok(Flow::Next),
         }
@@ -177,8 +177,8 @@ impl Decoder {
                 Ok(Flow::Next)
             }
             (_, Some(Verb::Definition)) => {
-                // The schema history for the start of the range does not contain a statement that spans the start, so
-                // the statement is returned.
+                // The statement spans the start of the range, so the schema history for the start of the range does not
+                // include it. It is therefore returned.
                 let query = QueryBody::read(body)?;
                 if let Some(statement) = self.build_statement(header, &query, query.text, false, span) {
                     self.push_statement(statement);
@@ -300,8 +300,8 @@ impl Decoder {
         batch.add_statement(&open.view, self.event, &statement)
     }
 
-    /// Records the text of the statement that changed the rows that follow, for messages. MySQL prefixes the text with
-    /// a length byte, MariaDB does not.
+    /// Records, for messages, the text of the statement that changed the following rows. MySQL prefixes the text with a
+    /// length byte; MariaDB does not.
     pub(super) fn rows_query(&mut self, kind: EventKind, body: &[u8]) {
         if let Emitter::Messages(batch) = &mut self.emitter {
             let text = if kind == EventKind::RowsQuery { body.get(1..).unwrap_or_default() } else { body };

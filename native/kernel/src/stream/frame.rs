@@ -98,8 +98,8 @@ impl Decoder {
         }
     }
 
-    /// Whether the event directly after a file's format description marks the following events as copied from another
-    /// file. The segments of a log begin like this, because their events keep the positions of the source file.
+    /// Whether the event directly after a file's format description shows that the following events were copied from
+    /// another file. The segments of a log begin like this, because their events keep the positions of the source file.
     fn begins_copied_events(&self, header: &Header, kind: Option<EventKind>) -> bool {
         let artificial_rotate = kind == Some(EventKind::Rotate) && header.flags & FLAG_ARTIFICIAL != 0;
         artificial_rotate && !self.relay && !self.options.live && self.offset == self.format_end

@@ -15,8 +15,8 @@ pub(super) struct Keys<'a> {
     pub wanted: Option<&'a [String]>,
 }
 
-/// Builds the table for dialects. A declared type replaces the type in the log if the column has the same name and the
-/// types fit.
+/// Builds the view of a table for dialects. A declared type replaces the type in the log if the column has the same
+/// name and the two types are compatible.
 pub(super) fn table_view(
     table: &TableRef,
     map: &TableMap,

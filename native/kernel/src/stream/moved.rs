@@ -34,8 +34,8 @@ pub struct EventMover {
 impl EventMover {
     /// Starts with the magic and the format description of the file.
     ///
-    /// Raises `EventUnsupported` for a log without checksums or without GTID events, whose transactions could not be
-    /// moved without changing their content.
+    /// Raises `EventUnsupported` for a log without checksums or without GTID events, because its transactions could not
+    /// be moved without changing their content.
     pub fn new(head: &[u8]) -> Result<EventMover> {
         let truncated = || Error::new(ErrorKind::FileTruncated, "the format description is not whole");
         check_magic(*head.first_chunk::<MAGIC_BYTES>().ok_or_else(truncated)?)?;
@@ -78,8 +78,8 @@ impl EventMover {
         self.format.mariadb
     }
 
-    /// Appends the complete events at the start of `input` to `out`, moved to `offset` of the joined log's file.
-    /// Returns the number of consumed bytes.
+    /// Appends the complete events at the start of `input` to `out`. Their positions are rewritten to start at `offset`
+    /// of the joined log's file. Returns the number of consumed bytes.
     pub fn move_events(&mut self, input: &[u8], offset: u64, out: &mut Vec<u8>) -> Result<usize> {
         let mut consumed = 0;
         while let Some(size) = event_size(input.get(consumed..).unwrap_or_default())? {
@@ -97,10 +97,10 @@ impl EventMover {
         Ok(consumed)
     }
 
-    /// Fails for events that a joined log cannot hold.
+    /// Fails for events that a joined log cannot contain.
     ///
-    /// Two servers may prepare XA transactions with the same id, and readers look up the rows of an XA COMMIT by this
-    /// id. Two servers may have different tables with the same name, so a table map must name its columns.
+    /// Two servers may prepare XA transactions with the same id, and readers find the rows of an XA COMMIT by this id.
+    /// Two servers may also have different tables with the same name, so a table map must contain the column names.
     fn refuse(&mut self, header: &Header, kind: Option<EventKind>, body: &[u8]) -> Result<()> {
         use EventKind::*;
         let Some(kind) = kind else {

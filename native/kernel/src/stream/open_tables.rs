@@ -49,8 +49,8 @@ pub enum Answer {
     Read {
         /// The columns; None takes them from the log.
         columns: Option<Vec<DeclaredColumn>>,
-        /// Whether the log names the columns. Then `columns` only supplies types that are logged as plain strings
-        /// (MariaDB's UUID, INET4, INET6 and VECTOR), for columns of the same name.
+        /// Whether the column names come from the log. Then `columns` only supplies the types of columns with the same
+        /// name that are logged as plain strings (MariaDB's UUID, INET4, INET6 and VECTOR).
         from_log: bool,
         /// A number that increases with every change of the definition.
         schema_version: i32,

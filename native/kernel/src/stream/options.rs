@@ -35,8 +35,8 @@ pub struct Options {
     pub file_number: u32,
     /// The offset of the first byte. 0 means that the magic comes first.
     pub offset: u64,
-    /// Whether the first byte is known to be between transactions. Otherwise the rest of a transaction that may be
-    /// open there is skipped.
+    /// Whether the first byte is known to be between transactions. If not, a transaction may be open at that point, and
+    /// the rest of it is skipped.
     pub aligned: bool,
     /// Whether the bytes come from a live server, which omits events and adds artificial events.
     pub live: bool,

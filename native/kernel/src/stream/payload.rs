@@ -16,8 +16,8 @@ use crate::limits::CHECKSUM_BYTES;
 pub(super) enum Packed {
     /// All bytes were available, and the checksum was correct.
     Whole { bytes: Vec<u8>, at: usize },
-    /// The bytes arrive with the input. `payload` and `trailing` count the bytes that have not arrived: in the payload,
-    /// and after it.
+    /// The bytes arrive with the input. `payload` and `trailing` count the bytes that have not arrived yet: those of
+    /// the payload, and those after it.
     Streaming { payload: u64, trailing: u64, checksum: Option<crc32fast::Hasher> },
 }
 

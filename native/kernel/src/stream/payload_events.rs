@@ -44,7 +44,7 @@ pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
 }
 
 /// Calls `visit` with the header and the body of each event in a payload. Raises `EventMalformed` if the payload ends
-/// inside an event, and returns any error of `visit`.
+/// inside an event, and propagates errors from `visit`.
 pub(super) fn visit_payload(body: &[u8], mut visit: impl FnMut(&Header, &[u8]) -> Result<()>) -> Result<()> {
     let head = TransactionPayload::read(body)?;
     let mut zstd = match head.compression {
@@ -88,8 +88,8 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Starts to stream a long payload event that is incomplete. Returns how many bytes were consumed; None if the
-    /// event is not a long payload, or if more bytes are needed.
+    /// Starts to stream a long payload event that has not arrived completely. Returns how many bytes were consumed, or
+    /// `None` if the event is not a long payload, or if more bytes are needed.
     pub(super) fn open_streaming_payload(&mut self, rest: &[u8]) -> Result<Option<usize>> {
         let Some(size) = declared_size(rest)?.filter(|size| *size >= PIECEWISE_BYTES_MIN) else { return Ok(None) };
         let mut cursor = Cursor::new(rest);
@@ -122,8 +122,8 @@ impl Decoder {
         Ok(Some(consumed))
     }
 
-    /// Processes an event of the payload, or decompresses more. Returns how many bytes of `input` were consumed; None
-    /// if more are needed.
+    /// Processes one event of the payload, or decompresses more of the payload. Returns how many bytes of `input` were
+    /// consumed, or `None` if more are needed.
     pub(super) fn step_payload(&mut self, input: &[u8]) -> Result<Option<usize>> {
         let Some(mut payload) = self.payload.take() else { return Ok(Some(0)) };
         let span = payload.span;

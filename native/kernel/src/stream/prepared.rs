@@ -44,8 +44,8 @@ pub(super) struct Prepared {
     transactions: HashMap<XaId, Transaction>,
     bytes: usize,
     bytes_max: usize,
-    /// Ids whose outcome was read without a preceding prepare. Transactions prepared earlier under these ids can no
-    /// longer commit.
+    /// Ids of transactions whose outcome was read without a prepare before it. A transaction that was prepared earlier
+    /// under such an id can no longer commit.
     ended: HashSet<XaId>,
 }
 
@@ -90,8 +90,8 @@ impl Prepared {
         }
     }
 
-    /// Whether the outcome of this transaction, which was prepared before the range, was read. Returns true for every
-    /// id once there are too many outcomes to remember.
+    /// Whether the outcome of this transaction has been read. The transaction was prepared before the range. Returns
+    /// true for every id once there are too many outcomes to remember.
     pub fn has_outcome(&self, id: &XaId) -> bool {
         self.ended.len() >= PREPARED_TRANSACTIONS_MAX || self.ended.contains(id)
     }

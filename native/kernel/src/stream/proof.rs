@@ -15,14 +15,13 @@ fn mismatch(message: String) -> Error {
 }
 
 impl TableRequest {
-    /// Checks a definition against everything that the table map logs.
+    /// Checks a definition against everything that the table map contains.
     ///
-    /// That is the number of columns, their types, lengths and nullability; and, as far as the server logs them, signs,
-    /// character sets, names, members, the primary key and visibility. The key is not checked if the definition has
+    /// That is the number of columns, their types, lengths and nullability, and, if the server logs them, their signs,
+    /// character sets, names and members, the primary key and visibility. The key is not checked if the definition has
     /// none, because a schema given by the caller may omit it. The visibility of a column is not checked if `visible`
-    /// is unknown. Visibility does not affect values, but a mismatch shows that the definition is wrong.
-    ///
-    /// Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be parsed.
+    /// is unknown. Visibility does not affect values, but a mismatch shows that the definition is wrong. Raises
+    /// `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be parsed.
     pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String], visible: &[Option<bool>]) -> Result<()> {
         let locate = |error: Error| {
             error.within(&format!("table `{}`.`{}`", self.database, self.table)).at(&self.file, self.offset)
@@ -118,8 +117,8 @@ pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariad
     let kind = declared.kind(mariadb)?;
     let fitting = kind.fit(logged.wire)?;
     prove_length(declared, &kind, &fitting)?;
-    // A column that the log describes as nullable contradicts a declaration as NOT NULL. The reverse is not a
-    // contradiction: a schema given by the caller may omit NOT NULL, and TIMESTAMP implies it.
+    // If the log describes a column as nullable, a declaration as NOT NULL contradicts it. The reverse is not a
+    // contradiction, because a schema given by the caller may omit NOT NULL, and TIMESTAMP implies it.
     if logged.nullable && !declared.nullable {
         return Err(mismatch(format!(
             "declared as {} NOT NULL, but the log tells that it may be null",
@@ -129,8 +128,8 @@ pub(super) fn prove_column(declared: &DeclaredColumn, logged: &LogColumn, mariad
     prove_described(fitting, logged)
 }
 
-/// Fails if the logged length differs from the declared length, which means that columns were swapped or that the
-/// character set differs.
+/// Fails if the logged length differs from the declared length. Then either columns were swapped, or the character set
+/// is different.
 fn prove_length(declared: &DeclaredColumn, kind: &Kind, fitting: &Kind) -> Result<()> {
     let (Some((declared_form, charset)), Some((logged_form, _))) = (form_of(kind), form_of(fitting)) else {
         return Ok(());

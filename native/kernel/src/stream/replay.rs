@@ -16,8 +16,8 @@ pub(super) enum Ending {
     CommitAtOnce,
     /// The transaction was prepared earlier, and this statement commits it.
     CommitPrepared(Box<str>),
-    /// The transaction is rolled back in its own event group, which is logged only because it changed non-transactional
-    /// tables.
+    /// The transaction is rolled back in its own event group. The group was logged only because it changed
+    /// non-transactional tables.
     RollBack,
 }
 

@@ -39,8 +39,8 @@ pub(super) fn declared_columns(columns: &[DeclaredColumn], mariadb: bool) -> Res
         .collect()
 }
 
-/// Returns the columns as the log describes them. MariaDB logs some types as plain strings; for these, a declared
-/// column of the same name supplies the type if it fits the table map.
+/// Returns the columns as the log describes them. MariaDB logs some types as plain strings. For these, the type is
+/// taken from a declared column of the same name, if that type fits the table map.
 pub(super) fn logged_sources(map: &TableMap, declared: &[DeclaredColumn], mariadb: bool) -> Result<Vec<SourceColumn>> {
     let column_name = |column: &LogColumn| {
         column.name.clone().ok_or_else(|| {

@@ -27,8 +27,8 @@ pub struct Statement {
     pub transaction_end: Option<u64>,
     /// Start time of the statement, in microseconds since 1970.
     pub timestamp_us: i64,
-    /// Commit time of the statement's transaction, in microseconds since 1970; the statement's start time if the log
-    /// has no commit time.
+    /// Commit time of the statement's transaction, in microseconds since 1970. If the log has no commit time, the start
+    /// time of the statement.
     pub commit_us: i64,
     /// The server that ran the statement.
     pub server_id: u32,

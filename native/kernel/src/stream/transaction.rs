@@ -15,8 +15,8 @@ use crate::gtid::GtidSet;
 use crate::limits::SAVEPOINTS_MAX;
 
 impl Decoder {
-    /// Records how many changes precede a savepoint. Savepoints above the limit are not recorded, and a ROLLBACK TO
-    /// such a savepoint counts as undoing all changes.
+    /// Records how many changes precede a savepoint. Savepoints beyond the limit are not recorded, and a ROLLBACK TO
+    /// one of them is treated as if it undid all changes.
     pub(super) fn note_savepoint(&mut self, text: &[u8]) {
         let Some(open) = &mut self.open else { return };
         let name = savepoint_name(text).to_ascii_lowercase();
@@ -92,8 +92,8 @@ impl Decoder {
             .map_or(0, |resume| resume.rows)
     }
 
-    /// Fails if a transaction or file begins after the partly emitted transaction. In that case the server crashed
-    /// inside that transaction and removed it from the log, so its rows never committed.
+    /// Fails if a transaction or file begins after the partly emitted transaction. In that case, the server crashed
+    /// inside the partly emitted transaction and removed it from the log, so its rows were never committed.
     pub(super) fn prove_resume(&self, span: Span) -> Result<()> {
         let Some(Resume { start: Some(start), rows }) = self.resume else { return Ok(()) };
         if (self.file_number, span.start) <= start || matches!(self.emitter, Emitter::Events(_)) {
@@ -140,8 +140,8 @@ impl Decoder {
             }
         }
         if options.time_until_us.is_some_and(|until| commit_us >= until) {
-            // MySQL's commit times follow the order of the log, so all later transactions are too late as well. If
-            // only statement times are logged, a later transaction may have an earlier time.
+            // MySQL's commit times follow the order of the log, so all later transactions are too late as well. If the
+            // log contains only statement times, a later transaction may have an earlier time.
             if head.commit_us.is_some() {
                 return Ok(None);
             }
@@ -246,8 +246,8 @@ impl Decoder {
     }
 }
 
-/// Epochs below this number occupy the eight bits above the 23 bits of the file number. From this number on, the epoch
-/// minus this number is added to the file number.
+/// Epochs below this number are encoded in the eight bits above the 23 bits of the file number. For higher epochs, the
+/// epoch minus this number is added to the file number.
 const EPOCHS_ENCODED_MAX: u32 = 256;
 
 /// Returns the commit version of a transaction: 31 bits for the base of its epoch plus the file number, and 32 bits

@@ -21,8 +21,8 @@ use crate::event::{EventKind, Header};
 use crate::frame::events::Span;
 use crate::limits::EVENT_HEADER_BYTES;
 
-/// Whether an event concerns the log itself or begins a transaction. Such events are processed at once, or rejected,
-/// even between the events of an XA transaction.
+/// Whether an event concerns the log itself or begins a transaction. Such events are processed (or rejected)
+/// immediately, even between the events of an XA transaction.
 fn is_log_event(kind: EventKind) -> bool {
     use EventKind::*;
     let of_file = matches!(kind, Rotate | Stop | PreviousGtids | MariadbGtidList | StartEncryption | Incident);
@@ -50,8 +50,8 @@ impl Decoder {
         Ok(Flow::Next)
     }
 
-    /// Ends an XA transaction whose events were not held because events are only listed. In any other mode, unheld
-    /// events mean that the transaction's begin is missing, which is an error.
+    /// Ends an XA transaction whose events were not held because events are only listed. In any other mode, an open
+    /// transaction at this point means that the begin of the XA transaction is missing, which is an error.
     pub(super) fn end_prepared(&mut self, span: Span) -> Result<Flow> {
         if self.decodes_rows() && self.open.is_some() {
             return Err(malformed("an XA transaction is prepared that was not begun"));
@@ -160,8 +160,8 @@ impl Decoder {
         if !self.decodes_rows() {
             return;
         }
-        // A damaged payload that is skipped must not stop the reader. A commit of the transaction that the payload
-        // prepared is rejected later.
+        // A damaged payload that is skipped must not stop the reader. If the transaction that the payload prepared is
+        // committed later, that commit is rejected.
         let Ok(Some(id)) = read_xa_id(body) else { return };
         self.hold_events(id);
         if let Some((id, transaction)) = self.take_held_events(span) {
@@ -281,9 +281,9 @@ impl Decoder {
         Some(PreparedRequest { id: replay.id.to_string(), commit, location })
     }
 
-    /// Sets the location of the prepared transaction's bytes, which `feed_prepared` then receives. `head` is the magic
-    /// and format description of the file, which a live server sends itself. A second call starts again at the first
-    /// byte, and rows that were already decoded are dropped.
+    /// Sets the location of the prepared transaction's bytes. The caller then passes these bytes to `feed_prepared`.
+    /// `head` is the magic and format description of the file; it is not needed for a live server, which sends them
+    /// itself. A second call starts again at the first byte, and drops rows that were already decoded.
     pub fn answer_prepared(&mut self, file: &str, start: u64, end: u64, head: Option<&[u8]>) -> Result<()> {
         if !self.replay.as_ref().is_some_and(|replay| replay.needs_bytes()) {
             return Err(Error::new(ErrorKind::OptionInvalid, "no prepared transaction is asked for"));

@@ -139,8 +139,8 @@ pub fn write_request(request: &[u8]) -> Result<(u64, Range<usize>)> {
     Ok((cluster_id, payload))
 }
 
-/// Returns the Commit with the content of its Prewrite, as a Pump sends it. Raises `EventMalformed` if the payloads are
-/// not a Prewrite and a Commit of the same transaction.
+/// Returns the Commit merged with the content of its Prewrite, as a Pump sends it. Raises `EventMalformed` if the
+/// payloads are not a Prewrite and a Commit of the same transaction.
 pub fn matched(prewrite: &[u8], commit: &[u8]) -> Result<Vec<u8>> {
     let (before, after) = (Binlog::read(prewrite)?, Binlog::read(commit)?);
     if before.kind != BinlogKind::Prewrite || after.kind != BinlogKind::Commit {

@@ -82,10 +82,10 @@ pub struct RowCursor {
 }
 
 impl RowCursor {
-    /// Returns the next change and its row; None after the last.
+    /// Returns the next change and its row, or `None` after the last.
     ///
-    /// Raises `EventMalformed` if the sequence and the rows disagree, `EventUnsupported` for changes without their rows,
-    /// as TiDB before 2.0 sent them.
+    /// Raises `EventMalformed` if the sequence of changes and the rows disagree, `EventUnsupported` for changes without
+    /// their rows, as TiDB before 2.0 sent them.
     pub fn next<'a>(&mut self, message: &'a [u8]) -> Result<Option<(Change, &'a [u8])>> {
         let Some(number) = self.next_number(message)? else {
             self.prove_end(message)?;

@@ -56,7 +56,7 @@ pub enum Missing {
 
 /// Reads a column, and determines the form in which it is written.
 ///
-/// Raises `EventUnsupported` for a type that MySQL lacks, `SchemaInvalid` for an incomplete definition.
+/// Raises `EventUnsupported` for a type that MySQL does not have, `SchemaInvalid` for an incomplete definition.
 pub fn read(json: &Json) -> Result<(TidbColumn, WrittenColumn)> {
     let name = name(json.get("name").unwrap_or(&Json::Null))?.to_owned();
     let read = || -> Result<(TidbColumn, Kind, bool, u16)> {
@@ -162,8 +162,8 @@ impl FieldType<'_> {
         self.charset == "binary"
     }
 
-    /// TiDB stores text of every character set as UTF-8, so columns are declared as UTF-8. A VARCHAR that is too long
-    /// for a table map in UTF-8 is declared as a MEDIUMTEXT.
+    /// TiDB stores text of every character set as UTF-8, so columns are declared as UTF-8. A VARCHAR whose length in
+    /// UTF-8 does not fit into a table map is declared as a MEDIUMTEXT.
     fn string(&self, form: fn(u16) -> Form) -> Kind {
         let bytes_each = if self.is_binary() { 1 } else { 4 };
         let bytes = self.length.unwrap_or(1).saturating_mul(bytes_each);

@@ -19,7 +19,7 @@ mod opaque {
     pub const DATETIME: u8 = 12;
 }
 
-/// Appends a document, given with its type byte.
+/// Appends a document that begins with its type byte.
 ///
 /// Raises `ValueMalformed` for a document that contradicts its own format, `LimitExceeded` for nesting deeper than the
 /// server allows.
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn entries_that_share_bytes_are_refused() {
-        // An array of 200 entries that all point at the same array of 200 nulls. Written out, the document would grow a
-        // hundredfold.
+        // An array of 200 entries, all of which point to the same array of 200 nulls. Written out, the document would
+        // become a hundred times larger.
         let inner = [&200u32.to_le_bytes()[..], &1008u32.to_le_bytes(), &[4, 0, 0, 0, 0].repeat(200)].concat();
         let entries = [&[3u8][..], &1008u32.to_le_bytes()].concat().repeat(200);
         let size = (8 + entries.len() + inner.len()) as u32;

@@ -41,8 +41,8 @@ fn events_of_parts(
 
 /// Returns the payloads in `events`, a buffer of whole events. Events of other types are skipped.
 ///
-/// Raises `ChecksumMismatch`, and `EventMalformed` for bytes that end inside an event or a payload, or parts that do
-/// not belong together.
+/// Raises `ChecksumMismatch` for a damaged event, and `EventMalformed` if the bytes end inside an event or a payload,
+/// or if parts do not belong together.
 pub fn payloads(events: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut payloads: Vec<Vec<u8>> = Vec::new();
     // The size of the last payload, if it is not complete.

@@ -64,9 +64,10 @@ pub fn write_deleted(table: &TidbTable, complete_to: i64, row: &[u8], out: &mut 
     write_cells(table, &cells, Lacks::DefaultAfter(complete_to), out)
 }
 
-/// Appends both images of an updated row. Both rows have every public column up to the number `complete_to`.
+/// Appends both images of an updated row.
 ///
-/// Both rows have the same columns in the same order, so the first repeated number begins the new row.
+/// Each image has every public column up to the number `complete_to`. In `row`, the old and the new row have the same
+/// columns in the same order, so the first repeated column number begins the new row.
 pub fn write_updated(table: &TidbTable, complete_to: i64, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let mut before: Cells<'_> = vec![None; table.columns.len()];
     let mut after = before.clone();

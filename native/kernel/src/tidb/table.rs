@@ -42,17 +42,17 @@ pub struct TidbTable {
     pub handle: Handle,
     /// The largest number that a column of the table ever had.
     pub last_number: i64,
-    /// Numbers of columns that are not written but may have values in rows: columns that are not public, virtual
-    /// columns, and dropped columns of earlier definitions.
+    /// Numbers of columns that are not written although rows may contain values for them: columns that are not public,
+    /// virtual columns, and dropped columns of earlier definitions.
     pub unwritten: Vec<i64>,
 }
 
 impl TidbTable {
     /// Reads a definition. `database` is the name of the table's database.
     ///
-    /// The written table lacks columns that are not public, and virtual columns, which TiDB does not send. A view or a
-    /// sequence, which has no rows, has no columns. Raises `SchemaInvalid` for an incomplete definition,
-    /// `EventUnsupported` for a column type that MySQL lacks.
+    /// The written table omits columns that are not public, and virtual columns, which TiDB does not send. A view or a
+    /// sequence has no rows and therefore no columns. Raises `SchemaInvalid` for an incomplete definition,
+    /// `EventUnsupported` for a column type that MySQL does not have.
     pub fn read(database: &str, json: &Json) -> Result<TidbTable> {
         let (id, partitions) = numbers(json)?;
         let table = name(json.get("name").unwrap_or(&Json::Null))?.to_owned();
@@ -72,8 +72,8 @@ impl TidbTable {
         let keys = KeyReader { json, stored: &stored };
         let handle = keys.handle()?;
         let written = WrittenTable {
-            // The id stays the same when the definition changes: readers recognize a changed definition by its content.
-            // Only six bytes are written, which suffice for the number of any user's table.
+            // The id does not change with the definition, because readers recognize a changed definition by its
+            // content. Only six bytes are written, which are enough for the id of any user table.
             id: u64::from_ne_bytes(id.to_ne_bytes()) & 0xffff_ffff_ffff,
             database: database.to_owned(),
             primary_key: keys.primary_key(&handle)?,
@@ -91,10 +91,10 @@ impl TidbTable {
         self.unwritten.extend(dropped);
     }
 
-    /// Whether a row may have a value with this number, which belongs to no written column.
+    /// Whether a row may have a value with this number even though the number belongs to no written column.
     ///
-    /// The row id has the number -1. A number above `last_number` belongs to a column that was added later, and was not
-    /// public when the row was written: the definitions of all earlier schema versions have been read.
+    /// The row id has the number -1. A number above `last_number` belongs to a column that was added later. That column
+    /// was not public when the row was written, because the definitions of all earlier schema versions have been read.
     pub fn skips(&self, id: i64) -> bool {
         id == ROW_ID || id > self.last_number || self.unwritten.contains(&id)
     }

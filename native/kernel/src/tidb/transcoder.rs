@@ -16,12 +16,12 @@ use crate::event::tidb_commit::TidbCommit;
 use crate::event::Change;
 use crate::write::transaction::{Opening, TransactionWriter, WrittenSession};
 
-/// A transaction of up to this many bytes is returned in one piece; a larger transaction in pieces that are about as
-/// large as a rows event.
+/// A transaction of at most this many bytes is returned in one piece. A larger transaction is returned in pieces that
+/// are about as large as a rows event.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
 
-/// The number of definitions that are kept per table: the current one, and earlier ones for rows that were written
-/// under them.
+/// How many definitions are kept per table: the current definition, and earlier ones for rows that were written with
+/// them.
 const VERSIONS_MAX: usize = 8;
 
 /// A definition of a table, or the error that explains why the table's rows cannot be written.
@@ -60,12 +60,13 @@ impl Transcoder {
         Transcoder { cluster_id, server_id, tables: Arc::default() }
     }
 
-    /// Sets the definition of a table from a schema version on. Rows that commit at or after a timestamp are written
-    /// with this definition whatever their version: a server that has not loaded the new version may still write rows,
-    /// but these rows come after the statement. Returns the table's number.
+    /// Sets the definition of a table from a schema version on.
     ///
-    /// Rows of the table's partitions count as rows of the table. A table with a column type that MySQL lacks is
-    /// refused when its rows arrive. Raises `SchemaInvalid` like [`TidbTable::read`].
+    /// Rows that commit at or after `commit_ts` are written with this definition, whatever their schema version. The
+    /// reason is that a server that has not loaded the new version may still write rows, but these rows come after the
+    /// statement in the log. Returns the table's number. Rows of the table's partitions count as rows of the table. A
+    /// table with a column type that MySQL does not have is rejected when its rows arrive. Raises `SchemaInvalid` like
+    /// [`TidbTable::read`].
     pub fn define(&mut self, database: &str, definition: &[u8], schema_version: i64, commit_ts: i64) -> Result<i64> {
         let json = table_info::parse(definition)?;
         let (id, partitions) = table_info::numbers(&json)?;
@@ -292,8 +293,9 @@ impl Pieces {
 
 /// Returns the definition with which rows are written, and the largest number of a column at their schema version.
 ///
-/// A row may commit after a change of its table that its server had not loaded. The row belongs after the statement
-/// that made the change, so it is written with the newest definition, which identifies values by column number.
+/// A row may commit after its table was changed, although the server that wrote the row had not loaded the change. In
+/// the log, the row comes after the statement that made the change. So it is written with the newest definition, which
+/// identifies values by column number.
 fn table_at(tables: &Tables, id: i64, schema_version: i64, commit_ts: i64) -> Result<(Arc<TidbTable>, i64)> {
     let versions = tables.get(&id);
     let newest = versions.and_then(|versions| {

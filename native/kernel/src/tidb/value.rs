@@ -6,10 +6,10 @@ use crate::column::{Date, DateTime, Kind, Time, Timestamp, Value};
 use crate::error::{malformed, value_malformed, Error, Result};
 use crate::write::value::pack;
 
-/// Appends a datum in the form of a row image.
+/// Appends a datum in the format of a row image.
 ///
-/// Returns whether it is NULL; then nothing is appended. Raises `ValueMalformed` for a datum that the column cannot
-/// hold.
+/// If the datum is NULL, appends nothing and returns true. Raises `ValueMalformed` for a datum that the column cannot
+/// store.
 #[inline]
 pub fn write(kind: &Kind, datum: Datum<'_>, out: &mut Vec<u8>) -> Result<bool> {
     let value = match (kind, datum) {

@@ -16,8 +16,8 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates a writer whose first event starts at `offset`. All events get `server_id` and the time `time_s`, in
-    /// seconds since 1970.
+    /// Creates a writer whose first event starts at `offset`. All events have the server id `server_id` and the time
+    /// `time_s`, in seconds since 1970.
     pub fn new(offset: u64, server_id: u32, time_s: u32) -> EventWriter {
         EventWriter { bytes: Vec::new(), offset, server_id, time_s }
     }

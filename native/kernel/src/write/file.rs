@@ -14,15 +14,15 @@ pub const SERVER_VERSION_NUMBER: u32 = 80_036;
 /// Size in bytes of the server version in a format description.
 const VERSION_BYTES: usize = 50;
 
-/// Lengths of the fixed part of each type's body, as MySQL 8.0 writes them: from START_EVENT_V3, code 1, to
-/// TAGGED_GTID, code 42. A format description's own length is filled in.
+/// Lengths of the fixed part of each event type's body, as MySQL 8.0 writes them: from START_EVENT_V3, code 1, to
+/// TAGGED_GTID, code 42. The length for the format description itself is filled in later.
 const POST_HEADER_BYTES: [u8; 42] = [
     56, 13, 0, 8, 0, 0, 0, 0, 4, 0, 4, 0, 0, 0, 0, 0, 4, 26, 8, 0, 0, 0, 8, 8, 8, 2, 0, 0, 0, 10, 10, 10, 42, 42, 0,
     18, 52, 0, 10, 40, 0, 0,
 ];
 
-/// MySQL refuses an event whose code is over the number of types in the format description, or over 127, even if it is
-/// ignorable.
+/// MySQL rejects an event whose code is higher than the number of types in the format description, or higher than 127,
+/// even if the event is ignorable.
 const TYPES: usize = EventKind::TidbCommit.code() as usize;
 
 const CRC32: u8 = 1;
@@ -32,7 +32,7 @@ const _: () = assert!(TYPES < 128, "MySQL refuses higher codes");
 
 /// Returns the first bytes of a file: the magic, FORMAT_DESCRIPTION and an empty PREVIOUS_GTIDS.
 ///
-/// Logs that Penstock writes itself begin with these bytes, whatever events follow.
+/// All logs that Penstock writes itself begin with these bytes.
 pub fn head(server_id: u32, time_s: u32) -> Result<Vec<u8>> {
     let mut events = EventWriter::new(MAGIC_BYTES as u64, server_id, time_s);
     events.event(EventKind::FormatDescription, 0, |out| {

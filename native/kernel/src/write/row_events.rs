@@ -37,7 +37,7 @@ impl RowEventWriter {
         RowEventWriter { cluster_id, server_id, tables: Vec::new(), open: None }
     }
 
-    /// Adds a table, with its columns as MySQL declares them. Returns its index.
+    /// Adds a table, with its columns as MySQL declares them, and returns its index.
     ///
     /// Raises `SchemaInvalid` for an unknown type, or if a key column is missing from the table.
     pub fn define(
@@ -92,8 +92,8 @@ impl RowEventWriter {
         Ok((writer, commit))
     }
 
-    /// Adds a change of a table: `images` are the new row of an insert, the old row of a delete, or both of an update,
-    /// the old row first. `numbered` means that ENUM and SET are given as numbers.
+    /// Adds a change of a table. `images` contains the new row of an insert, the old row of a delete, or the old and
+    /// the new row of an update. `numbered` means that ENUM and SET values are given as numbers.
     ///
     /// Raises `ValueMalformed` for a row with the wrong number of columns, or a text that is not a value of its column.
     pub fn row(&mut self, table: usize, change: Change, images: &[&Cells<'_>], numbered: bool) -> Result<()> {

@@ -9,10 +9,11 @@ use super::value::pack;
 use crate::column::{decimal, value_of_text, Kind, Value};
 use crate::error::{value_malformed, Error, Result};
 
-/// Appends the value of a text: numbers, dates and times as MySQL shows them, TIMESTAMP in UTC, BIT as a number, an
-/// ENUM as a member, a SET as members with commas between them, a document as JSON, other types unchanged.
+/// Appends the value that a text represents.
 ///
-/// Raises `ValueMalformed` for a text that is not a value of the column, or that the column cannot hold.
+/// Numbers, dates and times are as MySQL shows them, TIMESTAMP is in UTC, BIT is a number, an ENUM is a member, a SET
+/// is a list of members separated by commas, and a document is JSON. Texts of other types are appended unchanged.
+/// Raises `ValueMalformed` for a text that is not a value of the column, or that the column cannot store.
 pub fn pack_text(kind: &Kind, text: &[u8], out: &mut Vec<u8>) -> Result<()> {
     match kind {
         Kind::Decimal { precision, scale } => decimal::pack_text(utf8(text)?, *precision, *scale, out),
@@ -44,9 +45,9 @@ pub fn pack_text(kind: &Kind, text: &[u8], out: &mut Vec<u8>) -> Result<()> {
     }
 }
 
-/// Appends the value of an ENUM or a SET given as its number, and other values like `pack_text`.
+/// Appends the value of an ENUM or a SET that is given as its number, and handles all other types like `pack_text`.
 ///
-/// Raises `ValueMalformed` for a text that is not a value of the column, or that the column cannot hold.
+/// Raises `ValueMalformed` for a text that is not a value of the column, or that the column cannot store.
 pub fn pack_number_or_text(kind: &Kind, text: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let number = || utf8(text)?.parse::<u64>().map_err(|_| no_member(kind, text));
     match kind {

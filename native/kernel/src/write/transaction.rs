@@ -15,8 +15,8 @@ pub const ROWS_BYTES: usize = 1 << 20;
 /// Flag of the last rows event of a statement.
 const STATEMENT_ENDS: u16 = 1;
 
-/// The offset of the transaction's length in its GTID event: after flags, UUID, number, clock and commit time, and the
-/// byte that announces eight bytes.
+/// The offset of the transaction's length in its GTID event. It follows the flags, UUID, number, clock and commit time,
+/// and the byte which says that the length has eight bytes.
 const LENGTH_START: usize = EVENT_HEADER_BYTES + 1 + 16 + 8 + 17 + 7 + 1;
 
 /// The properties of a transaction that its GTID event contains.

@@ -5,8 +5,8 @@ use crate::error::{value_malformed, Error, Result};
 
 /// Appends a value of a column.
 ///
-/// Raises `ValueMalformed` for a value that the column cannot hold, so that nothing is shortened. Types that only
-/// MariaDB has, and formats of old releases, are never written.
+/// Raises `ValueMalformed` for a value that the column cannot store, instead of truncating it. Types that only MariaDB
+/// has, and formats of old releases, are never written.
 pub fn pack(kind: &Kind, value: &Value<'_>, out: &mut Vec<u8>) -> Result<()> {
     match (kind, value) {
         (Kind::Integer { bytes, unsigned: false }, Value::Int(value)) => signed(*bytes, *value, kind, out),

@@ -21,8 +21,8 @@ const OPAQUE: u8 = 0x0f;
 /// Maximum size in bytes of a string's length field: seven bits per byte, at most 32 bits in all.
 const LENGTH_BYTES_MAX: u32 = 5;
 
-/// A value of a document. Every payload is as wide as a word, so that nodes are moved in whole words: narrower
-/// payloads stall the processor.
+/// A value of a document. Every payload is as wide as a word, so that nodes are copied in whole words. Narrower
+/// payloads would stall the processor.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Node<'a> {
     Null,
@@ -157,8 +157,8 @@ impl<'a> Container<'a> {
         self.count
     }
 
-    /// Returns the bytes from an offset on. Offsets must not point into the container's head, so that each nested
-    /// container is shorter than the container around it.
+    /// Returns the bytes from an offset on. Offsets must not point into the container's head. This ensures that each
+    /// nested container is shorter than the container around it.
     #[inline(always)]
     fn from(self, offset: usize) -> Result<&'a [u8]> {
         if offset < 2 * self.word {

@@ -32,8 +32,8 @@ enum Leg {
 
 /// Applies the changes in `diffs` to `before`; returns the document as the server's text.
 ///
-/// `diffs` is the column's value in the after image without its length. Raises `ValueMalformed` if a path leads
-/// nowhere or either input is malformed, `LimitExceeded` if the result is nested too deeply.
+/// `diffs` is the column's value in the after image, without its length prefix. Raises `ValueMalformed` if a path does
+/// not exist or either input is malformed, `LimitExceeded` if the result is nested too deeply.
 pub fn apply_partial(before: &[u8], diffs: &[u8]) -> Result<String> {
     apply_partial_in(before, diffs, JsonStyle::Server)
 }

@@ -30,9 +30,10 @@ pub enum Step {
     Element(usize),
 }
 
-/// Returns the value at a path: the text of a string, or a document; None if the path leads nowhere or to null.
+/// Returns the value at a path: the content of a string, or the JSON text of any other value.
 ///
-/// Raises `ValueMalformed` if the part of the text that is read is not valid JSON.
+/// Returns `None` if the path does not exist or its value is null. Raises `ValueMalformed` if the part of the document
+/// that is read is not valid JSON.
 pub fn pick(document: &str, path: &[Step]) -> Result<Option<String>> {
     let mut reader = Reader::of(document);
     for step in path {

@@ -17,8 +17,8 @@ const TIME: u64 = 11;
 const DATETIME: u64 = 12;
 const TIMESTAMP: u64 = 7;
 
-/// Maximum ratio of the text's length to the document's size: a control character becomes six characters, an entry with
-/// its separators fewer.
+/// Maximum ratio of the text's length to the document's size. A control character becomes six characters; an entry with
+/// its separators grows by less.
 const GROWTH_MAX: usize = 8;
 
 /// Number of bytes that the text may have beyond the maximum ratio. Small documents need them.
@@ -37,7 +37,7 @@ pub(super) struct Writer<'o> {
 /// Writes the text of a binary document.
 ///
 /// Raises `ValueMalformed` for a malformed document, or if the text is longer than any valid document's,
-/// `LimitExceeded` for nesting deeper than the server allows. Output before an error stays in `out`.
+/// `LimitExceeded` for nesting deeper than the server allows. Output written before an error stays in `out`.
 pub fn write_text(document: &[u8], out: &mut Vec<u8>) -> Result<()> {
     write_text_in(document, JsonStyle::Server, out)
 }
@@ -118,7 +118,7 @@ impl<'o> Writer<'o> {
 
     /// Writes a quoted string. Only quotes, backslashes and control characters are escaped.
     ///
-    /// Raises `ValueMalformed` if it is not UTF-8.
+    /// Raises `ValueMalformed` if the string is not UTF-8.
     pub(super) fn string(&mut self, text: &[u8]) -> Result<()> {
         self.check(text.len())?;
         self.put(b"\"");
@@ -202,8 +202,9 @@ impl<'o> Writer<'o> {
 }
 
 impl Writer<'_> {
-    /// Escapes like Canal: quotes and backslashes, three control characters by a letter, all other control
-    /// characters, including those of ISO-8859-1 and its no-break space, by their number.
+    /// Escapes characters as Canal does. Quotes and backslashes are escaped, and three control characters are written
+    /// as a letter. All other control characters, including those of ISO-8859-1 and its no-break space, are written as
+    /// their number.
     fn escaped_canal(&mut self, text: &[u8]) {
         let plain = |byte: u8| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\';
         if text.iter().all(|byte| plain(*byte)) {
@@ -247,8 +248,8 @@ pub(super) fn deeper(depth: usize) -> Result<usize> {
     Ok(depth + 1)
 }
 
-/// Unpacks a date and time packed by `TIME_to_longlong_datetime_packed`: the bits of a DATETIME column above 24 bits
-/// of microseconds.
+/// Unpacks a date and time that `TIME_to_longlong_datetime_packed` has packed: the bits of a DATETIME column, followed
+/// by 24 bits of microseconds.
 fn moment(packed: u64) -> Result<datetime::DateTime> {
     let bits = (packed >> 24) + (1 << 39);
     let micros = u32::try_from(packed & 0xff_ffff).unwrap_or(u32::MAX);

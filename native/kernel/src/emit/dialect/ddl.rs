@@ -218,10 +218,10 @@ pub fn definitions<'a>(text: &'a str, database: &'a str, backslash: Backslash) -
     std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
 }
 
-/// Returns the effect of a DDL statement on each of its tables, with a statement about this table alone.
+/// Returns the effect of a DDL statement on each of its tables, each with a statement that names only this table.
 ///
-/// A DROP TABLE always has the same spelling, whatever the client wrote. Other statements about a single table are
-/// returned as logged.
+/// A DROP TABLE always has the same spelling, whatever the client wrote. All other statements that name a single table
+/// are returned as logged.
 pub fn table_statements<'a>(
     text: &'a str,
     database: &'a str,
@@ -236,10 +236,10 @@ pub fn table_statements<'a>(
     })
 }
 
-/// Returns a statement with the effect that a failed statement in the log still had; None if it had no effect.
+/// Returns a statement with the effect that a failed statement in the log still had, or `None` if it had no effect.
 ///
-/// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged unchanged if it fails after that
-/// (`mysql_create_table`). A DROP TABLE that failed has dropped the listed tables that existed.
+/// MariaDB's CREATE OR REPLACE TABLE drops the table first. If it fails after that, it is logged unchanged
+/// (`mysql_create_table`). A DROP TABLE that failed has still dropped those listed tables that existed.
 pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash) -> Option<Cow<'a, str>> {
     let mut tokens = Tokens { rest: after_prefix(text, backslash)? };
     let verb = tokens.next()?;

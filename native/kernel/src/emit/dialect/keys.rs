@@ -39,8 +39,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Creates keys that consist of these columns in this order. Without columns, messages have no keys. Raises
-    /// `OptionInvalid` for a column that the table does not have.
+    /// Creates keys that consist of the given columns, in the given order. Without columns, messages have no keys.
+    /// Raises `OptionInvalid` for a column that the table does not have.
     pub fn new(table: &TableView, columns: &[String], options: &DialectOptions, instance: &str) -> Result<Keys> {
         let (dialect, handling) = (options.name.as_str(), options.debezium.handling);
         let style = match (dialect, options.debezium.registered) {
@@ -84,13 +84,13 @@ impl Keys {
         !self.parts.is_empty()
     }
 
-    /// Writes the key of a row, whose values `cell` returns. Raises `EventUnsupported` if a value is missing: without
-    /// a complete key, consumers would merge different rows.
+    /// Writes the key of a row, whose values `cell` returns. Raises `EventUnsupported` if a value is missing, because
+    /// with incomplete keys, consumers would merge different rows.
     pub fn write<'a>(&self, cell: impl Fn(usize) -> Result<Option<Value<'a>>>, out: &mut Vec<u8>) -> Result<()> {
         let before = out.len();
         out.extend_from_slice(&self.head);
-        // In Maxwell's format, the object begins with the head. In other formats, the head is empty, or a schema or
-        // frame before the object.
+        // In Maxwell's format, the JSON object begins with the head. In the other formats, the head is empty, or it is
+        // a schema or frame that precedes the object.
         let start = if self.style == Style::Maxwell { before } else { out.len() };
         let is_binary = matches!(self.style, Style::DebeziumBinary(_));
         for (index, part) in (0..).zip(&self.parts) {

@@ -12,8 +12,8 @@ use crate::event::rows::{self, bit, PartialHead};
 use crate::event::{Change, EventKind};
 use crate::shard::{self, TextKey};
 
-/// An image: a value for each column of the table. The value is None if the image lacks the column or the column is not
-/// selected, and `Value::Null` for NULL.
+/// An image: an entry for each column of the table. An entry is `None` if the image does not contain the column or the
+/// column is not selected, and `Value::Null` for NULL.
 pub type Image<'r, 'a> = &'r [Option<Value<'a>>];
 
 /// A change.
@@ -111,7 +111,7 @@ impl<'a, 't> Images<'a, 't> {
         self.changes
     }
 
-    /// Returns the next change; None after the last.
+    /// Returns the next change, or `None` after the last.
     ///
     /// Raises `EventMalformed` and `ValueMalformed` if the bytes are not an image of the table.
     #[allow(clippy::should_implement_trait)]
@@ -266,8 +266,8 @@ pub(super) fn changes_key(table: &TableView, before: Image<'_, '_>, after: Image
 
 /// Returns the slot of a row with these values.
 ///
-/// A shard column that the image lacks is taken from `before`, the before image. Raises `EventUnsupported` if neither
-/// image has the column: the shard is unknown, because a missing value is not NULL.
+/// A shard column that is missing from the image is taken from `before`, the before image. Raises `EventUnsupported` if
+/// the column is missing from both images. The shard is then unknown, because a missing value is not NULL.
 fn slot_of(table: &TableView, image: Image<'_, '_>, before: Image<'_, '_>, scratch: &mut Vec<u8>) -> Result<i16> {
     let cell = |at: usize| {
         let value = image.get(at).and_then(Option::as_ref).or_else(|| before.get(at).and_then(Option::as_ref));

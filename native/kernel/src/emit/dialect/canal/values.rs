@@ -5,9 +5,9 @@ use crate::column::typed::Typed;
 use crate::column::{binary, compressed, float, integer, text, timestamp, Kind, Value};
 use crate::error::Result;
 
-/// Writes a value. `zone_seconds` are added to UTC for a TIMESTAMP.
+/// Writes a value.
 ///
-/// Raises `ValueMalformed` if the value is invalid for the kind.
+/// For a TIMESTAMP, adds `zone_seconds` to UTC. Raises `ValueMalformed` if the value is invalid for the kind.
 #[inline]
 pub(super) fn write(value: &Value<'_>, kind: &Kind, zone_seconds: i32, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {

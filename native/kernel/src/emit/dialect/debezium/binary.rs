@@ -76,7 +76,7 @@ fn write_optional_text(text: &str, out: &mut impl Encoding) {
     out.bytes(text.as_bytes());
 }
 
-/// Writes a value of a column. Raises as [`super::values::write`] does, and `ValueMalformed` for a null in a column
+/// Writes a value of a column. Raises what [`super::values::write`] does, and `ValueMalformed` for a null in a column
 /// that is not nullable.
 fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &mut impl Encoding) -> Result<()> {
     let typed = value.typed(kind)?;

@@ -165,10 +165,10 @@ pub struct DebeziumOptions {
 }
 
 impl DebeziumOptions {
-    /// Parses names and values: `decimal`, `time`, `bigint_unsigned` and `binary` with the connector's values, `flat`
-    /// with names of fields separated by commas, `deleted`, `transactions` with the three numbers of
-    /// [`TransactionCounts`], and for a binary format `avro` or `protobuf` with the ids of the schemas of messages and
-    /// keys. Raises `OptionInvalid`.
+    /// Parses pairs of names and values: `decimal`, `time`, `bigint_unsigned` and `binary` with the connector's values;
+    /// `flat` with names of fields, separated by commas; `deleted`; `transactions` with the three numbers of
+    /// [`TransactionCounts`]; and for a binary format, `avro` or `protobuf` with the schema ids of messages and keys.
+    /// Raises `OptionInvalid`.
     pub fn parse(options: &[(String, String)]) -> Result<DebeziumOptions> {
         let mut parsed = DebeziumOptions::default();
         for (name, value) in options {

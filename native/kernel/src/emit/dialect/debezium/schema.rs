@@ -172,8 +172,8 @@ fn allowed(members: &[Arc<str>]) -> [(&'static str, String); 1] {
     [("allowed", escaped.collect::<Vec<_>>().join(","))]
 }
 
-/// Returns the name of a table for topics and schemas: characters other than ASCII letters, digits, dots, dashes and
-/// underscores become underscores.
+/// Returns the name of a table as it appears in topics and schemas. Characters other than ASCII letters, digits, dots,
+/// dashes and underscores become underscores.
 fn topic(instance: &str, table: &TableView) -> String {
     let is_kept = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
     let name = format!("{instance}.{}.{}", table.database, table.table);

@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Writes a value as JSON.
 ///
-/// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
-/// document or geometry, and `EventUnsupported` for a TIME that its mode cannot represent.
+/// Raises `ValueMalformed` for values that are invalid for the kind, such as an ENUM member out of range, or a
+/// malformed JSON document or geometry, and `EventUnsupported` for a TIME that its mode cannot represent.
 pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
         Typed::Null => out.extend_from_slice(b"null"),
@@ -123,8 +123,8 @@ pub(super) fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Returns the microseconds of a TIME, which must be a time of day, because the millisecond types represent only times
-/// of day.
+/// Returns the microseconds of a TIME. The value must be a time of day, because the millisecond types represent only
+/// times of day.
 fn of_one_day(time: Time) -> Result<i64> {
     let micros = time.micros();
     if (0..86_400_000_000).contains(&micros) {

@@ -64,8 +64,8 @@ pub(super) struct ChangeView<'r, 'a> {
 /// The base name of the files of a log that is written for a TiDB cluster.
 const TIDB_LOG: &str = "tidb-binlog.";
 
-/// Returns the id of a transaction: its GTID, otherwise derived from its commit version. The version contains the start
-/// of the transaction in units of 16 bytes, except for TiDB, where it is the commit timestamp.
+/// Returns the id of a transaction. It is the GTID, or without one, it is derived from the commit version. A commit
+/// version contains the start of the transaction in units of 16 bytes. For TiDB, it is the commit timestamp instead.
 pub(super) fn transaction_id(at: &At<'_>) -> String {
     let (file, version) = (&at.transaction.file, at.transaction.commit_version);
     if !at.gtid.is_empty() {

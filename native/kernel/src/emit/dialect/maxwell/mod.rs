@@ -22,8 +22,8 @@ use crate::shard::SLOT_ALL;
 
 const STATEMENT: i8 = MessageKind::Statement as i8;
 
-/// The text after the number of the transaction. Inside a JSON string, the quotes of this text would be escaped, so the
-/// first occurrence in a message is the field itself.
+/// The text that follows the number of the transaction. Inside a JSON string, the quotes of this text would be escaped,
+/// so its first occurrence in a message is the field itself.
 const POSITION: &[u8] = b",\"position\":";
 
 /// Maxwell's dialect, as the module's description explains.
@@ -115,8 +115,8 @@ impl Dialect for Maxwell {
     }
 }
 
-/// Number of a statement's messages that contain its whole text. Further messages contain only the part about their
-/// table, because the text grows with the number of tables.
+/// How many messages of one statement contain the statement's whole text. All further messages contain only the part
+/// about their table, because the text grows with the number of tables.
 const WHOLE_TEXTS_MAX: usize = 100;
 
 /// Returns the type of a DDL statement; None if Maxwell does not report it.

@@ -7,8 +7,8 @@ use crate::error::Result;
 
 /// Writes a value as JSON.
 ///
-/// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
-/// document or geometry.
+/// Raises `ValueMalformed` for values that are invalid for the kind, such as an ENUM member out of range, or a
+/// malformed JSON document or geometry.
 pub(crate) fn write(value: &Value<'_>, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
         Typed::Enumeration { index: 0, .. } => out.extend_from_slice(b"null"),

@@ -147,7 +147,7 @@ impl Dialect for Ptubes {
             pb::number(3, TRANSACTION_END, value);
             pb::close(start, value);
         }
-        // A transaction that consists only of heartbeats has no end message. This message just reports the
+        // A transaction that consists only of heartbeats has no end message. Instead, this message reports the
         // transaction's position.
         out.close(MessageKind::End, SLOT_ALL, 0)
     }

@@ -30,8 +30,8 @@ const YEAR_MIN: u16 = 1000;
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Returns the day, counted from 1970, that Java's lenient calendar assigns to any year, month and day: excess months
-/// and days carry over, and days before the Gregorian calendar are Julian.
+/// Returns the day that Java's lenient calendar assigns to any year, month and day, counted from 1970. Excess months
+/// and days carry over, and days before the start of the Gregorian calendar are Julian.
 fn lenient_days(date: Date) -> i64 {
     let months = i64::from(date.year) * 12 + i64::from(date.month) - 1;
     let (year, month) = (months.div_euclid(12), months.rem_euclid(12) + 1);
