@@ -28,9 +28,10 @@ _Found = TypeVar("_Found")
 
 
 def settings_of(folder: Path, port: int, copies: int = 1, **log: Any) -> Settings:
-    """Return settings that capture one server `copies` times from its earliest position, synced each second.
+    """Return settings that capture one server `copies` times from its earliest position, with a sync every
+    second.
 
-    `log` overrides settings of its log.
+    `log` overrides settings of the log.
     """
     source = f"mysql://root@127.0.0.1:{port}?ssl_mode=disabled"
     return Settings.model_validate(
@@ -46,9 +47,10 @@ def settings_of(folder: Path, port: int, copies: int = 1, **log: Any) -> Setting
 
 @contextmanager
 def capturing(settings: Settings) -> Iterator[list[Log]]:
-    """Run the captures of every instance inside the block, which gets their logs.
+    """Run the captures of every instance inside the block. The block receives their logs.
 
-    No definitions are stored: to start in the past, a daemon would first scan the server's statements.
+    No table definitions are stored. To start in the past with definitions, a daemon would first have to scan
+    the server's statements.
     """
     captures = [capture_of(settings, name) for name in settings.instances]
     for capture in captures:

@@ -21,7 +21,8 @@ class ToolMissing(RuntimeError):
 
 
 def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> Path:
-    """Return the folder of a program that `build` builds from sources, which are copied into the folder.
+    """Return the folder of a program that `build` builds from sources. The sources are copied into the
+    folder.
 
     The program is built again when a source changes. Raises ToolMissing.
     """

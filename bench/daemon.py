@@ -82,10 +82,10 @@ def cpu_seconds_of(process: int) -> float:
 def serving(
     folder: Path, source: int | str, *, start: str = "earliest", marks: Path | None = None, **instance: Any
 ) -> Iterator[Daemon]:
-    """Run a daemon inside the block that captures the server on a port of this host, or another source.
+    """Run a daemon inside the block. It captures the server on a port of this host, or another source.
 
-    It has a listener for every protocol, and its output in `folder`/daemon.output. With `marks`, that file
-    has the times of its stages afterwards.
+    The daemon has a listener for every protocol, and writes its output to `folder`/daemon.output. With
+    `marks`, the file `marks` contains the times of the daemon's stages afterwards.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config, output = folder / "penstock.yaml", folder / "daemon.output"

@@ -103,7 +103,8 @@ def running(
 ) -> Iterator[PipelineProcess]:
     """Run a pipeline on two cores inside the block, unless it ends earlier.
 
-    `words` are further arguments of `penstock run`. It runs on Spark, or in its own process if it is `local`.
+    `words` are additional arguments of `penstock run`. The pipeline runs on Spark, or if `local` is set, in
+    its own process.
     """
     config = folder / f"{settings['name']}.yaml"
     config.write_text(yaml.safe_dump({"spark": _SPARK, **settings}))

@@ -168,9 +168,9 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def write(results: Sequence[CaseResult], options: Options, directory: Path = RESULTS) -> Path:
-    """Write the page and its JSON twin; return the page's path.
+    """Write the page and a JSON file with the same content, and return the page's path.
 
-    The files are named by day and machine, and by the cases unless all of them ran.
+    The files are named after the day and the machine, and after the cases unless all cases ran.
     """
     directory.mkdir(parents=True, exist_ok=True)
     facts = machine()

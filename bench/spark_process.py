@@ -85,8 +85,8 @@ def _without_frames(log: str) -> str:
 def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
     """Read one table of a binlog file into the `noop` sink, twice.
 
-    During the first read, the JVM compiles the code that Spark generates for the table. That takes seconds of
-    CPU, independent of the number of rows. The second read is measured.
+    During the first read, the JVM compiles the code that Spark generates for the table. This takes seconds of
+    CPU time, however many rows there are. The second read is measured.
     """
 
     def read(path: str) -> tuple[int, int, float, float]:
@@ -104,12 +104,13 @@ def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
 
 
 def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
-    """Read one table of a binlog file in several ways, in turn, beside Spark's own Parquet scan of its rows.
+    """Read one table of a binlog file in several ways, in turn, and compare with Spark's own Parquet scan of
+    the same rows.
 
-    `reads` has the options, selected columns and condition of each scan by name, and whether conditions are
-    pushed down. A scan named in `kernel` is also measured without Spark, on one core, as `<name>, kernel
-    alone`. `stream` is a stream of the file in about `triggers` batches: the seconds of its triggers without
-    those of its start. The first round is not counted.
+    `reads` contains, by name, the options, selected columns and condition of each scan, and whether
+    conditions are pushed down. A scan whose name is in `kernel` is also measured without Spark, on one core,
+    as `<name>, kernel alone`. `stream` reads the file as a stream in about `triggers` batches. Its time is
+    that of its triggers, without the start. The first round is not counted.
     """
     path, began, cpu_began = order["path"], time.perf_counter(), _cpu_seconds()
     seconds: dict[str, list[float]] = {}
@@ -193,11 +194,12 @@ def backlog_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcom
 
 
 def commit_to_visible(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
-    """Follow a server with writers; compare each row's commit time with the time when it can be read.
+    """Follow a server while writers commit to it.
 
-    A row is visible when its batch has reached the driver. The clock runs for `seconds` after a warm-up of a
-    fifth of that, which starts with the first batch. Writer and reader share one clock, because the server
-    runs on this machine.
+    Compare each row's commit time with the time at which the row can be read. A row is visible when its batch
+    has reached the driver. The measurement lasts `seconds`. Before it, a warm-up of a fifth of that time
+    starts with the first batch. The writer and the reader use the same clock, because the server runs on this
+    machine.
     """
     seconds: float = order["seconds"]
     arrivals: list[tuple[float, pa.ChunkedArray]] = []

@@ -182,10 +182,10 @@ def arrivals_of(committed: Iterable[tuple[int, float]], marks: Marks) -> list[Ch
 
 
 def stage_lines(changes: Iterable[Change], marks: Mapping[str, Marks], arrival: str) -> list[Line]:
-    """Return how long changes took for each stage, and since their commit.
+    """Return how long changes took to pass each stage, and how long after their commit they had passed it.
 
-    The stages are sorted by the median of when they ended. A change before the first mark of a stage has no
-    figure for it.
+    The stages are sorted by the median time at which they ended. A change before the first mark of a stage
+    has no figure for that stage.
     """
     ends = {stage: [end for end, _ in marked] for stage, marked in marks.items()}
     since: dict[str, list[float]] = {}

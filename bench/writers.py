@@ -20,10 +20,10 @@ _ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterator[list[float]]:
-    """Commit this many rows per second into `table (note)` while the block runs.
+    """Commit `per_second` rows per second into `table (note)` while the block runs.
 
-    With several tables, the rows alternate between them. Their names end with their number, from 0. After the
-    block, the list has the seconds that each statement took.
+    With several tables, the rows alternate between them. The tables' names end with their number, from 0.
+    After the block, the yielded list contains the seconds that each statement took.
     """
     words = [sys.executable, "-m", "bench.writers", str(port), table, str(per_second), str(tables)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT, text=True)
@@ -38,9 +38,9 @@ def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterat
 
 
 def write(names: list[str], port: int, per_second: float, stop: threading.Event) -> list[float]:
-    """Commit at the rate until stopped; return the seconds that each statement took.
+    """Commit at the given rate until stopped, and return the seconds that each statement took.
 
-    Each connection has its share of the rate.
+    The rate is divided equally among the connections.
     """
     pause = WRITERS / per_second
     seconds: list[float] = []

@@ -76,10 +76,11 @@ def write_part(sink: Sink, changes: Iterable[Changes]) -> int:
 def costs(
     server: int, writes: Mapping[str, Callable[[], int]], clear: Callable[[], object], repeat: int
 ) -> dict[str, Cost]:
-    """Return the median cost of each write, which returns its number of rows.
+    """Return the median cost of each write. A write returns the number of rows that it wrote.
 
-    Writes take turns, so that other work on the machine falls on all of them alike. `clear` removes the rows
-    of the previous write. `server` is the process whose CPU time counts, with its children.
+    The writes take turns, so that other work on the machine affects all of them equally. `clear` removes the
+    rows of the previous write. `server` is the process whose CPU time counts, together with that of its
+    children.
     """
     measured: dict[str, list[Cost]] = {title: [] for title in writes}
     for _ in range(repeat):

@@ -25,9 +25,9 @@ _PATH = "/apis/ccompat/v7"
 
 
 def install() -> Path:
-    """Return the folder of the registry, fetched if missing. Raises PartMissing.
+    """Return the folder of the registry, which is fetched if it is missing. Raises PartMissing.
 
-    Its `lib` also has Kafka Connect's Avro converter.
+    Its `lib` folder also contains Kafka Connect's Avro converter.
     """
 
     def build(folder: Path) -> None:

@@ -91,8 +91,9 @@ def ask(
 ) -> Iterator[tuple[bytes, str]]:
     """Convert every byte sequence of `shape` (the bytes allowed at each index) from `charset` to `target`.
 
-    Yields the sequence and the server's result in hexadecimal. The result is empty if MySQL truncates a
-    malformed text. MariaDB returns question marks instead, as both servers do for a missing character.
+    Yields each sequence with the server's result in hexadecimal. The result is empty if MySQL truncates a
+    malformed text. MariaDB returns question marks instead, as both servers do for a character that `target`
+    does not have.
     """
     names = "abcd"[: len(shape)]
     code = "CONCAT(" + ", ".join(f"CHAR({name}.n)" for name in names) + ")"

@@ -46,10 +46,9 @@ class Companion(ABC):
 
     @abstractmethod
     def argv(self, folder: Path) -> list[str]:
-        """Return the command that starts the server in a folder, on `port`; write the files that the server
-        reads.
+        """Return the command that starts the server in a folder, on `port`.
 
-        Raises PartMissing.
+        Also write the files that the server reads. Raises PartMissing.
         """
 
     @abstractmethod
@@ -68,7 +67,7 @@ class Companion(ABC):
         return self._process.pid
 
     def start(self) -> Self:
-        """Start the server, with the data of an earlier start if there is any, and return once it answers.
+        """Start the server and return once it answers. The data of an earlier start is kept.
 
         A start that times out is retried once. Raises PartMissing, ServerFailed.
         """

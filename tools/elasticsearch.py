@@ -63,7 +63,8 @@ _NODE_ARGUMENTS = """environment, PluginsLoader.createPluginsLoader(
 
 
 def install(product: str, version: str, artifact: str, node_arguments: str, plugin: str = "") -> Path:
-    """Return a folder with a node's distribution and the program that starts it, built if missing.
+    """Return a folder with a node's distribution and the program that starts the node. The folder is built if
+    it is missing.
 
     `plugin` is the artifact of a plugin to install. Raises PartMissing.
     """

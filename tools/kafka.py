@@ -21,17 +21,18 @@ VERSION = "4.1.0"
 # A request during startup is retried after this time.
 ANSWER_SECONDS_MAX = 10.0
 
-# A broker loses its session if its controller gets no heartbeat for this time. It then leads no partition,
-# and no topic can be created. The session is long, so that a stalled machine does not end it. After a kill,
-# the broker can rejoin only once its previous session has expired, so the session of a restart is short.
+# A broker loses its session if its controller receives no heartbeat for this time. The broker then leads no
+# partition, and no topic can be created. The normal session is long, so that a stall of the machine does not
+# end it. After a kill, the broker can rejoin only once its previous session has expired. The session is
+# therefore short when a broker is restarted with its data.
 SESSION_SECONDS = 600
 SESSION_SECONDS_OF_RESTART = 5
 
 _ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}",)
 _CLUSTER = "cGVuc3RvY2stdGVzdHMtMQ"
 # A DescribeCluster request of Kafka's protocol: its length, key 60, version 0, a correlation id, no client
-# id, no operations. The response lists the active brokers. A broker that has just started may not be listed
-# yet.
+# id, and no operations. The response lists the active brokers. A broker that has just started may be missing
+# from it.
 _CLUSTER_REQUEST = bytes.fromhex("0000000d003c000000000001ffff000000")
 _JVM = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=ERROR")
 

@@ -30,10 +30,10 @@ _FIELDS = ("groupId", "artifactId", "version", "type")
 
 
 def artifacts(name: str, coordinates: Sequence[str]) -> Path:
-    """Return a cache folder with artifacts and all their dependencies, fetched if missing.
+    """Return a cache folder with artifacts and all their dependencies, which are fetched if they are missing.
 
     Each coordinate is "group:artifact:version", optionally followed by ":zip". `name` is the folder's name
-    and must change with the coordinates. Raises PartMissing.
+    and must change whenever the coordinates change. Raises PartMissing.
     """
 
     def fetch(folder: Path) -> None:
@@ -44,10 +44,10 @@ def artifacts(name: str, coordinates: Sequence[str]) -> Path:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, built if missing.
+    """Return a folder of the cache, which is built if it is missing.
 
     `build` receives an empty folder, and puts the files to keep into the subfolder `built`. Other processes
-    wait until it returns. Errors of `build` propagate.
+    wait until it returns. Errors from `build` propagate.
     """
     folder = cache_directory() / name
     with locked(name):

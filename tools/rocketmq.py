@@ -159,8 +159,8 @@ class RocketMQ(_Java):
 
     def argv(self, folder: Path) -> list[str]:
         if not (folder / "conf").exists():
-            # The broker also listens two ports lower, for older clients. Ports are reserved in ascending
-            # order, so this process has not yet reserved higher ports.
+            # The broker also listens on the port two below its own, for older clients. Ports are reserved in
+            # ascending order, so this process has not reserved any higher port yet.
             while not reserve(self.port + 2):
                 self.port = free_port()
             self.port += 2

@@ -65,8 +65,9 @@ class ZooKeeper(Companion):
         return ""
 
     def answers(self) -> bool:
-        # A server that is still reading its data answers "ok" too, and closes every client or, before it has
-        # a database, leaves it waiting. The response to "isro" shows whether it serves clients.
+        # A server that is still reading its data also answers "ok". It then closes every client connection
+        # or, if it has no database yet, leaves the client waiting. The response to "isro" shows whether it
+        # really serves clients.
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
                 connection.sendall(b"isro")

@@ -24,8 +24,9 @@ _OVERLAP = "one task uses two cores: JVM and worker overlap"
 def run(options: Options) -> CaseResult:
     """Measure `local[2]`, `local[1]`, and `local[1]` with a single core for the JVM and its Python worker.
 
-    Even with one task, the JVM and the worker overlap on two cores, so the single-core line shows the benefit
-    of a second core. Except for the line of the first read, every session has read the file once before.
+    Even with a single task, the JVM and the worker run in parallel on two cores, so the line for a single
+    core shows how much a second core contributes. Except for the line of the first read, every session has
+    already read the file once.
     """
     binlog = corpus(_WORKLOAD, options.size)
     two = _median(binlog, "local[2]", options)
@@ -54,9 +55,10 @@ def run(options: Options) -> CaseResult:
 
 
 def _lines_of_one_task(binlog: Corpus, two: SparkOutcome, options: Options) -> list[Line]:
-    """Measure one task on two cores and on one.
+    """Measure one task on two cores and on a single core.
 
-    A rehearsal has only the last line, on two cores: a JVM takes half a minute to start on one core.
+    A rehearsal only measures the last line, on two cores, because the JVM takes half a minute to start on a
+    single core.
     """
     rehearsed = options.size == "tiny"
     core = None if rehearsed else {max(os.sched_getaffinity(0))}

@@ -40,9 +40,9 @@ _PEER_ROWS_PER_SECOND = 100_000
 
 @dataclass(frozen=True)
 class _Drained:
-    """The rows that a client received, the duration, and the CPU time of the server and of the client.
+    """The rows that a client received, how long it took, and the CPU time of the server and of the client.
 
-    A client's CPU time includes its start.
+    The client's CPU time includes its start.
     """
 
     rows: int

@@ -43,9 +43,10 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class _Case:
-    """Tables, and the statements that create and fill them; `sums` are compared between source and target.
+    """Tables, and the statements that create and fill them. `sums` are queries whose results are compared
+    between source and target.
 
-    The pipeline reads the log from its beginning, or, if `loads`, loads the tables.
+    The pipeline reads the log from its beginning or, if `loads` is set, loads the tables.
     """
 
     name: str

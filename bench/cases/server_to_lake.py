@@ -42,7 +42,7 @@ class _Ran:
     """One run, timed from the end of its first batch (which includes the start of Spark and its workers) to
     the end of its last batch.
 
-    `share` of all changes were processed in that time.
+    `share` is the fraction of all changes that were processed in that time.
     """
 
     seconds: float

@@ -99,9 +99,9 @@ def cache_directory() -> Path:
 
 
 def memory_directory() -> Path:
-    """Return a folder in memory, so that receivers are measured without the disk.
+    """Return a folder in memory, so that receivers are measured without the influence of the disk.
 
-    If the machine has none, this is the cache on disk.
+    If the machine has no such folder, return the cache folder on disk.
     """
     shared = Path("/dev/shm")
     return shared if os.access(shared, os.W_OK) else cache_directory()
@@ -178,10 +178,10 @@ def _fill(connect: Callable[[], pymysql.Connection], chosen: Workload, bytes_wan
 
 
 def count_with_mysqlbinlog(command: list[str], path: Path) -> dict[str, object]:
-    """Count a binlog file's events, transactions and changes in the text printed by `mysqlbinlog`.
+    """Count the events, transactions and changes of a binlog file in the text that `mysqlbinlog` prints.
 
-    `command` is the program with its launcher. The values of the workloads contain no line breaks, so a line
-    that looks like a change is a change.
+    `command` is the program with its launcher. The workloads' values contain no line breaks, so every line
+    that looks like a change is one.
     """
     events = transactions = 0
     changes: Counter[tuple[str, str]] = Counter()

@@ -159,8 +159,8 @@ def measure(name: str, verb: str, job: Job, repeat: int = 1) -> Outcome:
 def measure_all(orders: Sequence[tuple[str, str, Job]], repeat: int) -> list[Outcome]:
     """Run each (peer, verb, job) `repeat` times and return their medians, in the given order.
 
-    Each run has a separate process, pinned to `CORE`. The peers alternate, so that other load on the machine
-    affects all of them equally. CPU and clock have separate medians.
+    Each run has a separate process, pinned to `CORE`. The peers take turns, so that other load on the machine
+    affects all of them equally. The medians of CPU time and clock time are computed separately.
     """
     rounds = [[_run(name, verb, job) for name, verb, job in orders] for _ in range(repeat)]
     return [_median(outcomes) for outcomes in zip(*rounds, strict=True)]
@@ -222,10 +222,10 @@ def carry_out(order_text: str) -> str:
 
 
 def _warm(binlog: Corpus) -> None:
-    """Load the file into the page cache, and touch memory for a copy of it.
+    """Load the file into the page cache, and touch enough memory for a copy of it.
 
-    Otherwise the first run would pay for the disk, and for memory that is new to a virtual machine: its host
-    has to provide it, and touching it takes longer than copying a file into it.
+    Otherwise, the first run would also measure the disk, and memory that is new to a virtual machine. The
+    host must first provide such memory, and touching it takes longer than copying a file into it.
     """
     with mmap.mmap(-1, binlog.bytes + _WARM_SPARE_BYTES) as memory:
         for offset in range(0, len(memory), mmap.PAGESIZE):

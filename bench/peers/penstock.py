@@ -118,10 +118,11 @@ def _log_holds_corpus(folder: Path, original: Path) -> bool:
 
 
 def _holds_corpus(received: Path, original: Path) -> bool:
-    """Return whether the received events equal the original's after the rotate event that opens every dump.
+    """Return whether the received events equal the original's, apart from the rotate event at the start of
+    every dump.
 
-    That first event names the file and is not part of it; bytes 9 to 12 of its header hold its length. The
-    original's last byte is followed by events of the server's current file.
+    This first event names the file and is not part of it; bytes 9 to 12 of its header contain its length.
+    After the original's last byte, the received events continue with the server's current file.
     """
     with open(received, "rb") as received_file, open(original, "rb") as original_file:
         header = received_file.read(19)

@@ -48,8 +48,8 @@ def checks_something(path: Path, function: Function) -> bool:
 def checks_only_in_loops(path: Path, function: Function) -> bool:
     """Return whether every check of a test is inside a loop over a computed collection.
 
-    Such a test passes without a check if the collection is empty. A loop over `each(...)` fails in that case,
-    so it counts as reached, as do loops over literals and parameters.
+    Such a test passes without a check if the collection is empty. A loop over `each(...)` fails if it is
+    empty, so its checks count as reached. So do the checks in loops over literals and parameters.
     """
     places = list(_check_places(path, function))
     return bool(places) and not any(is_reached for is_reached in places)

@@ -9,8 +9,9 @@ import pytest
 from tests.samples.reading import VERSIONS
 from tests.samples.write import SAMPLES
 
-# SHA-256 of every file's path and content in path order. Add a line for a new version. If an old digest
-# differs, restore the folder: present code must read the files of that version.
+# For each version, the SHA-256 of the paths and contents of all its files, in path order. Add a line for a
+# new version. If the digest of an old version differs, restore its folder: the current code must be able to
+# read the files of that version.
 DIGESTS = {
     "0.1": "425caf715065536ddb483b45f59571c4928625cedc14dfd9a25065362245e53b",
 }

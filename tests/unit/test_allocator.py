@@ -11,8 +11,8 @@ import pytest
 
 from penstock.engine import allocator
 
-# After a large buffer was freed, glibc allocates further large buffers on the heap, and a small value on top
-# keeps the heap from shrinking.
+# After a large buffer has been freed, glibc allocates further large buffers on the heap. A small value above
+# them then prevents the heap from shrinking.
 KEPT = """
 import sys
 from penstock.engine.allocator import return_large_buffers

@@ -157,8 +157,8 @@ def test_arrival_wakes_only_the_waiting_request(log: Log, wait: Wait) -> None:
                 # A task sets its timer in the step in which it starts to wait.
                 assert all(seconds > HOUR_SECONDS - WAIT_SECONDS_MAX for seconds in loop.timers), "it polls"
                 assert not request.done()
-                # Each additional task delays an arrival by one turn of the loop. A Ptubes session needs two
-                # more turns, because it also waits for the next request on its connection.
+                # Each additional task delays an arrival by one turn of the event loop. A Ptubes session needs
+                # two additional tasks, because it also waits for the next request on its connection.
                 tasks_max = 4 if wait is ptubes_events else 2
                 assert len(asyncio.all_tasks()) == tasks_max
                 capturing = threading.Thread(target=capture)

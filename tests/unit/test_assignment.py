@@ -56,8 +56,8 @@ def test_assignment_moves_as_few_shards_as_possible(drawn: tuple[int, list[str],
     shards, members, current = drawn
     had = Counter(member for shard, member in current.items() if shard < shards and member in members)
     least, more = divmod(shards, len(members))
-    # Each member can keep the minimum number of shards. A member that had more can keep one further shard, as
-    # long as shards remain beyond the minimum.
+    # Each member can keep as many shards as every member gets at least. A member that had more can keep one
+    # further shard, as long as there are shards left over.
     most = sum(min(had[name], least) for name in members) + min(
         more, sum(had[name] > least for name in members)
     )

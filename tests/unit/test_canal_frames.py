@@ -214,8 +214,8 @@ def test_invalid_or_slow_filter_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["((a+)+)+b", "(.*)*x", "(?!x)a*a*a*b", "(a|aa)+$b"])
 def test_filter_is_tried_in_bounded_time(text: str) -> None:
     tables = CanalTables(text, TablePatterns())
-    # The match is measured in the processor time of this thread, which excludes pauses of the machine.
-    # Without a bound, the match would take years.
+    # Matching is measured in the CPU time of this thread, which excludes pauses of the machine. Without the
+    # time limit, a match would take years.
     started = time.thread_time()
     assert not tables.matches("a" * 64, "a" * 64)
     assert time.thread_time() - started < 1.0

@@ -16,8 +16,8 @@ from tests.support.daemon.served_log import INSTANCE
 
 
 def test_tail_shows_values_of_every_type_as_a_history_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tail also shows values that Arrow cannot hold, as text, and columns whose name begins with an
-    underscore. It shows nothing that was not logged.
+    """The tail also shows values that Arrow cannot represent, as text, and columns whose names begin with an
+    underscore. It does not show columns that were not logged.
     """
     unlogged = {"file": "a.1", "offset": 4, "absent": ["note"], "unrepresentable": [("zero", "0000-00-00")]}
     values = {

@@ -81,8 +81,8 @@ def source_of(path: Path) -> Source:
 def test_forged_copies_are_valid_at_their_positions(spacing: int) -> None:
     content = forged_log(4000, spacing)
     blob = next(event for event in events(content) if event.size > 4000)
-    # Only the preceding events show that a copy is not a transaction: read from its start, the bytes are
-    # changes of accounts.
+    # Only the preceding events show that a copy is not a transaction. If reading begins at a copy's start,
+    # the bytes are valid changes of accounts.
     start = content.index(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size
     assert blob.offset < start < blob.offset + blob.size
     last = content.rindex(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size

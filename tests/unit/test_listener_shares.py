@@ -270,7 +270,7 @@ def test_log_of_an_instance_that_another_member_captured_is_opened_again(tmp_pat
 def forwarded(answer: bytes | None) -> tuple[bytes, list[dict[str, Any]]]:
     """Return the request that the daemon receives, and the answer that the client receives.
 
-    None as the answer means that no daemon runs.
+    An `answer` of None means that no daemon is running.
     """
 
     async def forward() -> tuple[bytes, list[dict[str, Any]]]:

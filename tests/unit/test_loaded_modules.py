@@ -54,8 +54,8 @@ for verb in pkgutil.iter_modules(penstock.cli.__path__):
             "import penstock.local.driver, penstock.engine.sink_runs",
             (*SERVERS, *TERMINAL, "pyspark", "urllib3"),
         ),
-        # Executors need no other package than pyspark, pyarrow and those that the guide packs for them.
-        # Executors and the driver's planning need a client of database servers only to read from a server.
+        # Executors need no packages other than pyspark, pyarrow and those that the guide packs for them.
+        # They, and planning on the driver, need a client of database servers only for reading from a server.
         (
             "import penstock.spark.partition, penstock.spark.batch, penstock.spark.source",
             (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture", "urllib3", "pydantic", "zstandard", "yaml"),

@@ -241,9 +241,10 @@ def test_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: Mad
 
 
 def test_every_search_agrees_with_a_full_scan(small: MadeLog) -> None:
-    """Compare random searches with the definition.
+    """Compare random searches with a full scan.
 
-    No requested transaction starts before the answer, and few other transactions come after it.
+    No requested transaction may start before the returned position, and only few other transactions may
+    follow it.
     """
     numbers = np.random.default_rng(7)
     locator = small.locator()

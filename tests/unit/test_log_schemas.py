@@ -149,8 +149,8 @@ def test_lines_that_outgrow_their_snapshot_start_a_generation(
         )
     files = sorted((tmp_path / "schemas").iterdir())
     assert len(files) > 3
-    # A generation is bounded by its snapshot, so reading the definitions at a position costs at most twice
-    # the size of the snapshot.
+    # The size of a generation is limited by the size of its snapshot, so reading the definitions at a
+    # position costs at most twice the size of the snapshot.
     assert max(path.stat().st_size for path in files) < 2 * (2000 + 100 * 60)
     for number in (1, 29, 30, 31, 77, 100):
         position = at(100 + 100 * number, file=1 + number // 30)

@@ -31,10 +31,11 @@ def random_logs(random: Random) -> dict[str, list[Commit]]:
 
 
 def merged(random: Random, logs: dict[str, list[Commit]], *, ends: bool = True) -> list[Commit]:
-    """Return the transactions in the order in which they are taken, offered in a random interleaving.
+    """Return the transactions in the order in which they are taken. They are offered in a random
+    interleaving.
 
-    A member's watermark moves at random to any time that none of its later transactions precedes. With
-    `ends`, each member moves past its last transaction.
+    The watermark of a member moves at random to any time that is not after the member's next transaction.
+    With `ends`, each member's watermark finally moves past its last transaction.
     """
     order: CommitOrder[Commit] = CommitOrder(MEMBERS)
     offered = dict.fromkeys(MEMBERS, 0)
@@ -110,8 +111,8 @@ def test_members_that_hold_back_the_next_transaction_are_named() -> None:
     assert order.held_back_by() == ["db1", "db3"]
     order.advance("db3", 5)
     assert order.held_back_by() == ["db1"]
-    # Of two transactions with the same time, that of the first member comes first, so db1 may still have an
-    # earlier transaction.
+    # If two transactions have the same time, that of the first member comes first. So db1 may still deliver a
+    # transaction that must come earlier.
     order.advance("db1", 5)
     assert order.held_back_by() == ["db1"]
     order.offer("db1", 5, "first", LATEST_US)

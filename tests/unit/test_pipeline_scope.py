@@ -85,7 +85,8 @@ def removed(
     orders: Target = ORDERS,
     commit_ts: int | None = None,
 ) -> list[Changes]:
-    """Return the changes of a removal from a target with rows 0 to 99 and a source with the rows `source`.
+    """Return the changes that a removal makes, for a target with rows 0 to 99 and a source with the rows
+    `source`.
 
     Without `types`, only the keys of the target can be read. `orders` is the source's table. For a TiDB
     cluster, `commit_ts` is the timestamp at which the source was read.

@@ -248,8 +248,8 @@ def offset_of(number: int) -> Offset:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_sinks_read_everything_and_meet(seed: int) -> None:
-    """Sinks plan at random moments while the log grows. Their ranges join, and sinks at the same position
-    read the same ranges.
+    """Sinks plan at random moments while the log grows. The ranges of each sink are contiguous, and sinks at
+    the same position read the same ranges.
     """
     choose = random.Random(seed)
     ends = SharedEnds()

@@ -36,8 +36,9 @@ from tools.suite.tallies import TallyFile, TargetTally
 
 TREE = [sys.executable, "-m", "tools.suite.tree"]
 
-# Starts an orphan in another session; both processes write their process id to a file. With "pauses", the
-# orphan ends once it was resumed and the file `seen` exists; the command ends after the orphan.
+# Starts an orphan process in another session. Both processes write their process ids to a file. With
+# "pauses", the orphan ends once it has been resumed and the file `seen` exists. The command ends after the
+# orphan.
 FAMILY = """
 import os, signal, sys, time
 folder, counts_pauses = sys.argv[1], sys.argv[2] == "pauses"

@@ -103,8 +103,8 @@ class TopicConsumer:
 def sent_partitions(random: Random) -> tuple[list[list[SentMessage]], dict[int, set[int]]]:
     """Return what TiCDC sends to each partition, and the keys of each transaction.
 
-    Every row is sent up to three seconds after its commit, so that some are far ahead of the watermark. The
-    clocks of TiDB and of Kafka differ.
+    Every row is sent up to three seconds after its commit, so that some rows are far ahead of the watermark.
+    The clocks of TiDB and of Kafka differ.
     """
     clock_ms = BEGIN_MS + random.randint(-4000, 4000)
     rows: list[tuple[int, int, int, int]] = []

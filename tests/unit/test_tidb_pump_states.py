@@ -163,8 +163,8 @@ def test_closing_pump_waits_for_drainers_to_store_its_last_commit(start: Start) 
     register_drainer(begun.cluster, max_commit_ts=5)
     ask(begun.pump.address, "PUT", "/state/pump-1/close")
     wait_until(lambda: "the transaction 1 has no outcome" in str(begun.pump.status()["problem"]))
-    # The transaction commits after the Pump has begun to close, so its timestamp is later than that of the
-    # first fake binlog.
+    # The transaction commits after the Pump has begun to close, so its commit timestamp is later than the
+    # timestamp of the first fake binlog.
     commit_ts = begun.cluster.next_timestamp()
     begun.client.write(commit(1, commit_ts))
     register_drainer(begun.cluster, max_commit_ts=commit_ts - 1)

@@ -46,9 +46,9 @@ class CoverageMap:
         return self._in_order({name for line in lines for name in self.lines.get(path, {}).get(line, ())})
 
     def importing(self, path: str) -> list[CoveringTest]:
-        """Return the tests that depend on a file's import.
+        """Return the tests that can be affected when a file is imported.
 
-        These are the tests of the files that import it, followed by all others that run any of its lines.
+        The tests in files that import it come first, followed by all other tests that run any of its lines.
         """
         importing = {name for name in self.tests if _imports(name.partition("::")[0], path)}
         running = {name for tests in self.lines.get(path, {}).values() for name in tests}

@@ -66,10 +66,10 @@ def check_baseline(tree: Path = KERNEL_TREE) -> None:
 
 @functools.cache
 def decoding_seconds_max(tree: Path = KERNEL_TREE) -> float:
-    """Return the timeout of the decoding tests on a mutant.
+    """Return the timeout for running the decoding tests on a mutant.
 
-    Runs the tests once without a mutation, on a bridge with the same profile. Raises BaselineFailed if a
-    test fails.
+    Runs the tests once on the unmutated code, with a bridge built with the same profile. Raises
+    BaselineFailed if a test fails.
     """
     bridge = run(list(_BRIDGE), BUILD_SECONDS_MAX, tree, _BRIDGE_VARIABLES)
     if bridge.status != 0:
@@ -85,7 +85,7 @@ def decoding_seconds_max(tree: Path = KERNEL_TREE) -> float:
 def judge(mutant: Mutant, tree: Path = KERNEL_TREE) -> Verdict:
     """Judge a mutant by `cargo test`, then by the Python tests of decoding.
 
-    The bridge for the decoding tests is built with the mutant, and installed in the copy while they run.
+    For the decoding tests, the bridge is built with the mutant and installed in the copy of the repository.
     """
     text = (tree / mutant.path).read_text()
     with replaced(tree / mutant.path, mutant.apply(text).encode()):

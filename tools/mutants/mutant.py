@@ -103,8 +103,9 @@ Drawn = TypeVar("Drawn", bound=Drawable)
 def sample_order(drawables: Iterable[Drawn], seed: int) -> list[Drawn]:
     """Return one mutant for each span of a file, in the order in which a seed draws them.
 
-    The order depends only on the keys: a change elsewhere in the code does not change it, and a larger sample
-    starts with the smaller one. One mutant per span keeps an operator with many replacements from dominating.
+    The order depends only on the keys. So a change elsewhere in the code does not change the order, and a
+    larger sample begins with the smaller one. There is only one mutant per span, so that an operator with
+    many replacements does not dominate the sample.
     """
 
     def rank(drawable: Drawn) -> bytes:

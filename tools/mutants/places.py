@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build/mutants"
-# Copies of the repository whose files are mutated, one for each language so that both may run at the same
-# time. The repository's own files are never touched.
+# Copies of the repository whose files are mutated. Each language has its own copy, so that both may run at
+# the same time. The repository's own files are never changed.
 TREE = WORK / "tree"
 KERNEL_TREE = WORK / "kernel-tree"
 CARGO_TARGET = WORK / "target"
@@ -43,7 +43,8 @@ PYTHON_AREAS = {
 def sources(patterns: tuple[str, ...], root: Path = ROOT) -> list[str]:
     """Return the files that match the patterns, relative to the root and sorted.
 
-    Raises FileNotFoundError for a pattern without files: an area that moved would silently go untested.
+    Raises FileNotFoundError for a pattern that matches no files, because an area whose files have moved would
+    silently go untested.
     """
     paths: set[str] = set()
     for pattern in patterns:

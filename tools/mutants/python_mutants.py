@@ -26,8 +26,9 @@ SECONDS_MAX = 60.0
 TEST_SECONDS_MAX = 20.0
 SERVER_START_SECONDS = 8.0
 
-# The replacements of binary and comparison operators: the opposite, and for an order the other side of its
-# bound. Most of cosmic-ray's other replacements cause a TypeError, which every test detects.
+# The replacements of binary and comparison operators: the opposite operator, and for an ordering also the
+# operator with the other strictness. Most other replacements of cosmic-ray cause a TypeError, which every
+# test detects.
 _REPLACEMENTS = {
     "ReplaceBinaryOperator": (
         "Add_Sub Sub_Add Mul_FloorDiv Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul "
@@ -103,8 +104,8 @@ def mutant_of(candidate: Candidate, tree: Path = TREE) -> Mutant | None:
 def judge(mutant: Mutant, coverage: CoverageMap, tree: Path = TREE) -> Verdict:
     """Run the tests that cover a mutant until one fails, everyday tests first.
 
-    A mutant is killed if a test fails, if the tests die of a signal, or if they time out, provided that the
-    same tests pass without the mutation in the same time.
+    A mutant is killed if a test fails, if a signal kills the tests, or if they time out. The same tests must
+    pass on the unmutated code within the same time.
     """
     began = time.monotonic()
     text = (tree / mutant.path).read_text()

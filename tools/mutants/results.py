@@ -97,9 +97,9 @@ def is_outdated(result: dict[str, Any], root: Path = ROOT) -> bool:
 
 
 def has_test(test: str, root: Path = ROOT) -> bool:
-    """Return whether the test of a verdict exists. "" names no test and always exists.
+    """Return whether the test of a verdict exists. An empty name stands for no test, and counts as existing.
 
-    Tests are searched by function name, without parameters.
+    Tests are searched for by function name, without parameters.
     """
     if not test:
         return True
@@ -123,7 +123,7 @@ def stale(entries: Iterable[Harmless], root: Path = ROOT) -> list[str]:
 
 
 def report(results: Iterable[dict[str, Any]], entries: list[Harmless], root: Path = ROOT) -> list[str]:
-    """Return the report: scores by area and tier, survivors, and undecided mutants, line by line.
+    """Return the lines of the report: scores by area and tier, survivors, and undecided mutants.
 
     Outdated verdicts do not count.
     """

@@ -55,7 +55,7 @@ def compile_python(tree: Path = TREE) -> None:
 def replaced(path: Path, content: bytes) -> Iterator[None]:
     """Replace a file's content during the block.
 
-    The original is kept beside it, so that `restore` can recover it after a killed run.
+    The original is kept next to it, so that `restore` can recover it after a run was killed.
     """
     original = path.with_name(path.name + _ORIGINAL)
     shutil.copyfile(path, original)

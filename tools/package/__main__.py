@@ -17,9 +17,9 @@ from tools.servers import PartMissing
 def main(words: list[str] | None = None) -> int:
     """Build every target whose parts this machine has; return the exit status.
 
-    The wheel of this machine must be built. This wheel is tested in an environment without Rust, the wheel of
-    the other Linux target is tested under emulation; for the macOS wheel, only the library's header is
-    checked. The output lists each wheel that was not built or tested, with the reason.
+    The wheel of this machine must be built. This wheel is tested in an environment without Rust. The wheel of
+    the other Linux target is tested under emulation. For the macOS wheel, only the header of the library is
+    checked. The output lists each wheel that was not built or not tested, with the reason.
     """
     parser = argparse.ArgumentParser(prog="python -m tools.package", description=__doc__)
     parser.add_argument("--only", choices=sorted(TARGETS), help="build the wheel of one target")

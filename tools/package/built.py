@@ -41,8 +41,8 @@ _IN_WHEEL = (
 )
 # Third-party files that the console serves: each file with its checksum and license.
 _VENDOR = "penstock/console/static/vendor"
-# Arrow's crates name the framework for the local time zone, which Penstock does not use. Python's symbols are
-# looked up at run time.
+# Arrow's crates link this framework to determine the local time zone, which Penstock does not use. Symbols of
+# Python are looked up at run time.
 _FRAMEWORK = "System/Library/Frameworks/CoreFoundation.framework"
 _FRAMEWORK_STUB = f"""\
 --- !tapi-tbd

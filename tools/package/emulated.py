@@ -22,7 +22,8 @@ _PROGRAM = "import sys; sys.argv = ['penstock', 'demo']; from penstock.cli.app i
 
 
 def check_emulated(wheel: Path, machine: str, folder: Path) -> str:
-    """Install the wheel for another machine, and run the demo there; return a description of the proof.
+    """Install the wheel on an emulated machine, and run the demo there. Return a description of what was
+    tested.
 
     Raises PartMissing if qemu or apt-get is missing, PackageInvalid if the wheel does not work.
     """

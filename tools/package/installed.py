@@ -20,7 +20,7 @@ FIRST_RESULT_SECONDS_MAX = 20.0
 def check_installed(wheel: Path, folder: Path) -> str:
     """Install the wheel in an environment without Rust, run the demo, and follow the tutorial.
 
-    Returns a description of the proof. Raises PackageInvalid, PartMissing.
+    Returns a description of what was tested. Raises PackageInvalid, PartMissing.
     """
     venv.create(folder / "fresh", with_pip=True)
     python = str(folder / "fresh" / "bin" / "python")
@@ -43,9 +43,10 @@ def check_installed(wheel: Path, folder: Path) -> str:
 
 
 def _without_rust(folder: Path) -> dict[str, str]:
-    """Return an environment whose PATH has Java and the system's programs, but not cargo and rustc.
+    """Return environment variables whose PATH contains Java and the system's programs, but not cargo and
+    rustc.
 
-    Raises PackageInvalid without Java.
+    Raises PackageInvalid if Java is missing.
     """
     java = shutil.which("java")
     if java is None:

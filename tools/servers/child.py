@@ -25,9 +25,9 @@ _owner = 0
 def spawn(
     argv: Sequence[str], output: Path, stdin: int | None = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program that is killed when this process ends; append its output to a file.
+    """Start a program that is killed when this process ends, and append its output to a file.
 
-    It leads its own process group, so Ctrl-C in the terminal does not reach it.
+    The program leads its own process group, so that Ctrl-C in the terminal does not reach it.
     """
     started: Future[subprocess.Popen[bytes]] = Future()
     _queue().put((started, argv, output, stdin))

@@ -183,9 +183,9 @@ def locked(name: str) -> Iterator[None]:
 
 @functools.cache
 def install(flavor: str) -> Installation:
-    """Return a flavor's installation, fetching it first if this machine does not have it.
+    """Return the installation of a flavor. It is fetched first if this machine does not have it.
 
-    Raises `PartMissing` if it is unavailable on this machine, `ValueError` for an unknown flavor.
+    Raises `PartMissing` if the flavor is unavailable on this machine, `ValueError` for an unknown flavor.
     """
     if flavor in SUITES:
         return _install_from_suite(flavor, SUITES[flavor])
@@ -209,9 +209,11 @@ def _install_on_host(flavor: str) -> Installation:
 
 
 def program_on_host(names: str, package: str) -> Path:
-    """Return a program of a package of this machine's distribution, by its name or a pattern of paths.
+    """Return a program from a package of this machine's distribution, found by its name or by a pattern of
+    paths.
 
-    A missing package is installed first. Raises `PartMissing` if it is unavailable on this machine.
+    If the program is missing, the package is installed first. Raises `PartMissing` if it is unavailable on
+    this machine.
     """
     with locked("host"):
         path = _find_program(names)
@@ -336,8 +338,8 @@ def _unpack(packages: Sequence[Path], root: Path) -> None:
 def mirror(etc: Path = Path("/etc/apt")) -> str:
     """Return the first mirror of the distribution's main archive among the machine's own apt sources.
 
-    Both formats of sources.list(5) are read: fields, then one line each. Raises `PartMissing` if they do not
-    name a mirror.
+    Both formats of sources.list(5) are read: first files with fields, then files with one line per source.
+    Raises `PartMissing` if they name no mirror.
     """
     words: list[str] = []
     for path in sorted(etc.glob("sources.list.d/*.sources")):

@@ -23,8 +23,9 @@ from tools.servers.packages import cache_directory
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 EPHEMERAL_PORT_MIN = 32_768
 
-# Most registered ports are below the first number; the second number allows for a wide ephemeral range. A
-# Redis node also uses the port 10,000 above its own, so both limits leave space for that port.
+# The lowest ports to use. Most registered ports are below the first number. The second number applies if the
+# ephemeral range is wide. A Redis node also uses the port 10,000 above its own, so both limits leave space
+# for that port.
 PORT_MIN = 20_000
 PORT_MIN_OF_WIDE_RANGE = 10_000
 PORTS_MIN = 1000
@@ -41,7 +42,7 @@ _next_index = random.SystemRandom().randrange(1 << 16)
 def free_port() -> int:
     """Return a TCP port to which no process is bound, and reserve it for the lifetime of this process.
 
-    Raises `ServerFailed` if none is left.
+    Raises `ServerFailed` if no port is left.
     """
     global _next_index
     ports = candidates()

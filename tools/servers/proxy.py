@@ -152,9 +152,9 @@ class Proxy:
     ) -> None:
         """Cut the next `times` connections that receive this many bytes from the server, at that byte.
 
-        A connection that has already received more is cut at its next byte. With `in_packet` the cut is in
-        the middle of the first packet that begins at that byte or later; with TLS, packets cannot be
-        detected.
+        A connection that has already received more is cut at its next byte. With `in_packet`, the connection
+        is cut in the middle of the first packet that begins at that byte or later. This does not work with
+        TLS, where packets cannot be detected.
         """
         self._run_in_thread(lambda: self._plans.extend([_Plan(bytes_down, how, in_packet)] * times))
 

@@ -159,9 +159,9 @@ class Server:
         return self.installation.version
 
     def start(self) -> Self:
-        """Start the server and return once this process's own child answers on the port.
+        """Start the server, and return once the port is answered by the child process that was started.
 
-        A start that does not answer in time is tried once more.
+        If the server does not answer in time, it is started once more.
         """
         if self.running:
             raise ServerFailed(f"{self!r} is running already")
@@ -218,10 +218,10 @@ class Server:
             self._directory = self._discard = None
 
     def connect(self, **arguments: Any) -> Any:
-        """Return an autocommitting PyMySQL connection as root; the arguments are PyMySQL's.
+        """Return an autocommitting PyMySQL connection as root. The arguments are PyMySQL's.
 
-        It is encrypted only with `tls`: PyMySQL would read the machine's certificate authorities for every
-        connection, which takes a hundred times as long as the rest.
+        The connection is encrypted only with `tls`. With encryption, PyMySQL reads the machine's certificate
+        authorities for every connection, which takes a hundred times as long as the rest of connecting.
         """
         return pymysql.connect(
             **{
@@ -236,7 +236,7 @@ class Server:
         )
 
     def sql(self, statement: str, *arguments: Any, database: str | None = None) -> list[tuple[Any, ...]]:
-        """Run one statement, or several separated by `;`, in a separate connection.
+        """Run one statement, or several separated by `;`, in a connection of its own.
 
         Returns the rows of the last result. The arguments replace `%s` in the text.
         """
@@ -253,8 +253,8 @@ class Server:
     def client(self, sql: str | bytes, *arguments: str) -> str:
         """Run SQL in the flavor's own command line client and return its output.
 
-        Batch output, raw values, UTF-8; bytes that are not UTF-8 become surrogate escapes. Raises
-        `ServerFailed` with the client's message if it reports an error.
+        The client runs in batch mode with raw values and UTF-8. Bytes that are not UTF-8 become surrogate
+        escapes. Raises `ServerFailed` with the client's message if the client reports an error.
         """
         argv = [
             *self.program("mysql"),

@@ -55,9 +55,9 @@ def account_name() -> str:
 
 
 def template(installation: Installation) -> Path:
-    """Return the data directory template of an installation, created if it is not in the cache.
+    """Return the data directory template of an installation. It is created if it is not in the cache.
 
-    Raises `ServerFailed` if the server cannot initialise a data directory here.
+    Raises `ServerFailed` if the server cannot initialize a data directory on this machine.
     """
     name = f"{installation.flavor}-{installation.version}-{TEMPLATE_FORMAT}"
     folder = cache_directory() / "templates" / name

@@ -111,7 +111,8 @@ def plan(sweeps: Sequence[Sweep], seeds: Sequence[int]) -> list[Task]:
 def pending(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> list[Task]:
     """Return the tasks without a result for a state of the working tree.
 
-    Tasks that failed before come first. Tasks that a time limit cut off come last, the shortest first.
+    Tasks that failed before come first. Tasks that were cut off by a time limit come last, in ascending order
+    of their duration.
     """
 
     def order(task: Task) -> tuple[bool, float]:
@@ -136,8 +137,8 @@ class LongRun:
     ) -> None:
         """Start the clock of a run.
 
-        `current_tree` names the state of the files, and the minutes count from `started_at`. A sweep during
-        which files changed has no result, because its version of the files is unknown.
+        `current_tree` returns a name for the state of the files. The minutes count from `started_at`. A sweep
+        during which files changed gets no result, because it is unknown which version of the files it tested.
         """
         self._results = results
         self._sweep_seconds = 60 * sweep_minutes
@@ -192,9 +193,10 @@ class LongRun:
 
 
 def failures_of(run: Run, task: Task) -> list[dict[str, Any]]:
-    """Return the failed tests with their last lines, or the sweep with pytest's output if there is no report.
+    """Return the failed tests with their last lines. If there is no report, return the sweep with pytest's
+    output instead.
 
-    If every test was skipped, return the tests with their reasons.
+    If every test was skipped, return the tests with the reasons for skipping.
     """
     outcome = SKIPPED if run.outcome == SKIPPED else FAILED
     failed: list[dict[str, Any]] = [

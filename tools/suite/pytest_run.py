@@ -204,10 +204,10 @@ def _lines(path: Path) -> tuple[str, ...]:
 
 
 def read_report(report: Path, lines_max: int) -> dict[str, TestOutcome] | None:
-    """Return the outcome of each test of a JUnit report by its id; None without a complete report.
+    """Return the outcomes in a JUnit report by test id, or None if there is no complete report.
 
     A test whose teardown fails has two entries, of which the worse counts. A file that cannot be imported has
-    its own entry.
+    an entry of its own.
     """
     tests: dict[str, TestOutcome] = {}
     try:

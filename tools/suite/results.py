@@ -126,10 +126,10 @@ def machine() -> dict[str, Any]:
 
 
 def tree_state(root: Path = ROOT) -> str | None:
-    """Return a name for the state of the working tree; None outside of git.
+    """Return a name for the state of the working tree, or None outside of git.
 
-    The name is the commit, followed by `+` and a digest of all differences if there are any. Two states with
-    the same name have the same files.
+    The name is the commit, followed by `+` and a digest of all differences from the commit, if there are any.
+    If two states have the same name, they have the same files.
     """
 
     def git(*words: str) -> bytes:

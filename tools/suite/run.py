@@ -28,9 +28,9 @@ from tools.suite.pytest_run import BYTECODE
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-# Two workers for each of the two cores, because everyday tests wait for servers, processes and sockets for
-# half of their time. Each worker has its own servers and Spark session, about 3 GB; the deep tests start
-# larger servers beside them.
+# How many workers run the tests. Everyday tests wait for servers, processes and sockets half of the time, so
+# each of the two cores gets two workers. Each worker has its own servers and its own Spark session, which
+# need about 3 GB. The deep tests start larger servers in addition.
 WORKERS = {"everyday": 4, "deep": 3, "all": 3}
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
@@ -62,7 +62,7 @@ def main(words: list[str] | None = None) -> int:
 def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
     """Run the command of each step with additional environment variables.
 
-    Returns 0, or the exit status of the first step that failed.
+    Returns the exit status of the first step that failed, or 0.
     """
     steps: dict[str, float] = json.loads(os.environ.get(STEPS_VARIABLE, "{}"))
     for name, command in commands.items():

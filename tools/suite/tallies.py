@@ -76,9 +76,9 @@ class TallyFile:
         self._tallies = {tally.target: tally for tally in map(_tally_of, entries)}
 
     def resume(self, target: Sequence[str], conditions: str | None) -> TargetTally:
-        """Return the tally of a target under these conditions, an empty one if there is none.
+        """Return the tally of a target under these conditions, or an empty tally if there is none.
 
-        Nothing is resumed if the conditions are None.
+        If the conditions are None, no tally is resumed.
         """
         tally = self._tallies.get(tuple(target))
         if tally is not None and conditions is not None and tally.conditions == conditions:

@@ -16,8 +16,8 @@ from pathlib import Path
 PREFIX = "penstock-tests-"
 _LOCK_NAME = "owner.lock"
 GIGABYTE = 10**9
-# The everyday tests use 2 to 3 GB at once. The deep tests write transactions of 2 GB
-# and more, their redo logs and the logs created from them.
+# How much disk space the tests need. The everyday tests use 2 to 3 GB at once. The deep tests write
+# transactions of 2 GB and more, and the redo logs and captured logs of these transactions.
 DISK_BYTES = {"everyday": 4 * GIGABYTE, "deep": 12 * GIGABYTE, "all": 12 * GIGABYTE}
 
 

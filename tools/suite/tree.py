@@ -76,9 +76,9 @@ class CommandTree:
             self._reap()
 
     def pause(self, seconds: float) -> None:
-        """Stop every process for a time. All processes resume afterwards, even on an exception.
+        """Stop every process for a time. Afterwards all processes are resumed, even after an exception.
 
-        A process that a test has stopped is left alone, because only the test may resume it.
+        A process that a test itself has stopped is left alone, because only the test may resume it.
         """
         seen: set[psutil.Process] = set()
         stopped: list[psutil.Process] = []
@@ -133,9 +133,10 @@ class CommandTree:
 def run(
     argv: list[str], output: Path, leaks: Path, end_seconds_max: float, pause_seconds_max: float, seed: str
 ) -> int:
-    """Run a command to its end, with random pauses unless the maximum is 0; return its exit status.
+    """Run a command to its end, and return its exit status. Unless the maximum pause is 0, the command is
+    paused at random.
 
-    Raises Terminated after the tree has ended, if SIGTERM or SIGINT arrived first.
+    If SIGTERM or SIGINT arrives first, raises Terminated after the process tree has ended.
     """
     dice = random.Random(seed)
     with scratch_folder() as folder:

@@ -81,10 +81,10 @@ class DaemonProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        """Start the daemon and return once it answers on its port. Raises ServerFailed, also if it is late.
+        """Start the daemon and return once it answers on its port.
 
-        Servers of other products are restarted once when they are late. The product itself is never
-        restarted.
+        Raises ServerFailed if the daemon fails or does not answer in time. The tests restart servers of other
+        products once if they do not answer in time, but never Penstock itself.
         """
         self._write_config()
         words = ["serve", str(self.config)]

@@ -144,10 +144,10 @@ def serving(
     """Serve a log inside the block.
 
     `listen` and `access` are the sections of penstock.yaml with these names. `check` returns the findings
-    about the servers of an instance, and `resume` restarts a capture that was set aside. `control` has the
-    jobs and members of a fleet, `fleet_status` its state, and `instances` the instances in its store.
-    `alerting` has the alert rules and their receivers. With `copies`, readers get the data that this many
-    members have synced.
+    about the servers of an instance, and `resume` restarts a capture that was set aside. `control` controls
+    the jobs and members of a fleet, `fleet_status` returns the fleet's state, and `instances` gives access to
+    the instances in its store. `alerting` contains the alert conditions and the channel. With `copies`,
+    readers only get data that this many members have synced.
     """
     settings = Settings.model_validate(
         {

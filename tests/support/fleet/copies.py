@@ -5,9 +5,10 @@ from penstock.logstore.reader import LogReader
 
 
 def assert_equal_logs(first: LogReader, other: LogReader) -> int:
-    """Assert that two logs have the same bytes wherever both have any; return the number of shared bytes.
+    """Assert that two logs have the same bytes wherever both contain the log, and return the number of shared
+    bytes.
 
-    One log may begin later than the other log, in a later epoch.
+    One log may begin later than the other, in a later epoch.
     """
     left_epochs, right_epochs = ([epoch.epoch for epoch in log.epochs.epochs] for log in (first, other))
     start = max(left_epochs[0], right_epochs[0])

@@ -104,8 +104,8 @@ class KeptLog:
         kept.config.write_text(yaml.safe_dump(_plain(server, root, start)))
         kept.run_capture()
         if len(LogReader.open(kept.folder).segments) > len(kept.files):
-            # The hour and with it a segment ended during the capture. The tests need one segment per file, so
-            # the capture is repeated.
+            # The hour ended during the capture, which also ended a segment. The tests need one segment per
+            # file, so the capture is repeated.
             shutil.rmtree(kept.folder)
             kept.run_capture()
         kept.logged = [

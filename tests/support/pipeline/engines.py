@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["local", "spark"])
 def engine(request: pytest.FixtureRequest) -> "SparkSession | LocalDriver":
-    """One process, and the Spark session of the module's fixture `spark`.
+    """Run a test once in this process, and once on the Spark session of the module's fixture `spark`.
 
-    Mark a test of rules common to both engines with `deep(keep=("local",))`, so that it runs on Spark only in
-    the deep tier.
+    If a test is about rules that both engines share, mark it with `deep(keep=("local",))`, so that it runs on
+    Spark only in the deep tier.
     """
     return LocalDriver() if request.param == "local" else request.getfixturevalue("spark")

@@ -51,7 +51,8 @@ def source_rows(
 ) -> Source:
     """Return the rows of a table and their types according to the server's client.
 
-    A date that no calendar has (with a zero in it) is None, because a target stores null.
+    A date that does not exist in the calendar (it contains a zero) is None, because a target stores null for
+    it.
     """
     connection = server.connect(database=database, conv={}, use_unicode=False)
     with connection, connection.cursor() as cursor:
@@ -159,9 +160,10 @@ def _arrow_rows(table: pyarrow.Table) -> list[Row]:
 
 
 def replayed(feed: Iterable[Row], key: Sequence[str]) -> list[Row]:
-    """Return the rows that a feed of changes leaves: the last upsert of each key, in commit order.
+    """Return the rows that remain after a feed of changes: for each key, the last upsert in commit order.
 
-    Keys are compared by their bytes. A row deleted under one key and inserted under another counts twice.
+    Keys are compared by their bytes. If a row is deleted under one key and inserted under another, both keys
+    count.
     """
     order = sorted(feed, key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
     state: dict[tuple[Any, ...], Row] = {}
@@ -175,9 +177,9 @@ def replayed(feed: Iterable[Row], key: Sequence[str]) -> list[Row]:
 
 
 def net_rows(feed: Iterable[Row], source: Source) -> list[Row]:
-    """Return the rows that a feed of changes leaves, with the columns of the source.
+    """Return the rows that remain after a feed of changes, with the columns of the source.
 
-    No key is needed: each delete and before image removes one row that is equal in every column. Raises
+    No key is needed: each delete and each before image removes one row that is equal in every column. Raises
     AssertionError if no such row was added before.
     """
     counts: Counter[tuple[Any, ...]] = Counter()
@@ -252,7 +254,7 @@ def _hashable(value: Any) -> Any:
 
 
 def value_of(kind: str, value: Any) -> Any:
-    """Return a value of a declared type as plain Python, from the form of any client or lake.
+    """Return a value of a declared type as a plain Python value, whichever client or lake it comes from.
 
     Integers and BIT: int. DECIMAL: Decimal. FLOAT and DOUBLE: float. TIME: microseconds. DATETIME and
     TIMESTAMP: datetime without a zone, in UTC. JSON: the parsed document. Bytes: bytes. All else: str.

@@ -505,8 +505,8 @@ class DuckdbBackend(_FolderBackend):
     FEED_HAS_METADATA = True
 
     def sink(self, **settings: Any) -> Sink:
-        # A database has the numbers of its batches, and batches of different tests have the same numbers.
-        # A schema may have the name of the database.
+        # A database file stores the numbers of its batches, and different tests use the same numbers, so each
+        # sink has its own file. A schema may have the same name as the database.
         path = str(self.folder / str(next(_places)) / "conform_1.duckdb")
         Path(path).parent.mkdir()
         return super().sink(**{"path": path} | settings)

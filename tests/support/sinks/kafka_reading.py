@@ -46,8 +46,8 @@ def consumer(broker: Kafka, isolation: str) -> confluent_kafka.Consumer:
 def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool = True) -> list[Record]:
     """Return all messages of topics, in the order of each partition.
 
-    Committed messages become visible with a short delay. With `settled`, when no transaction is open, wait
-    for them.
+    Committed messages become visible after a short delay. With `settled`, which means that no transaction is
+    open, wait until they are visible.
     """
     everything = consumer(broker, "read_uncommitted")
     chosen = consumer(broker, "read_committed" if committed else "read_uncommitted")
@@ -92,7 +92,8 @@ def read_from(message: Any) -> tuple[str, int, bytes | None, bytes | None]:
 def rows_held(broker: Kafka, topic: str, binary: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of a topic in Penstock's JSON format, keeping the last message of each key.
 
-    The messages of a key must be in the order of its changes. `binary` names base64 columns.
+    The messages of a key must be in the order of the key's changes. `binary` lists the columns that are
+    encoded as base64.
     """
     held: dict[bytes | None, Any] = {}
     for record in records(broker, topic):

@@ -42,9 +42,9 @@ def environment(python: str = sys.executable) -> dict[str, str]:
 
 
 def environment_of(folder: Path, configuration: Path) -> dict[str, str]:
-    """Return the environment of a process on the PySpark of a folder; see `tools.spark_versions`.
+    """Return the environment of a process that uses the PySpark in a folder; see `tools.spark_versions`.
 
-    `configuration` is an empty folder, for a configuration that fits the version.
+    `configuration` is an empty folder, to which a configuration for that version is written.
     """
     write_configuration(configuration, folder / "pyspark")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -97,10 +97,10 @@ def stream_of(session: SparkSession, server: Server, table: str, **options: obje
 
 
 def process_all(query: StreamingQuery) -> None:
-    """Wait until a running stream has processed all earlier commits; raise its error.
+    """Wait until a running stream has processed all earlier commits, and raise the stream's error.
 
-    Spark waits for a trigger without new data. The first such trigger may have read the end of the log before
-    the last commit; the next trigger has not.
+    Spark waits until a trigger finds no new data. The first such trigger may have read the end of the log
+    before the last commit. The second one has read it after the last commit.
     """
     query.processAllAvailable()
     query.processAllAvailable()

@@ -228,7 +228,7 @@ class ServerPool:
 def clean(server: Server, initial: ServerState) -> None:
     """Bring a server back to its initial state.
 
-    Raises `NotClean`, or the server's own error, if that fails; the server must not be used again then.
+    Raises `NotClean`, or the server's own error, if that fails. The server must then not be used again.
     """
     timeouts = {"read_timeout": CLEANING_SECONDS_MAX, "write_timeout": CLEANING_SECONDS_MAX}
     with server.connect(**timeouts) as connection, connection.cursor() as cursor:

@@ -63,9 +63,10 @@ def check_kept_cases(items: Iterable[pytest.Item]) -> None:
 
 
 def mark_guarded_parameters(items: list[pytest.Item]) -> None:
-    """Mark the cases that another case of the same test guards.
+    """Mark the cases of a test that are guarded by another case of the same test.
 
-    `deep_flavors("mariadb")` on a module or test does the same for its MariaDB cases, guarded by MySQL's.
+    `deep_flavors("mariadb")` on a module or test does the same for its MariaDB cases, which MySQL's cases
+    guard.
     """
     names = {item.nodeid for item in items}
     for item in items:
@@ -79,7 +80,8 @@ def mark_guarded_parameters(items: list[pytest.Item]) -> None:
 
 
 def selected_tiers(config: pytest.Config) -> tuple[str, ...]:
-    """Return the tiers to run: those of --tier, or all if tests are named, or the everyday tier.
+    """Return the tiers to run: the tiers in --tier, or all tiers if tests are named, or otherwise the
+    everyday tier.
 
     `PENSTOCK_LONG=1` adds the long tier.
     """
@@ -108,7 +110,7 @@ def area_filter(config: pytest.Config) -> list[str] | None:
 def check_area(config: pytest.Config) -> None:
     """Raise UsageError if no test file has a word of the area in its path.
 
-    The check runs before workers start, because an error of a worker is printed as an internal error.
+    The check runs before workers start, because pytest would print an error in a worker as an internal error.
     """
     areas = area_filter(config)
     if areas is not None and not has_tests(areas):
