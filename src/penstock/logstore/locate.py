@@ -2,9 +2,9 @@
 """Locates a position, a GTID, a GTID set or a time in a log by binary searches over L1 and L2.
 
 There are four kinds of lookup, from exact to approximate: by epoch, file and offset; by a GTID set whose
-transactions have all been consumed; by a single consumed GTID; and by time, for clients that have nothing
-more exact. GTID lookups also read the heads of segments. Apart from these heads, lookups read only the
-indexes.
+transactions have all been consumed; by a single consumed GTID; and by time, as a last resort when none of the
+others is valid any more. GTID lookups also read the heads of segments. Apart from these heads, lookups read
+only the indexes.
 """
 
 from bisect import bisect_left
