@@ -67,7 +67,9 @@ Undo = Callable[[], None]
 
 
 class Chaos:
-    """A fleet and its faults. As a context manager, it runs all processes inside the block."""
+    """A fleet, and the faults injected into it. As a context manager, it runs all processes inside the
+    block.
+    """
 
     def __init__(self, folder: Path, seed: int, only: str = "") -> None:
         self.folder = folder

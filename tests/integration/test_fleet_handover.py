@@ -40,7 +40,9 @@ _numbers = itertools.count(1)
 
 
 class Hosts:
-    """Hosts with separate logs that capture one instance in turn, coordinated through a store in memory."""
+    """Hosts with separate logs that take turns capturing one instance, coordinated through a store in
+    memory.
+    """
 
     def __init__(self, folder: Path, *servers: Server) -> None:
         self.folder = folder

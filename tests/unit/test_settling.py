@@ -52,7 +52,9 @@ def orders(*columns: str, key: tuple[str, ...] = ()) -> TableDefinition:
 
 
 class ToldServer:
-    """A simulated server that reports one table and the end of its log, and counts the reads of the table."""
+    """A simulated server that reports one table and the end of its log, and counts how often the table is
+    read.
+    """
 
     def __init__(self) -> None:
         self.now = orders("id", "a")
@@ -437,7 +439,9 @@ def two_generations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SchemaLog[
 
 
 class FullDisk(LocalDisk):
-    """A disk without space for some atomically replaced files, by their number."""
+    """A disk on which some atomic file replacements fail for lack of space. `full` contains the numbers of
+    these replacements.
+    """
 
     def __init__(self, *full: int) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ class PackageInvalid(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A platform: its name in Rust, the tag of its wheels, and its machine if it runs Linux."""
+    """A platform: its name in Rust, the tag of its wheels, and for Linux its machine type."""
 
     triple: str
     tag: str

@@ -36,10 +36,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error in the status.
+    """An error in the status of a capture.
 
-    `time_us` is when it occurred, `cleared_us` when capture resumed after it (None if it has not), both in
-    microseconds UTC since 1970.
+    `time_us` is when it occurred. `cleared_us` is when capture resumed after it, None if it has not resumed.
+    Both are in microseconds since 1970, UTC.
     """
 
     kind: str

@@ -20,8 +20,8 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Sentence:
-    """An English sentence on a page, with the values for its placeholders. The sentence is the key of its
-    translations.
+    """An English sentence on a page, with the values for its placeholders. The English text is the key of the
+    sentence's translations.
     """
 
     text: str

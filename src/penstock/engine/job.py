@@ -27,7 +27,9 @@ from penstock.sinks.sink import Receipt
 
 @dataclass
 class Outcome:
-    """The outcome of a job: receipts in part order, surprises in log order, or failures."""
+    """The outcome of a job. `receipts` are in part order, and `surprises` in log order. If the job failed,
+    `failures` contains the errors.
+    """
 
     receipts: list[Receipt] = field(default_factory=list)
     surprises: list[Surprise] = field(default_factory=list)

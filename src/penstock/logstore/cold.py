@@ -72,7 +72,7 @@ class StoredFile(Protocol):
 
 @dataclass(frozen=True)
 class Frame:
-    """One zstd frame: its range in the compressed file and the range of plain bytes it holds."""
+    """One zstd frame: its range in the compressed file, and the range of plain bytes that it contains."""
 
     stored_start: int
     stored_stop: int

@@ -67,7 +67,7 @@ class AppendFile(Protocol):
 
 
 class ReadFile(Protocol):
-    """A file open for random-access reads by several threads. A context manager that closes the file."""
+    """A file open for random-access reads by several threads. As a context manager, it closes itself."""
 
     path: Path
 

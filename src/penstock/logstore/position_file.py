@@ -24,8 +24,8 @@ _log = structlog.get_logger(__name__)
 class CapturePosition:
     """A transaction boundary up to which the log is durable.
 
-    `gtid_set` has all transactions before the boundary. `time_us` is when the position was saved, in
-    microseconds UTC since 1970.
+    `gtid_set` contains all transactions before the boundary. `time_us` is when the position was saved, in
+    microseconds since 1970, UTC.
     """
 
     position: Position

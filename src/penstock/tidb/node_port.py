@@ -52,7 +52,7 @@ HttpHandler = Callable[[str, str], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class PortTls:
-    """The certificate of a port, and the common names that its clients may have; an empty list allows any
+    """The certificate of a port, and the common names that its clients may have. An empty list allows any
     name.
     """
 

@@ -39,7 +39,7 @@ def target_of(
 
 @dataclass(frozen=True)
 class Made:
-    """One row of changes: its type, its version, and its values by column; missing columns are null."""
+    """One row of changes: its type, its version, and its values by column. Missing columns are null."""
 
     change: str
     version: int

@@ -132,7 +132,7 @@ impl<'a> CellColumn<'a> {
     }
 
     /// Returns the value of a row. Raises `ValueMalformed` if the value is invalid for the kind, such as an unknown
-    /// member of an ENUM or a malformed document.
+    /// ENUM member or a malformed JSON document.
     pub fn value(&self, row: usize) -> Result<Value<'_>> {
         if self.array.is_null(row) {
             return Ok(Value::Null);

@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point between transactions in its durable form, as stored in `Checkpoint`."""
+    """A point between transactions, in the form in which `Checkpoint` stores it."""
 
     position: Position
     gtid_set: str
