@@ -46,8 +46,8 @@ _REPLACEMENT_WINDOW_SECONDS = 60.0
 # The daemon cannot recover from these errors by retrying. After a restart, nothing would detect that a
 # transaction had arrived too late.
 _NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded, TransactionLate)
-# Errors of the local log, which do not depend on the server. LogLocked is temporary after a restart, which
-# ends the process that holds the lock.
+# Errors of the local log, which do not depend on the server. LogLocked is temporary after a restart: the
+# previous process releases the lock when it ends.
 _LOG_ERRORS = (LogFull, LogLocked, DiskFailed)
 # Permanent failures of one server. Another server of the cluster may still have the required log.
 _PERMANENT_ON_SERVER = (PositionPurged, PositionInvalid)

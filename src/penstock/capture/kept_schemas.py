@@ -116,7 +116,8 @@ def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersi
 
 
 def give_definition(log: ServedLog, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-    """Store a definition that an operator set, from a position on, in a log that is being captured.
+    """Store a table definition that an operator set. The log is being captured, and the definition applies
+    from a position on.
 
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
     the log's first, SchemaInvalid for an invalid definition, and ServerBusy before the capture's first
@@ -160,11 +161,11 @@ def settled_schemas(
     *,
     again: bool = False,
 ) -> dict[str, Any]:
-    """Return the definitions in force at a position of a log that is being captured, as JSON.
+    """Return the table definitions in force at a position of a log that is being captured, as JSON.
 
-    Waits up to DEFINITION_WAIT_SECONDS for a table in doubt. With `again`, the table is read again even if it
-    is not in doubt, provided that the position belongs to the server being captured. Raises SchemaUnknown if
-    no definitions are stored.
+    If a definition is in doubt, waits up to DEFINITION_WAIT_SECONDS for it to be settled. With `again`, the
+    table is read again even if it is not in doubt, provided that the position belongs to the server being
+    captured. Raises SchemaUnknown if no definitions are stored.
     """
     if name is not None and log.settler is not None:
         doubt = schema_log.at(position).doubt(name)

@@ -346,8 +346,8 @@ class Receiver:
         if now < self._has_room_until:
             return None
         why = self._log.full_because()
-        # For a log in memory, make this call every time, because it frees space. Otherwise an append would
-        # drop all acknowledged data.
+        # For a log in memory, call `full_because` every time, because it frees space. Otherwise an append
+        # would drop all acknowledged data.
         if why is None and not isinstance(self._log, MemoryLog):
             self._has_room_until = now + _ROOM_SECONDS
         return why

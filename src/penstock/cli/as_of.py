@@ -43,10 +43,10 @@ def run(
 ) -> None:
     """Export the rows that a table had at a moment, as far as the kept log shows them.
 
-    A row has the values after its last change before the moment. Without such a change, it has the values
-    before its first change after the moment. Rows without a change in the kept log are missing. The export is
-    complete only if the log shows that the table was emptied before the moment. A message on standard error
-    says whether it is complete.
+    A row that changed before the moment has the values that its last such change gave it. A row that changed
+    only after the moment has the values from before its first change. Rows without a change in the kept log
+    are missing. The export is complete only if the log shows that the table was emptied before the moment. A
+    message on standard error says whether it is complete.
     """
     from penstock.source.table_export import FORMATS
 

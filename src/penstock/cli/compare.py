@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Compare, message by message, what a Canal server delivers with what Penstock reads from the same log.
 
-    The entries are consumed and acknowledged at Canal, so give it a destination for the comparison alone.
+    The entries are consumed and acknowledged at Canal, so use a Canal destination that nothing else reads.
     Exits with 1 if entries differ, and with 5 if none could be compared or Penstock fell behind.
     """
     from penstock.migrate.compare.canal_client import CLIENT_ID_DEFAULT, CanalAddress, CanalClient

@@ -76,8 +76,8 @@ def drain(
     """Move a member's instances and jobs to others, and place none on it until penstock fleet undrain.
 
     The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it. With
-    log.copies the member captures an instance until a copy of its log is in step. Exits with 1 if that takes
-    longer than the timeout, or if no other member can capture an instance.
+    log.copies the member captures an instance until a copy of its log is up to date. Exits with 1 if that
+    takes longer than the timeout, or if no other member can capture an instance.
     """
     from penstock.fleet import draining
 

@@ -9,7 +9,7 @@ from penstock.cli.shared.options import Ca, DaemonConfig, Instance, Url
 
 
 def run(instance: Instance, url: Url = None, config: DaemonConfig = None, ca: Ca = None) -> None:
-    """Restart the capture process of an instance that was set aside because the process kept failing.
+    """Resume capture of an instance that the daemon has set aside, because its capture process kept failing.
 
     The capture continues where the log ends. The token comes from --config or PENSTOCK_TOKEN, and needs
     `admin`.

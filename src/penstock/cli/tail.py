@@ -94,7 +94,8 @@ def run(
 ) -> None:
     """Print the changes of an instance as they are committed, until interrupted.
 
-    It resumes where it was when the daemon comes back, or at the next daemon in --url.
+    If the daemon goes down, the command continues at the same place once the daemon is back, or with the next
+    daemon in --url.
     """
     from penstock.client.daemons import Daemons
 

@@ -111,9 +111,10 @@ class Daemons:
         """Do nothing: a daemon's log stores the server's files exactly as received."""
 
     def locate_start(self, start: Start) -> Place:
-        """Return the place of a start, from the first daemon that knows it.
+        """Ask the daemons where to start reading, and return the place that the first daemon with an answer
+        reports.
 
-        Raises PositionPurged or PositionInvalid if no daemon has it, ConnectionLost if none answers.
+        Raises PositionPurged or PositionInvalid if no daemon has the place, ConnectionLost if none answers.
         """
 
         def ask_each() -> Place:
@@ -168,7 +169,8 @@ class Daemons:
         return bound.position
 
     def _first(self, daemon: int, located: Position, is_wanted: Callable[[str, int], bool]) -> Position:
-        """Return the start of the first wanted transaction from a boundary on, otherwise the end of the file.
+        """Starting at a transaction boundary, find the first wanted transaction and return its start; if
+        there is none, return the end of the file.
 
         A daemon's index has block granularity; this function finds the exact transaction.
         """

@@ -305,10 +305,11 @@ def choose(
 ) -> Choice:
     """Return the daemon to read from, whose log must have every shard's place.
 
-    `surveys` are by daemon number, `places` by shard. Daemons that locate the places by position are
+    `surveys` is keyed by daemon number, `places` by shard. Daemons that locate the places by position are
     preferred to those that need GTID sets; among equals, the lowest load wins. The member leaves `current`
-    only for a daemon whose load would still be lower with this member. `preference`, any number, breaks ties
-    differently for each member. If no daemon has all places, raises the error that is most likely to go away.
+    only for a daemon whose load would still be lower with this member. `preference` is an arbitrary number
+    that breaks ties differently for each member. If no daemon has all places, raises the error that is most
+    likely to go away.
     """
     ranked = []
     problems: list[PenstockError] = []

@@ -42,8 +42,9 @@ class Cut:
     def at(cls, position: Position, shift: int) -> Self:
         """Return the cut of a shard that has consumed the rows before a position of the daemon.
 
-        A TiDB cluster's commit versions are the same in every daemon's log and do not correspond to
-        positions. For such a cluster, rows that this shard consumed past another shard's position are
+        A TiDB cluster's commit versions are the same in every daemon's log, so they do not tell which rows
+        precede a position in one of the logs. The cut for such a cluster excludes nothing: reading begins at
+        the lowest position of all shards, and rows after it that this shard has already consumed are
         delivered again.
         """
         return cls(position.commit_version, shift) if are_positional(position.file) else cls(0)

@@ -22,8 +22,8 @@ from penstock.source.offsets import Offset
 
 # A single task writes this much log in less time than it takes to spread the log over several tasks.
 _SPREAD_BYTES_MIN = MIB
-# Small chunks are divided into this many groups per core, of at most _GROUP_MAX chunks, so that no core waits
-# long for another core's last group.
+# Small chunks are divided into this many groups per core. A group has at most _GROUP_MAX chunks, so that no
+# core waits long for another core's last group.
 _GROUPS_PER_CORE, _GROUP_MAX = 4, 256
 
 

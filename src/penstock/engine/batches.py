@@ -229,8 +229,9 @@ class Batches:
 class _Tasks:
     """Runs the tasks of one batch until they have written it.
 
-    After a change of server, `record` has the same transactions at other positions, and `checkpoint` may have
-    abandoned the number under which parts were written.
+    After a switch to another server, `record` contains the same transactions at that server's positions.
+    `checkpoint` may then have a new batch number, because the number under which parts were already written
+    was abandoned.
     """
 
     def __init__(self, batches: Batches, checkpoint: Checkpoint, record: BatchRecord) -> None:

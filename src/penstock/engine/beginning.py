@@ -116,9 +116,9 @@ def refuse_outdated_state(
 ) -> None:
     """Raise StateOutdated if the target has a batch that the state does not know.
 
-    Every batch is recorded before it is written. Therefore this state must not repeat an unrecorded batch in
-    the target, even the one right after the last recorded batch. Once that number is planned again, the sink
-    could not tell the two batches apart.
+    Every batch is recorded before it is written. A batch that is in the target but not in the state therefore
+    proves that the state is outdated, even if the batch is the next one after the last recorded batch. If its
+    number were planned again, the sink could not tell the two batches apart.
     """
     begun = state.begun(checkpoint)
     number = checkpoint.number if begun is None else begun.number
@@ -177,8 +177,8 @@ def first_offsets(
 def refuse_keyless(
     known: Mapping[str, Target], source: str, tables: list[TableName], problem: PositionPurged
 ) -> None:
-    """Raise the error if a table has no key by which its rows in the target could be deleted. `known` maps
-    keys to the sources' tables.
+    """Raise PositionPurged if one of the tables has no key by which its rows in the target could be deleted.
+    `known` maps table keys to the targets. `problem` is the original error.
     """
     keyless = [
         str(table)
@@ -218,8 +218,8 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
 def refuse_mixed(offsets: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise OptionInvalid if some sources are TiDB clusters and others are not, or if one is a merge.
 
-    The commit version of a TiDB cluster is its timestamp, which cannot be compared with a place in a log. The
-    positions of a merge do not correspond to the rows that a load reads from a server.
+    TiDB uses timestamps as commit versions, and these cannot be compared with commit versions derived from
+    log positions. The positions of a merge do not correspond to the rows that a load reads from a server.
     """
     merges = [name for name, offset in offsets.items() if _is_of("merge", offset)]
     if merges:
@@ -243,10 +243,10 @@ def _is_of(kind: str, offset: Mapping[str, Any]) -> bool:
 def at_their_servers(
     logs: Mapping[str, SourceLog], checkpoint: Checkpoint, retried: Callable[[Callable[[], Any]], Any]
 ) -> Checkpoint:
-    """Return the checkpoint with each source's position in the log of the server that answers now.
+    """Return the checkpoint with each source's position translated to the log of the server that answers now.
 
-    The rows of a load carry the epoch of that log. With the previous server's epoch, they would count as
-    older than the rows in the target.
+    Rows of a load carry the epoch of that log. If they carried the previous server's epoch, they would count
+    as older than the rows in the target.
     """
     offsets = dict(checkpoint.offsets)
     for name, log in logs.items():

@@ -78,10 +78,10 @@ def decode_works(
     *,
     is_in_process: bool = False,
 ) -> Iterator[Row]:
-    """Yield the rows and messages of one task's works, which are given by number.
+    """Run some works of a task, given by their numbers, and yield their rows and messages.
 
-    `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
-    which the caller closes; by default, from a pool for these works. `is_in_process` tells
+    `parts` opens the ranges. Steps and sinks come from `resources`. Sessions for chunks come from `sessions`,
+    which the caller closes, or by default from a pool that exists only for these works. `is_in_process` tells
     whether the rows stay in this process.
     """
     return_large_buffers()

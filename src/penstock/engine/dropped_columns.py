@@ -70,9 +70,10 @@ class ColumnCheck:
 
 
 def refuse_dropped(sink: Sink, policy: Evolution, before: Target, wanted: Target) -> None:
-    """Raise SchemaChanged if a target that is to be altered is missing columns that should stay unchanged.
+    """Raise SchemaChanged if a target that is about to be altered has lost columns that the change should not
+    affect.
 
-    The statement would add these columns again, null in all rows.
+    Altering the target would add these columns again, with null in all rows.
     """
     if policy is Evolution.IGNORE:
         return

@@ -29,12 +29,11 @@ def committed_floors(
     record: BatchRecord,
     begin: Offset,
 ) -> dict[str, int] | None:
-    """Return the floor of each table in an exact load that a feed has, None if the feed has no rows of the
-    load.
+    """Return the floor of each table in an exact load, or None if the feed has no rows from the load.
 
-    A floor is the commit version from which a table's changes are not in its load. `begin` is the position
-    that the pipeline had applied before the load. Raises OptionInvalid if the feed has the load, but its
-    position in the log is unknown, because another source writes to the same target.
+    A table's floor is the lowest commit version whose changes are not included in its load. `begin` is the
+    position that the pipeline had applied before the load. Raises OptionInvalid if the feed has the load, but
+    its position in the log is unknown, because another source writes to the same target.
     """
     floors: dict[str, int] = {}
     for chunk in record.chunks:

@@ -38,8 +38,8 @@ class Outcome:
 
 
 def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
-    """Run the tasks of a batch to their end. Raises RangesDisagree if their ranges do not meet, or any error
-    from `Driver.run`.
+    """Run the tasks of a batch to their end. Raises RangesDisagree if the ranges that the tasks read are not
+    contiguous, or any error from `Driver.run`.
     """
     outcome = _outcome(driver.run(plan))
     seen = {number: ends for counts in outcome.counts for number, ends in counts.ends.items()}

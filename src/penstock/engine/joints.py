@@ -31,7 +31,7 @@ class Ends:
 
 
 def prove_joints(ranges: Sequence[RangeWork], ends: Mapping[int, Ends]) -> None:
-    """Raise RangesDisagree if two ranges of a file do not meet, according to their tasks.
+    """Raise RangesDisagree if, according to their tasks, two consecutive ranges of a file do not meet.
 
     `ends` maps the number of a work to its ends. A work without ends has failed and is skipped. The check
     also detects differing copies of a file on different hosts.

@@ -39,8 +39,8 @@ _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
 # A small table counts as this fraction of a chunk.
 _SMALL_SHARE = 1 / 16
-# With fewer tables than this, cut each table by itself, which costs about as much as finding the small tables
-# among them.
+# If there are fewer tables than this, cut each table separately. This costs about as much as first finding
+# out which tables are small.
 _SMALL_TABLES_MIN = 8
 # The reason for a full load that began again. Unlike the first attempt, it may find its own rows in the
 # target.
@@ -68,9 +68,9 @@ class Loading:
     # --- Requests ---------------------------------------------------------------------------
 
     def reread(self, source: str, table: TableName, because: Position | str, *, remove: bool = False) -> None:
-        """Request that a table is read again, because of a log position or for another reason. Repeated
-        requests with the same reason count as one. A request that is already waiting will read the table
-        later than now, so it is sufficient.
+        """Request that a table is read again. || `because` is the log position or the text that explains why.
+        Repeated requests with the same reason count as one. If a request for the table is already waiting, no
+        other is needed: the table will be read later than now.
         """
         if any(
             wish.state == "asked" and wish.by_pipeline and wish.where is None and wish.remove >= remove

@@ -154,7 +154,8 @@ def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> I
 def _others(
     plan: TaskPlan, steps: Sequence[Step], own: SourceTable, target: Target, shard: ShardValue | None
 ) -> list[SourceTable]:
-    """Return the other tables that may share the target. If any of them has a row, the row must stay.
+    """Return the other tables that may share the target. A row that exists in any of these tables must not be
+    removed from the target.
 
     Their definitions are read from their servers. A dropped table has no rows that could stay.
     """

@@ -19,7 +19,7 @@ _POSTIMAGE = "update_postimage"
 def count_operations(rows: pyarrow.RecordBatch, origin: Origin = Origin.LOG) -> Counter[str]:
     """Return the number of row changes by operation.
 
-    Reads the buffers of `_change_type`, which takes a fifth of the time of Arrow's `value_counts`.
+    Reads the buffers of `_change_type` directly, which is five times as fast as Arrow's `value_counts`.
     """
     kinds = rows.column("_change_type")
     if not len(kinds):

@@ -145,11 +145,10 @@ def ask_source(settings: PipelineSettings, source: PipelineSource) -> None:
 def failed_sources(
     logs: Mapping[str, SourceLog], offsets: Mapping[str, Mapping[str, Any]], problem: PenstockError
 ) -> dict[str, PenstockError]:
-    """Return the sources that may have caused an error, each with its own error: those that fail when
-    queried.
+    """Return the sources that may have caused an error, each with the error that it raises when queried.
 
-    If the error is not transient, a source may have caused it only if the source fails with the same error
-    when queried.
+    A source that fails with a transient error when queried always counts. A source that fails with any other
+    error counts only if that error has the same class as `problem`.
     """
     if not isinstance(problem, TransientError | OperatorError):
         return {}

@@ -84,8 +84,8 @@ class SharedRanges:
         self._lock = threading.Lock()
         self._bytes = 0
         self._ranges: OrderedDict[_Key, _SharedRange] = OrderedDict()
-        # Ranges that a sink decodes itself, after an error that may be limited to tables of other sinks. A
-        # sink is named by the generation of its state.
+        # Ranges that a sink decodes by itself, because the shared decoding failed with an error that may
+        # concern only tables of other sinks. A sink is identified by the generation of its state.
         self._alone: set[tuple[str, _Key]] = set()
 
     def parts(

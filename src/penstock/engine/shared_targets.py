@@ -91,9 +91,10 @@ class SharedTargets:
     def wanted(
         self, stopped: Collection[str], known: Collection[TableName]
     ) -> dict[TableName, tuple[Target, str]]:
-        """Return the targets that the tables need now, each with the key of a table.
+        """Return the targets that the tables need now, each with the key of one of its tables.
 
-        `stopped` are the tables that the pipeline continues without, `known` the targets that rows may name.
+        `stopped` contains the tables that the pipeline continues without. `known` contains the targets that
+        the rows' own columns may select.
         """
         wanted: dict[TableName, tuple[Target, str]] = {}
         for key, table in sorted(self._tables.items()):

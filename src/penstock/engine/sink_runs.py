@@ -250,8 +250,8 @@ def run_of(
 ) -> PipelineRun | SinkRuns:
     """Return the run of a pipeline with one sink or with several.
 
-    Raises OptionInvalid if the pipeline has shards. Only the run of a shard, whose pipeline has one sink, may
-    use `to_barrier`.
+    Raises OptionInvalid if the pipeline has shards and `settings` do not select one. `to_barrier` requires a
+    run of one shard, whose pipeline always has a single sink.
     """
     if settings.shards > 1 and settings.shard is None:
         raise OptionInvalid(

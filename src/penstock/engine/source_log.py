@@ -106,7 +106,8 @@ class SourceLog:
         return self.source.options.daemon is not None and self._head is not None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the log has grown since `next`, for at most `seconds`. For one thread at a time.
+        """Wait for at most `seconds` until the log has grown since the last call of `next`. Only one thread
+        may call this at a time.
 
         Return False at once if growth was reported earlier but `next` did not see it because a lagging daemon
         answered. Raises the daemon's errors.
@@ -150,8 +151,8 @@ class SourceLog:
     def first(self, earlier: Mapping[str, Any] | None = None) -> Offset:
         """Return where the pipeline begins in this log.
 
-        `earlier` is the pipeline's position before a reset: the commit versions of new changes must be
-        higher, even if file numbers restart.
+        `earlier` is the pipeline's position before a reset. Changes read from now on must have higher commit
+        versions than that position, even if the server's file numbers have restarted.
         """
         first = self._log.first()
         if earlier is None or self.source.options.address is None:
@@ -172,8 +173,8 @@ class SourceLog:
         return self._log.has(target, here)
 
     def next(self, here: Offset, until: Offset | None) -> tuple[Offset, Offset] | None:
-        """Return the end of the batch that begins at an offset from `resume`, and the end of the log; None if
-        there is nothing new. If several sinks read the log, they agree on the end.
+        """Return the end of the batch that begins at an offset from `resume`, and the end of the log; or None
+        if there is nothing new. Sinks that share the log use the same end.
         """
         log = self._log
         if self._shared_ends is not None:

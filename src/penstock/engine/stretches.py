@@ -43,7 +43,7 @@ class Stretches:
             self._targets = {name: Offset.from_json(offset) for name, offset in barrier.items()}
 
     def next(self, checkpoint: Checkpoint, name: str) -> tuple[Offset, Offset, list[RangeWork]] | None:
-        """Return the start, the end and the ranges of a source's next stretch, None if nothing is new.
+        """Return the start, the end and the ranges of a source's next stretch, or None if nothing is new.
 
         Raises PositionPurged, or any error from reading the log.
         """

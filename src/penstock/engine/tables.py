@@ -114,8 +114,8 @@ class PipelineTables:
     def open(self, *, checks_patterns: bool = True) -> None:
         """Load the tables of the state, add those that the servers have now, and prepare new targets.
 
-        Pass `checks_patterns=False` if sources whose tables a pattern may match are missing from the
-        settings.
+        Pass `checks_patterns=False` if the settings omit some of the pipeline's sources, because a table
+        pattern may match only tables of the omitted sources.
         """
         tables, self.targets, self._written = self._record.read()
         self._tables.update(tables)
@@ -298,7 +298,7 @@ class PipelineTables:
         """Read the definition of a table that was altered while its chunk was read.
 
         If the table's key now orders rows differently, or the table has been altered too often, its load
-        begins again.
+        starts over.
         """
         name, problem, chunk = surprise.value
         source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
@@ -418,7 +418,8 @@ class PipelineTables:
     ) -> None:
         """Request that a table's rows are deleted from targets that may also contain rows of other tables.
 
-        This requires a comparison with the source. Raises SchemaChanged if none is possible.
+        To find these rows, the target is compared with the source. Raises SchemaChanged if this comparison is
+        not possible.
         """
         follows = hidden_changes.follows(self._sink)
         if follows is hidden_changes.Follows.NOTHING:

@@ -263,8 +263,8 @@ class _ShardProcess:
         except PenstockError as problem:
             self.failure = problem
         except Exception as defect:
-            # The kernel ends the process together with this thread, so stop the other shards too. The
-            # exception ends the thread, which prints the traceback.
+            # When this thread ends, the kernel also ends the shard's process, so stop the other shards too.
+            # Raising the exception ends the thread and prints the traceback.
             self.failure = PenstockError(f"a defect ended the thread of shard {self.shard}: {defect!r}")
             self._stop.set()
             raise

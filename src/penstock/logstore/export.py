@@ -46,9 +46,9 @@ def export(
     """Write the log's bytes in [start, end) to a folder, one file per source file; by default the whole log.
 
     `start` must be a transaction boundary. From a start inside a transaction, binlog tools would stop at the
-    first event. Existing files are rejected, and a file gets its final name once it is complete. The name
-    includes the offset if the unbroken run does not start where the source file starts. `progress` receives
-    the event bytes written and their total. Raises PositionPurged, PositionInvalid, SequenceGap,
+    first event. Existing files are rejected, and a file gets its final name once it is complete. The file
+    name includes an offset if the exported bytes do not begin at the start of the source file. `progress`
+    receives the event bytes written and their total. Raises PositionPurged, PositionInvalid, SequenceGap,
     OptionInvalid for an existing file, LogFull.
     """
     disk = disk or LocalDisk()

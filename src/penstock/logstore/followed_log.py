@@ -125,9 +125,10 @@ class FollowedLog(LogReader):
             return visible
 
     def earliest_on_disk(self) -> Position | None:
-        """Return the start of the oldest segment, including removals since the last report.
+        """Return the start of the oldest segment that still exists, even if the last report listed segments
+        that were removed since.
 
-        The result is exact while the holds are locked, because segments are removed under the same lock.
+        The result stays correct while the holds are locked, because segments are removed under the same lock.
         Raises LogDamaged.
         """
         with self._refreshing:

@@ -174,8 +174,9 @@ class Holds:
     def readable(self, now_us: int) -> list[Hold]:
         """Return the readable, unexpired holds.
 
-        An unreadable hold keeps nothing and is logged as an error. Its position is unknown, and keeping the
-        whole log would fill the disk and stop capture, possibly for a reader that no longer exists.
+        An unreadable hold does not retain any data and is logged as an error. Its position is unknown, and
+        keeping the whole log would fill the disk and stop capture, possibly for a reader that no longer
+        exists.
         """
         holds = []
         for name in self._names():

@@ -130,8 +130,8 @@ def _feed(cutter: BlockCutter, reader: SegmentReader, start: int, stop: int) -> 
 def rebuild(reader: SegmentReader, end: int, block_bytes: int, time_max_us: int) -> bytes:
     """Rebuild the records of a whole segment from its data, up to a transaction boundary.
 
-    `time_max_us` is the latest commit time before the segment. Raises the error in the data, with its
-    position.
+    `time_max_us` is the latest commit time before the segment. If the data is damaged, raises the error with
+    its position.
     """
     scanned = scan(reader, reader.head.base, end, block_bytes=block_bytes, time_max_us=time_max_us)
     if scanned.problem is not None:
@@ -376,10 +376,10 @@ class SegmentIndex:
         return bisect_right(self._records, version, key=_version_of) - 1
 
     def find_time(self, time_us: int) -> int:
-        """Return the number of the first segment with a latest commit time at or after a time.
+        """Return the number of the first segment whose latest commit time is at or after the given time, or
+        `len` if there is no such segment.
 
-        Return `len` if there is none. The latest time of an open segment is unknown, so an open segment
-        always matches.
+        The latest time of an open segment is unknown, so an open segment always matches.
         """
         closed = len(self) - 1 if len(self) and self._records[-1].source_end == 0 else len(self)
         return bisect_right(self._records, time_us - 1, hi=closed, key=lambda record: record.time_max_us)

@@ -76,7 +76,8 @@ class Locator:
         self._lost = lost or {}
 
     def position(self, position: Position) -> Located:
-        """Return the place of a position. A position between two runs of the log moves to the next run.
+        """Locate a position in the segments. A position that falls into a gap between two runs of the log is
+        moved to the start of the next run.
 
         Raises PositionPurged before the first segment, PositionInvalid after the end of a log whose last
         segment is closed.
@@ -107,7 +108,8 @@ class Locator:
         return search.result(position, segment, record)
 
     def time(self, time_us: int) -> Located:
-        """Return a boundary before which no commit is at or after a time, in microseconds UTC since 1970.
+        """Return a transaction boundary such that every commit before it is earlier than the given time, in
+        microseconds UTC since 1970.
 
         For a time after all commits, the boundary is the end of the indexed log. Raises PositionInvalid for
         an empty log.
@@ -164,9 +166,9 @@ class Locator:
         has: Callable[[LostGtids, str], bool],
         why_not: str,
     ) -> Located:
-        """Return the last boundary whose preceding transactions satisfy the condition.
+        """Return the last transaction boundary for which the transactions before it satisfy the condition.
 
-        The boundary precedes every epoch whose server is missing the transactions in question, according to
+        The boundary is before every epoch whose server is missing the requested transactions, according to
         `has`.
         """
         search = self._search()
@@ -212,8 +214,8 @@ class Locator:
             return self._boundary(search, segment, blocks, max(index, 0))
 
     def _first_after_loss(self, search: "_Search", gtids: str) -> int:
-        """Return the first segment of the newest epoch whose lost transactions precede the given GTIDs; 0 if
-        there is no such epoch.
+        """Return the first segment of the newest epoch that began with a loss of transactions and whose own
+        transactions include the end of the given GTIDs; 0 if there is no such epoch.
         """
         for epoch, lost in sorted(self._lost.items(), reverse=True):
             if lost.precede(gtids):
@@ -296,7 +298,8 @@ class _Search:
     ) -> int:
         """Return the last segment of [start, stop) that satisfies a condition, `start` - 1 if none does.
 
-        The condition must be true up to one segment and false after it.
+        The condition must be true for all segments up to some point, and false for all segments after that
+        point.
         """
 
         def fails(at: int) -> bool:

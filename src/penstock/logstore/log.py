@@ -174,8 +174,8 @@ class Log(LogReader, Closing):
     def wait_visible(self, after: Position | None, timeout: float | None = None) -> Position | None:
         """Wait up to `timeout` seconds for whole transactions after a position; return the visible end.
 
-        None for `after` waits for the first transaction. After a timeout or a close, the returned end may be
-        earlier.
+        If `after` is None, waits for the first transaction. After a timeout or a close, the returned end may
+        be earlier.
         """
 
         def passed() -> bool:

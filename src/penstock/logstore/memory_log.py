@@ -73,7 +73,8 @@ class MemoryLog(Log):
         """Register a reader for an account until its expiry, or acknowledge the data that it has consumed.
 
         Raises AccessDenied for a reader of another account, unless an `admin` asks; QuotaReached if the
-        account has too many readers; PositionPurged, and PositionInvalid for a position after the end.
+        account has too many readers; PositionPurged for a position that is no longer in the log, and
+        PositionInvalid for a position after the end.
         """
         first = self._check_new_reader(hold)
         with self._writing, self._readers_lock:
@@ -215,7 +216,7 @@ class MemoryLog(Log):
         return min([*acknowledged, self._visible]) if self._visible is not None else None
 
     def _make_room(self, all_segments: bool = False) -> Position | None:
-        """Remove the oldest segments that all readers have acknowledged, as far as space is needed.
+        """Remove the oldest segments that all readers have acknowledged, until enough space is free.
 
         Returns the position that all readers have acknowledged.
         """

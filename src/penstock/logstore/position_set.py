@@ -112,7 +112,8 @@ def resume_point(reader: LogReader) -> ResumePoint:
 
 
 def held_position(reader: LogReader, position: Position) -> Position | None:
-    """Return the newest log position that has the server's bytes at a position, or at which the log ends.
+    """Return the newest position in the log that corresponds to a position on the server. The end of what the
+    log has of a file also corresponds.
 
     The epoch of `position` is ignored: the position refers to the server that capture follows now. Returns
     None if the log does not have the bytes. Raises PositionInvalid if the position is not a transaction

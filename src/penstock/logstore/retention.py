@@ -131,8 +131,9 @@ class Retention:
         """Run one pass: delete the files of segments that the previous pass removed, then remove the segments
         that are due now. Returns the plan.
 
-        An unreadable hold is logged as an error and keeps nothing. Raises DiskFailed. Errors from the object
-        store are raised only at the very end, so that space on this host is freed even if the store fails.
+        An unreadable hold is logged as an error and does not retain any data. Raises DiskFailed. Errors from
+        the object store are raised only at the very end, so that space on this host is freed even if the
+        store fails.
         """
         notes = self._expired_notes()
         self._sweep_local()
@@ -150,7 +151,7 @@ class Retention:
         return plan
 
     def plan(self, segments: SegmentIndex, counting: frozenset[str] = frozenset()) -> RetentionPlan:
-        """Return which segments would leave now, and why; nothing is changed.
+        """Return which segments would be removed now, and why; nothing is changed.
 
         Holds in `counting` keep their segments even if they are broken.
         """
@@ -198,7 +199,8 @@ class Retention:
             catalog.drop(versions)
 
     def sweep(self) -> int:
-        """Delete the segments that left in an earlier pass; return how many bytes this freed on this host.
+        """Delete the files of segments that an earlier pass removed; return how many bytes this freed on this
+        host.
 
         A segment that cannot be removed from its store, or whose note cannot be read, is kept for the next
         pass, and the others continue. Raises the first such error at the end: LogDamaged, ConnectionLost.
@@ -280,8 +282,8 @@ class Retention:
         return ()
 
     def _free_bytes_floor(self, holds: list[Hold], due: list[Departure]) -> tuple[float, ...]:
-        """Return the lower bound for holds, as a sort key: the holds before it are broken to free the space
-        that the disk is missing.
+        """Return a position as a sort key. Holds before this position are broken to free as much disk space
+        as is missing.
         """
         bound = self.policy.hold_free_bytes
         oldest = min(map(_hold_key, holds), default=None)

@@ -170,7 +170,8 @@ class SchemaLog(Generic[_Kept]):
         return newest.lines[-1][0] if newest.lines else newest.position
 
     def at(self, position: Position | None = None) -> _Kept:
-        """Return a separate history with the definitions in force at a position, by default the newest.
+        """Return a separate history with the table definitions in force at a position, by default the newest
+        position.
 
         A position before the first snapshot gets the first snapshot. Raises SchemaUnknown if nothing is
         stored.
@@ -253,7 +254,8 @@ class SchemaLog(Generic[_Kept]):
     def settle(
         self, position: Position, lines: Sequence[dict[str, Any]], *, received: Position | None = None
     ) -> None:
-        """Insert definitions read elsewhere at the position from which they hold, durably.
+        """Durably insert table definitions that were not learned from logged statements. They apply from
+        `position` on.
 
         Without lines, only rebuild the later snapshots. Lines are `definition_line`, `refusal_line` and
         SURVEYED. `received` is the end of the log: past that end, statements that have not arrived yet would

@@ -232,10 +232,10 @@ class Tier:
         return True
 
     def _is_promised(self, note: TieredNote) -> bool:
-        """Return whether an object is the one that the note describes, judged by its name or otherwise by its
-        bytes.
+        """Return whether an object is the one that the note describes.
 
-        The bytes are read once per state of the object. Raises ConnectionLost, LogDamaged.
+        If the object's name does not prove this, its bytes are compared. They are read again only after the
+        object has changed. Raises ConnectionLost, LogDamaged.
         """
         if _log_id_in(note) is not None:
             return True

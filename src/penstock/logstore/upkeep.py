@@ -87,7 +87,8 @@ class Upkeep:
             raise first
 
     def make_room(self) -> None:
-        """Remove segments that are due from a log that cannot be opened because the disk is full.
+        """If a log cannot be opened because the disk is full, remove its segments whose retention has
+        expired.
 
         Takes the log's lock, so that no other process opens the log concurrently. Raises LogLocked,
         LogDamaged if the folder has no sound L1, LogFull, DiskFailed, ConnectionLost for an unreachable tier.

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 def cascades_of(source: PipelineSource) -> list[Cascade]:
     """Return the foreign keys of a source's tables that change rows without logging them.
 
-    An empty list if the source has no server. Raises the errors of `connect`.
+    An empty list if the source has no server. Propagates errors from `connect`.
     """
     if source.server is None:
         return []

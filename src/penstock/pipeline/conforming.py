@@ -25,10 +25,10 @@ def check_key(prepared: Target, target: Target) -> None:
 
 
 def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bool:
-    """Return whether rows lack key columns that their table has by now, according to `current`.
+    """Return whether rows are missing key columns that were added to the table later, according to `current`.
 
-    The statement that added the key follows in the log. It causes the table to be read again and compared, so
-    nothing is lost if these rows are skipped.
+    The statement that added the key is still ahead in the log. That statement causes the table to be read
+    again and compared, so nothing is lost if these rows are skipped.
     """
     return (
         current is not None
@@ -38,11 +38,13 @@ def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bo
 
 
 def conform_changes(changes: Changes, prepared: Target, reread: frozenset[str] = frozenset()) -> Changes:
-    """Return changes in the columns of the prepared target, which all rows of a batch share.
+    """Convert changes to the columns of the prepared target, so that all rows of a batch have the same
+    columns.
 
     Columns that the prepared target does not have are dropped, and columns missing from the rows are null.
-    Values of another type are converted, to text as the server displays it. A value that cannot be converted
-    raises SchemaChanged, or is null in columns of `reread`, whose table is read again.
+    Values are converted to the type of the target's column. If that type is text, they become the text that
+    the server displays. A value that cannot be converted raises SchemaChanged, or is null in columns of
+    `reread`, whose table is read again.
     """
     if changes.target is prepared:
         return changes
@@ -75,11 +77,12 @@ def conform_changes(changes: Changes, prepared: Target, reread: frozenset[str] =
 
 
 def columns_reread(changes: Changes, prepared: Target, current: Target | None) -> frozenset[str]:
-    """Return the columns of older rows whose type in the `current` target has changed since.
+    """Some rows were logged before the type of a column changed to the type in the `current` target. Return
+    these columns.
 
-    The statement that changed the type follows in the log, and causes the table to be read again. A column
-    whose type only seems different, because the log describes types in less detail than the server, keeps its
-    values.
+    The statement that changed the type is still ahead in the log, and causes the table to be read again. A
+    column whose type only seems different, because the log describes types in less detail than the server,
+    keeps its values.
     """
     if current is None or changes.target.columns == prepared.columns:
         return frozenset()

@@ -308,8 +308,8 @@ def purgeable_letters(
     before_us: int | None = None,
     replayed: bool = False,
 ) -> list[DeadLetter]:
-    """Return the entries to purge, oldest first: those with these names, or all, that were written before a
-    time.
+    """Return the entries to purge, oldest first. If names are given, only entries with these names are
+    returned. If a time is given, only entries written before it are returned.
 
     With `replayed` only replayed entries are returned, otherwise only entries that were not replayed. Raises
     SourceMissing for an unknown name, DiskFailed.

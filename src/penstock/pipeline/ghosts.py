@@ -19,7 +19,7 @@ _CUT_OVER = re.compile(r"\s*(?:rename|alter)\s+/\* gh-ost \*/", re.IGNORECASE)
 
 
 def is_cut_over(statement: str) -> bool:
-    """Return whether gh-ost swaps tables by a statement.
+    """Return whether a statement is the one by which gh-ost swaps its copy with the table.
 
     Table names alone do not prove it, because a table filled by hand may have such a name. A swap by
     pt-online-schema-change cannot be distinguished from a statement written by hand.

@@ -53,8 +53,8 @@ def refuse_adopting(state: PipelineState, sink: str) -> PipelineState:
 
 
 def barrier_of(states: Sequence[PipelineState]) -> Offsets | None:
-    """Return, by source, the furthest offset up to which a shard has applied changes or begun to; None before
-    the first start.
+    """Return the furthest offset that any shard has reached in each source, including batches that have begun
+    but are not finished; None before the first start.
 
     Raises OptionInvalid if a shard still loads tables or has not begun.
     """

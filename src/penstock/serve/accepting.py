@@ -120,9 +120,9 @@ class ListeningSocket(socket.socket):
     def accept(self) -> tuple[socket.socket, Address]:
         """Accept the next connection.
 
-        Raises ConnectionAbortedError for a rejected one, and BlockingIOError after a batch of connections, so
-        that the event loop first serves the accepted connections, and stops counting connections that have
-        ended.
+        Raises ConnectionAbortedError if the connection is rejected. Raises BlockingIOError after a batch of
+        connections, so that the event loop first serves the accepted connections and processes connections
+        that have ended.
         """
         self._accepted = (self._accepted + 1) % (_ACCEPTED_AT_ONCE + 1)
         if not self._accepted:

@@ -135,8 +135,8 @@ class Account:
             )
 
     def prove_reads_every_row(self, what: str) -> None:
-        """Raise AccessDenied if rows are hidden. `what` names the requested content, which cannot leave rows
-        out.
+        """Raise AccessDenied if rows are hidden. `what` names the requested content, from which hidden rows
+        cannot be removed.
 
         Every call that shows rows, statements or raw bytes requires this, except typed changes, which
         `row_conditions` filters.
@@ -218,9 +218,9 @@ class Account:
         """Raise AccessDenied if a subscription belongs to another account and the client's account may not
         take it over.
 
-        An admin may take it over, and so may an account whose `subscriptions` name it by more than a
-        wildcard. `owner` is "" if unknown. The caller has already checked that the account may read as the
-        subscription.
+        An admin may take it over, and so may an account with a matching pattern in `subscriptions`, unless
+        the pattern is only a wildcard. `owner` is "" if unknown. The caller has already checked that the
+        account may read as the subscription.
         """
         is_named = any(
             fnmatchcase(subscription, pattern) for pattern in self.subscriptions if pattern.strip("*")

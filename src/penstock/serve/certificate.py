@@ -13,9 +13,10 @@ _log = structlog.get_logger(__name__)
 
 
 def read_certificate(readings: Readings, files: TlsFiles | None) -> None:
-    """Add the expiry time of the certificate file. If the file holds a chain, its first certificate counts.
+    """Add a reading for the expiry time of the certificate file.
 
-    A renewed file counts from its renewal on, although the listeners use it only after a restart.
+    If the file contains a chain, the first certificate is reported. A renewed certificate is reported as soon
+    as its file is replaced, although the listeners use it only after a restart.
     """
     if files is None:
         return

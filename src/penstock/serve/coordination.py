@@ -112,7 +112,7 @@ class CoordinationProbe:
     def change(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
         """Run a change of subscriptions and return its result. The next reading shows the change.
 
-        Raises CoordinationLost if the store does not answer, and what `work` raises.
+        Raises CoordinationLost if the store does not answer, and propagates errors from `work`.
         """
         with self._lock:
             self._refresh()
@@ -125,7 +125,7 @@ class CoordinationProbe:
     def change_slowly(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
         """Run a change that may wait for members, over a separate connection, and return its result.
 
-        Metrics and health do not wait for it. Raises CoordinationLost, and what `work` raises.
+        Metrics and health do not wait for it. Raises CoordinationLost, and propagates errors from `work`.
         """
         with closing(self._open()) as store:
             try:

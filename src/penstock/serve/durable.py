@@ -48,7 +48,7 @@ class DurableInstance:
     def log(self) -> ServedLog:
         """Return the instance's log up to the confirmed end.
 
-        Raises ServerBusy while nothing is confirmed, and what the instance's own log raises.
+        Raises ServerBusy while nothing is confirmed, and propagates errors from the instance's own log.
         """
         view = self._view_of(self.stored_log())
         view.follow()

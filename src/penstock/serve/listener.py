@@ -226,8 +226,8 @@ class Handover(Protocol):
         """Begin to hand over connections. Called in the event loop.
 
         `serve_here` serves a connection over which one of the processes forwards an HTTP request; its second
-        argument is the client's address. `report_accepting` is called when connections of a listener begin or
-        cease to be accepted.
+        argument is the client's address. `report_accepting` is called when connections of a listener start or
+        stop being accepted.
         """
 
     async def end(self) -> None:
@@ -255,9 +255,9 @@ class Listener(HttpListener):
     ) -> None:
         """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it.
 
-        `fleet_status` returns the state of the fleet, None without one; it may block. `more_routes` are
-        further routes of the HTTP port that need the daemon's state. With `handover`, other processes serve
-        the HTTP port and some other ports.
+        `fleet_status` returns the state of the fleet, or None if the daemon is not in a fleet. The call may
+        block. `more_routes` are further routes of the HTTP port that need the daemon's state. With
+        `handover`, other processes serve the HTTP port and some other ports.
         """
         self._served = served
         self._ports = ports

@@ -103,9 +103,10 @@ class Masking:
         return masked
 
     def prove_applies(self, table: TableName, columns: Iterable[str]) -> None:
-        """Raise AccessDenied if a rule about this table alone names none of its columns.
+        """Raise AccessDenied if a rule about only this table names none of the columns that the table had.
 
-        When the row was logged, the column may have had another name, which no rule hides.
+        When the row was logged, the masked column may have had another name, under which no rule would hide
+        it.
         """
         known = {name.casefold() for name in columns}
         for tables, names in self.rules:
@@ -119,11 +120,12 @@ class Masking:
     def prove_all_apply(
         self, table: TableName, columns: Iterable[str], definitions: Iterable[Iterable[str]]
     ) -> None:
-        """Raise AccessDenied unless each name of a rule about this table alone is sure to hide its column.
+        """Raise AccessDenied if a rule about only this table might fail to hide a column.
 
-        `definitions` are the columns of every known definition of the table. Each name must be a column in
-        one of them, and `columns` must have as many of the names as any definition. Otherwise, a column may
-        have had another name when the row was logged, which no rule hides.
+        `columns` are the columns that the row was logged with, and `definitions` are the columns of every
+        known definition of the table. Each name in the rule must be a column in one of the definitions, and
+        no definition may have more of the names than `columns`. Otherwise, a masked column may have had
+        another name when the row was logged, and no rule would hide that name.
         """
         known = {name.casefold() for name in columns}
         every = [known, *({name.casefold() for name in names} for names in definitions)]
@@ -245,8 +247,8 @@ def hiding_texts(*, hides: bool) -> Iterator[None]:
 def mask_part(part: Mapping[str, Any], masked: Container[str]) -> dict[str, Any]:
     """Return a part of a history or a response, as JSON, without what is masked.
 
-    A change names the columns that are left out in `masked`. The texts of statements and of errors about the
-    data may contain a value, so they are hidden.
+    The field `masked` of a change lists the columns that are left out. The texts of statements and of errors
+    about the data may contain a value, so they are hidden.
     """
     if not masked:
         return dict(part)

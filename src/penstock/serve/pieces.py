@@ -173,10 +173,10 @@ class Pieces:
     ) -> Piece | None:
         """Return the piece that starts at a position and ends at the boundary `end` at the latest.
 
-        With `part`, 0 for the first, the piece of a large transaction comes in parts: see `Piece.is_whole`.
+        With `part`, a large transaction is returned in several parts, numbered from 0: see `Piece.is_whole`.
         None if nothing is visible after `start` yet. A piece's end is a valid next start, also in another
-        file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and an error of decoding once all
-        whole transactions before it have been returned.
+        file or epoch. Raises PositionPurged, PositionInvalid, SequenceGap, and a decoding error once all
+        whole transactions before the error have been returned.
         """
         return await self._at(self._key(view, start, end, part), has_waited=False)
 

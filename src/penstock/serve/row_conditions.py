@@ -48,8 +48,8 @@ class RowConditions:
         """Return a piece of typed rows with the visible rows only. Raises AccessDenied if a condition cannot
         be evaluated.
 
-        The returned piece caches separately what is computed from it, so that results computed from all rows
-        and from visible rows are never mixed.
+        The returned piece has its own cache for derived results, so that results computed from all rows and
+        from visible rows are never mixed.
         """
         permitted = [
             (batch, rows)

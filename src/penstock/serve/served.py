@@ -103,7 +103,7 @@ class Served:
     ) -> Position | None:
         """Return the end of the whole transactions once it is past `after` or the timeout expires.
 
-        Without `after`, return at once. `log` replaces the log that readers see.
+        Without `after`, return at once. If `log` is given, it is used instead of the log that readers see.
         """
         log = log or self.instance(name).log()
         loop = asyncio.get_running_loop()

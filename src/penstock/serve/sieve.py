@@ -105,10 +105,11 @@ class Sieve:
         return "parts", self.shards.count
 
     async def passing(self, pieces: Pieces, piece: Piece) -> dict[str, Mask]:
-        """Return which changes of each table pass, for `sift`; empty if the messages themselves are enough.
+        """Return which changes of each table pass the filters, for `sift`. The result is empty if `sift` can
+        decide from the messages alone.
 
-        A message does not show its values, so the same range is decoded typed as well. Raises what
-        `Pieces.at` raises.
+        An encoded message does not expose its column values, so the same range is also decoded as typed rows.
+        Propagates errors from `Pieces.at`.
         """
         if self.view.is_typed or self.where is None:
             return {}
@@ -258,7 +259,7 @@ def _shard_batch(piece: Piece, index: int, count: int) -> ShardedRows:
 class _ShardGroups:
     """Rows grouped by shard, otherwise in their original order.
 
-    `bounds` is the start of each shard, and `moved` the number of updates that brought a row to it.
+    `bounds` is the start of each shard, and `moved` the number of updates that moved a row to the shard.
     """
 
     rows: pyarrow.RecordBatch

@@ -48,10 +48,10 @@ class Started:
 
 
 async def resolve_start(pieces: Pieces, start: Start) -> Started:
-    """Return the position in this log that a start refers to.
+    """Convert a requested start to a position in this log.
 
     Raises PositionPurged, PositionInvalid, ServerChanged for another server's position, and ServerBusy if the
-    log is empty or has not reached it.
+    log is empty or has not reached the position.
     """
     # Lookups by time or GTID set may scan far. Followers that continue by position must not wait for such a
     # search.
@@ -92,7 +92,7 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
 
 
 def position_here(source: OwnSource, position: Position, server_key: str | None) -> Position:
-    """Return a position with this log's number for its server's epoch. Raises ServerChanged.
+    """Return a position with its epoch number translated to the numbering of this log. Raises ServerChanged.
 
     A server may have several epochs: the epoch with the same number wins, else the newest epoch that contains
     the position.
@@ -197,7 +197,7 @@ class Cursor:
     async def next(self, wait_seconds: float) -> Piece | None:
         """Return the next piece, None if the wait timed out or the end is reached.
 
-        Raises what `Pieces.at` raises; a retry starts at the same position.
+        Propagates errors from `Pieces.at`; a retry starts at the same position.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds

@@ -113,7 +113,8 @@ class DrainerTransactions:
         self._heads: dict[Target, list[bytes]] = {}
 
     def add(self, changes: Changes) -> Iterator[bytes]:
-        """Add changes, and yield the transactions that are complete: those before the last one.
+        """Add changes, and yield every transaction except the last one: a transaction is complete once a
+        later one begins.
 
         Rows of a full load are complete at once. Raises EventUnsupported for a row image that is missing a
         column, and LimitExceeded for a transaction above the limit.
@@ -201,7 +202,8 @@ class DrainerTransactions:
 
 
 def _runs(parts: pyarrow.RecordBatch, bytes_max: int | None) -> Iterator[tuple[int, memoryview]]:
-    """Yield the contents of consecutive changes with one commit version, without a copy.
+    """Yield runs of consecutive changes that have the same commit version, as the version and the
+    concatenated values. The values are not copied.
 
     With `bytes_max`, a run ends as soon as it has reached this size.
     """

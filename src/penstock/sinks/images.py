@@ -18,17 +18,18 @@ from penstock.errors import ServerUnsupported
 
 # The metadata field with the texts of unrepresentable values, by column name.
 _UNREPRESENTABLE = "unrepresentable"
-# Buffered rows are reduced after this many new bytes, or after as many new bytes as the last reduction left
-# if that is more.
+# Buffered rows are reduced once this many bytes were added since the last reduction, or, if that reduction
+# left more than this, once the buffer has doubled.
 _BYTES_BETWEEN_REDUCTIONS = 48 << 20
 
 
 def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
     """Return the last event of each primary key: columns as in `Changes.rows`, at most one row per key.
 
-    Rows are ordered by commit version. At equal versions, rows of a load come before changes of the log, and
-    the order in `parts` decides otherwise. Change types are kept, so an `update_preimage` without its
-    postimage removes its key. For a target without a primary key, all rows are returned in commit order.
+    Rows are ordered by commit version. Rows with the same version are ordered by origin (rows of a load
+    before changes of the log), and then by their order in `parts`. Change types are kept, so an
+    `update_preimage` without its postimage removes its key. For a target without a primary key, all rows are
+    returned in commit order.
     """
     rows = pyarrow.Table.from_batches([part.rows for part in parts])
     order = _commit_order(rows, parts)
@@ -49,7 +50,7 @@ def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
 
 
 def key_columns(rows: pyarrow.Table, key: Sequence[str]) -> list[pyarrow.ChunkedArray]:
-    """Return columns whose values are equal for two rows exactly if the two rows have the same key.
+    """Return columns whose values are equal for two rows if and only if the rows have the same key.
 
     This also holds for key values that the column's type cannot represent.
     """
@@ -83,7 +84,7 @@ def last_of_each(columns: Sequence[pyarrow.ChunkedArray], rank: numpy.ndarray) -
 
 
 def split_moved_updates(changes: Changes, locations: numpy.ndarray) -> Changes:
-    """Return changes in which an update that moves between locations is a delete and an insert.
+    """Split each update that moves a row to another location into a delete and an insert.
 
     `locations` has the location of each row. The images of an update are adjacent, with the same version and
     number.

@@ -145,9 +145,9 @@ def messages_of(
     """Return the messages of changes, with the values of the columns `key` as their keys.
 
     With `lines` each message ends with a newline, except for Canal's packets. `schema_ids` are the ids of the
-    schemas of messages and of keys, which the formats with a registry need. With `counts`, messages of
-    Debezium have a transaction block. `counts` are the commit version of the transaction that is already
-    open, and its number of messages so far, in total and for this table. Raises the kernel's errors:
+    schemas of messages and of keys, which the formats with a registry need. With `counts`, Debezium messages
+    have a transaction block. `counts` consists of the commit version of the transaction that is already open,
+    the number of its messages so far, and how many of these belong to this table. Raises the kernel's errors:
     OptionInvalid for an unknown column, SchemaInvalid for rows that do not have the target's columns.
     """
     target = changes.target
@@ -192,7 +192,7 @@ def queues_of_rows(changes: Changes, partition_by: Sequence[str], count: int) ->
     """Return the queue number of each row, from 0 to `count` - 1, by the hash of its key.
 
     `partition_by` replaces the primary key. Rows of a table without a key have the same queue. Raises
-    ServerUnsupported if images lack columns.
+    ServerUnsupported if a row image is missing a column that is needed.
     """
     columns = partition_by or changes.target.primary_key
     if columns:

@@ -99,11 +99,12 @@ def applications_of(pipeline: str) -> str:
 
 
 def is_repeated(mark: BatchMark, stored: int | None) -> bool:
-    """Return whether a target has a batch already, by the number that it stores, None if it stores none.
+    """Return whether a target already has a batch.
 
-    A pipeline writes its batches one after the other, so only the last batch is ever repeated. Raises
-    StateOutdated for a later number: the state was restored from a backup, so its next batches have other
-    changes than the target's batches of the same numbers.
+    `number` is the last batch number that the target stores, or None. A pipeline writes its batches one after
+    another, so only the last batch is ever repeated. Raises StateOutdated if the target stores a later
+    number. The state was then restored from a backup, so its next batches would contain different changes
+    than the batches that the target already has under the same numbers.
     """
     if stored is not None and stored > mark.number:
         raise StateOutdated(
@@ -153,9 +154,9 @@ class Writer(ABC):
 
     @contextmanager
     def working_on(self, name: TableName | None) -> Iterator[None]:
-        """Attribute errors in the block to a target, or to none.
+        """Associate errors that are raised in the block with a target, or with no target.
 
-        If the block raises, `at` keeps this target. Otherwise `at` gets its previous value back.
+        If the block raises, `at` stays set to this target. Otherwise `at` gets its previous value back.
         """
         before, self.at = self.at, name
         yield
@@ -178,7 +179,7 @@ class Writer(ABC):
     def statement(self, statement: DefiningStatement) -> None:
         """Write a statement that follows all rows written before.
 
-        Called for sinks that accept statements. Other sinks follow the columns of the rows, by
+        Called only for sinks that accept statements. Other sinks learn about changed columns from
         `Sink.prepare`.
         """
 
@@ -229,7 +230,7 @@ class Sink(ABC):
     # Whether the sink keeps the connections of its writers, and nothing else, for writers of later batches.
     keeps_connections: bool = False
     # Whether changes may be written again from any earlier position, in other batches, with the same result.
-    # Then no batch is recorded before it runs, and its end may be recorded together with later ones.
+    # If so, no batch is recorded before it runs, and the ends of several batches may be recorded together.
     can_rewind: bool = False
     # Whether stored values have their column's type. Otherwise a value may have the column's previous type
     # until the table has been read again.
@@ -251,7 +252,8 @@ class Sink(ABC):
 
     @abstractmethod
     def prepare(self, target: Target, evolution: Evolution) -> None:
-        """Create the target table, or alter it to the target's columns. Does nothing if it fits.
+        """Create the target table, or alter it to the target's columns. Does nothing if the table already
+        fits.
 
         Called before the first rows of a target are written, and again before rows with other columns. Target
         columns that these rows do not have are filled with null. Raises SchemaChanged if `evolution` does not
@@ -303,10 +305,10 @@ class Sink(ABC):
         """Settle a batch of a feed that was interrupted and cannot be replayed, such as a load of a table
         without a key.
 
-        `targets` are those that got rows of the batch; if that is not known, those that may have got some.
-        Return the highest `_commit_version` in the targets if they have the batch. Otherwise remove what they
-        have of it and return None. A sink that stores no batch numbers returns None, so its feed may get the
-        rows of such a load again: at least once.
+        `targets` are the targets that received rows of the batch or, if that is unknown, all targets that may
+        have received some. Return the highest `_commit_version` in the targets if they have the batch.
+        Otherwise remove what they have of it and return None. A sink that stores no batch numbers returns
+        None, so its feed may get the rows of such a load again: at least once.
         """
         return None
 
@@ -339,9 +341,10 @@ class Sink(ABC):
         return False
 
     def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
-        """Return the number of the last batch of the mark's application that any of the targets has.
+        """Return the highest batch number of the mark's application in any of the targets.
 
-        Called at the start of a run. None if there is none, or if it cannot be determined.
+        Called at the start of a run. Returns None if the targets have no such batch, or if the number cannot
+        be determined.
         """
         return None
 

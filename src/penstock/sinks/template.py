@@ -94,8 +94,8 @@ class Template:
         first_signs, second_signs = (
             [*itertools.chain(*(_signs(part) for part in template._parts))] for template in (self, other)
         )
-        # `reached` are the indexes in `second_signs` that can follow the characters of `first_signs` so far.
-        # A value stands for any number of characters.
+        # After each character of `first_signs`, `reached` contains the indexes in `second_signs` where a
+        # common text could continue. A value stands for any number of characters.
         reached = _skip_values(second_signs, {0})
         for sign in first_signs:
             if sign is None:
@@ -173,7 +173,8 @@ class Template:
 
 
 def column_texts(changes: Changes, name: str, path: tuple[int | str, ...] = ()) -> pyarrow.Array:
-    """Return a column's values as strings, or with a path the values in its JSON documents.
+    """Return a column's values as strings. With a path, return the values at that path in the column's JSON
+    documents.
 
     Null values stay null. Raises OptionInvalid, and ValueMalformed if a document is truncated before the
     path.

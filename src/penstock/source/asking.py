@@ -21,11 +21,11 @@ _Answer = TypeVar("_Answer")
 def ask_again(
     question: Callable[[], _Answer], hang_up: Callable[[], None], tries: int = TRIES_WHILE_WAITING
 ) -> _Answer:
-    """Return the answer to a question. After each TransientError, disconnect, pause and ask again, up to
-    `tries` times.
+    """Call `question` and return its answer. After each TransientError, disconnect, pause and try again, up
+    to `tries` times.
 
-    Raises the last TransientError after the last try, and any other error at once. While a caller waits, a
-    server that timed out is not asked again: every retry would cost another timeout.
+    Raises the last TransientError after the last try, and any other error at once. A server that timed out is
+    not asked again while a caller waits, because every retry would cost another timeout.
     """
     retry = Retry("asking again", tries=tries, quiet_seconds=_QUIET_SECONDS)
     while True:

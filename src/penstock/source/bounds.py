@@ -93,7 +93,8 @@ class Bounds:
 
 
 def locate(source: Source, start: Bound | None, end: Bound | None) -> Bounds:
-    """Return the bounds, with the start converted to a position for planning. Raises what the source raises.
+    """Return the bounds, with the start converted to a position for planning. Propagates errors from the
+    source.
 
     An end that is not a position remains a filter. For an end time, files started after it are left out. For
     an end GTID set no file is left out, but reading stops once the whole set was seen.

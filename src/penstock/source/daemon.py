@@ -288,7 +288,7 @@ class DaemonLog:
     def boundary_before(self, position: Position) -> int:
         """Return the last indexed transaction boundary at or before a position.
 
-        For a daemon that does not report boundaries, return where its bytes of the file begin.
+        For a daemon that does not report boundaries, return where its copy of the file begins.
         """
 
         def ask(client: DaemonClient, shift: int) -> int:

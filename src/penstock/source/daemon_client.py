@@ -46,8 +46,8 @@ _SERVER_HEADER = "Penstock-Server"
 GTID_SET_HEADER = "Penstock-Gtid-Set"
 # The header with the name of the fleet member that copies the log.
 MEMBER_HEADER = "Penstock-Member"
-# The header with the position that a table's rows refer to, and the header with the position since which the
-# log has all of the table's changes.
+# Two response headers. The first contains the position as of which a table's rows are shown. The second
+# contains the position from which on the log has every change to the table.
 POSITION_HEADER, COMPLETE_SINCE_HEADER = "Penstock-Position", "Penstock-Complete-Since"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
@@ -95,8 +95,8 @@ class DaemonClient:
     ) -> None:
         """A daemon that sends nothing for `silence_seconds` counts as lost.
 
-        `member` names the member of the fleet that asks, if it copies the log. `silent` shortens the timeout
-        for a daemon that did not answer before.
+        If a member of the fleet is the client because it copies the log, `member` is its name. `silent`
+        shortens the timeout for a daemon that did not answer before.
         """
         self._silence_seconds = silence_seconds
         self._silent = silent
@@ -152,7 +152,8 @@ class DaemonClient:
     def stream(
         self, epoch: int, file: str, start: int, stop: int, server_key: str = ""
     ) -> Generator[bytes, None, None]:
-        """Yield the bytes of [start, stop) of a file, or up to the end of the log before that.
+        """Yield the bytes of [start, stop) of a file. If the log ends before `stop`, yield the bytes up to
+        its end.
 
         Raises ConnectionLost if the stream breaks off, and ServerChanged if the bytes come from a server with
         a different key.
@@ -184,8 +185,8 @@ class DaemonClient:
     ) -> ArrivedBytes | None:
         """Wait up to `seconds` for transactions after an offset of a file, and return them.
 
-        Return None if they are larger than `bytes_max`, or if the daemon cannot tell where they end. Raises
-        what `stream` raises.
+        Return None if they are larger than `bytes_max`, or if the daemon cannot tell where they end.
+        Propagates errors from `stream`.
         """
         query: Query = {"epoch": epoch, "file": file, "start": start, "timeout": str(seconds)}
         response = self._get("bytes", query, stream=True)
@@ -255,9 +256,10 @@ class DaemonClient:
             response.close()
 
     def lines(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a response as JSON objects, up to the line of the kind `end`.
+        """Yield the lines of a response as JSON objects, up to a line of the kind `end`.
 
-        Raises the error of a line of the kind `problem`, ConnectionLost if the response breaks off before.
+        A line of the kind `problem` describes an error, which is raised. Raises ConnectionLost if the
+        response ends before either line.
         """
         response = self.post(call, body, silence_seconds)
         rest = b""

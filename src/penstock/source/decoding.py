@@ -47,8 +47,9 @@ class RangeDecoding:
     def _gtids_before(self) -> str:
         """Return the GTIDs before the range, if a filter of the range needs them; else "".
 
-        A MariaDB GTID position covers all transactions before it in the log, so their order in the log
-        counts. A range that begins with its file reads them from the file's list.
+        A MariaDB GTID position covers all transactions that precede it in the log, so the filter must know
+        what precedes the range. If the range begins at the start of its file, the decoder reads these GTIDs
+        from the GTID list in the file instead.
         """
         filters = (self._options.get("gtid_after"), self._options.get("gtid_until"))
         if not any(is_mariadb(gtid_set or "") for gtid_set in filters):
@@ -145,8 +146,8 @@ class RangeDecoding:
     def _ends_early(self) -> bool:
         """Return whether the server sent less than the range, although its log contains the whole range.
 
-        The end of the log that a server reports includes transactions that it will send only after their
-        sync.
+        When a server reports the end of its log, it includes transactions that it will send only after
+        syncing them to disk.
         """
         stop = self.byte_range.stop
         if stop is None or not self._source.live or self._is_past_stop():
@@ -173,9 +174,9 @@ class RangeDecoding:
         return stop is not None and decoder.next_offset >= stop and decoder.open_transaction() is None
 
     def _ends_at_stop(self) -> bool:
-        """Return whether the input ends at the stop, and with it the last transaction of the range.
+        """Return whether the input and the last transaction of the range both end at the range's stop.
 
-        The next event would only show that another range begins there, so it need not be fetched.
+        If so, the next event need not be fetched, because it would only show that another range begins there.
         """
         stop = self.byte_range.stop
         if self._source.live or self.decoder.next_offset != stop or self._joint not in (None, stop):

@@ -80,10 +80,11 @@ class KeptLog(Protocol):
         """
 
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
-        """Return the definitions in force at a position, in the form that `SchemaHistory.from_json` accepts.
+        """Return the table definitions in force at a position, in the form that `SchemaHistory.from_json`
+        accepts.
 
-        If the log is being captured, wait until a table in doubt is settled; with `again`, have the table
-        read again.
+        If the log is being captured, wait until any doubt about a table's definition is settled. With
+        `again`, have the table's definition read again.
         """
 
     def prepared(self, xid: str) -> ByteRange | None:
@@ -120,7 +121,8 @@ class KeptSource(OpenedSource):
         """Make the log keep everything after a position for a reader, whose name is built from the given
         parts.
 
-        Does nothing unless a daemon answers: a folder is read without its writer's knowledge.
+        Does nothing if the log is a folder that is read directly, because the folder's writer does not know
+        about its readers.
         """
 
     # --- Epochs -------------------------------------------------------------------------------
@@ -275,8 +277,8 @@ class KeptSource(OpenedSource):
         return replace(byte_range, start=self.boundary_before(byte_range.position), aligned=True)
 
     def joint(self, byte_range: ByteRange) -> int | None:
-        """Return the stop of a range that is continued by another range. Logs are cut at transaction
-        boundaries, so an event starts there.
+        """Return the stop of a range if another range continues there, else None. Logs are cut at transaction
+        boundaries, so an event starts at the stop.
         """
         return byte_range.stop if byte_range.is_cut else None
 
@@ -292,7 +294,8 @@ class KeptSource(OpenedSource):
     def schema_history(
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> SchemaHistory:
-        """Return the definitions in force at a position. Raises SchemaUnknown if the log has none.
+        """Return the table definitions in force at a position. Raises SchemaUnknown if the log has no
+        definitions.
 
         With `again`, the daemon that captures the log reads the table again, if there is one.
         """
@@ -369,10 +372,11 @@ class KeptSource(OpenedSource):
         self._joined.add(joint)
 
     def _with_earlier_gtids(self, byte_range: ByteRange) -> ByteRange:
-        """Return a range, completed with the GTIDs that the previous epoch has and the GTIDs that the range's
-        epoch may repeat.
+        """Return a copy of a range that also has the GTIDs of the previous epoch and the GTIDs that the
+        range's epoch may repeat.
 
-        Another server of the same cluster may have committed the transactions in another order.
+        Transactions may be repeated because another server of the same cluster may have committed them in a
+        different order.
         """
         repeated, before = self._earlier_gtids(byte_range.epoch)
         return replace(byte_range, gtid_after=repeated, gtid_before=before)

@@ -45,7 +45,7 @@ class LoggedTables:
         return self._known[name]
 
     def _ask(self, name: TableName, position: Position, *, again: bool = False) -> TableSchema | None:
-        """Return the log's definition of a table, but never a definition from before a doubt about it.
+        """Return the log's definition of a table. A definition that is in doubt is never returned.
 
         Raises SchemaUnknown, and SchemaPending while the definition is being read.
         """
@@ -110,7 +110,8 @@ def prove_table_known(
 ) -> None:
     """Raise OptionInvalid if a table is not among the definitions at the end of a log.
 
-    The error's hint names no table that `may_read` refuses. A log without definitions refuses no table.
+    The error's hint does not reveal tables that `may_read` refuses. If the log has no definitions, no error
+    is raised.
     """
     try:
         history = source.schema_history(source.head())

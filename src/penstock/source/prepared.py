@@ -40,8 +40,9 @@ class PreparedSearch:
     def find(self, xid: str, before: Position) -> ByteRange | None:
         """Return the range where the transaction with this id was last prepared before a position.
 
-        Return None if neither a file within PREPARED_SEARCH_BYTES_MAX of log nor `noted` has the transaction,
-        or if the transaction that was last prepared under this id has ended before the position.
+        The last PREPARED_SEARCH_BYTES_MAX of log before the position are searched, and then `noted`. Returns
+        None if neither has the transaction, or if the last transaction with this id has already been
+        committed or rolled back.
         """
         bytes_left = PREPARED_SEARCH_BYTES_MAX
         files = self._files(before)

@@ -170,9 +170,9 @@ def read_range(
 
     `emit` is "typed", "envelope", "events", "transactions" or "messages". "messages" also takes `dialect`,
     `message_per_row`, `server_zone_seconds` and `executed` (`_native.Decoder`). `declared` fixes the columns
-    of typed batches: a missing column is null and named in `_metadata.absent`, any other difference raises
-    SchemaChanged. Batches end at transaction boundaries unless a single transaction exceeds `held_bytes_max`.
-    Every error has its position, and comes after all whole transactions before it.
+    of typed batches: a missing column is null and named in `_metadata.absent`, while any other difference
+    raises SchemaChanged. Batches end at transaction boundaries unless a single transaction exceeds
+    `held_bytes_max`. Every error has its position, and comes after all whole transactions before it.
     """
     return _RangeReader(
         source,
@@ -197,7 +197,7 @@ def read_in_order(
 ) -> Iterator[Batch | LoggedStatement]:
     """Yield typed batches like `read_range`, interleaved with the statements on selected tables.
 
-    A statement comes after all rows before it and before all rows after it.
+    Each statement is yielded after all rows that precede it in the log and before all rows that follow it.
     """
     return _RangeReader(
         source, byte_range, selection or Selection(), schemas, None, with_statements=True, **options
@@ -353,7 +353,7 @@ class _RangeReader:
         return self._definition(self._schemas, name, request)
 
     def _definition(self, schemas: Schemas, name: TableName, request: Any) -> TableSchema:
-        """Return the history's definition if the table map proves it, else the server's.
+        """Return the history's definition if it agrees with the table map, else the server's definition.
 
         Raises SchemaUnknown; SchemaMismatch if the table map contradicts the history's definition and there
         is no other definition.
@@ -381,10 +381,11 @@ class _RangeReader:
         return schema
 
     def _declared_schema(self, name: TableName, logged: TableSchema, request: Any) -> TableSchema | None:
-        """Return the definition that supplies what the log does not show, None if unnecessary or unknown.
+        """Return the definition that supplies declared types which the log does not contain; None if they are
+        not needed or not known.
 
-        A table map shows MariaDB's UUID, INET4, INET6 and VECTOR as byte strings, and messages carry declared
-        types.
+        Declared types are needed for messages, and for MariaDB's UUID, INET4, INET6 and VECTOR, which look
+        like byte strings in a table map.
         """
         plain = any(column.type_text.startswith(PLAIN_STRINGS) for column in logged.columns)
         needed = self._in_messages or (plain and self._decoding.decoder.mariadb)

@@ -210,7 +210,7 @@ class RowHistory:
         """Yield changes, statements on the table, unreadable parts and progress, newest first.
 
         The last change also comes first within a transaction. Raises OptionInvalid for a key that does not
-        fit the table, and what reading the log raises.
+        fit the table, and propagates errors from reading the log.
         """
         candidates = [self._candidates(segment) for segment in reversed(self._log.segments)]
         candidate_bytes = sum(int((each.ranges[:, 1] - each.ranges[:, 0]).sum()) for each in candidates)
@@ -377,7 +377,8 @@ def _unreadable(byte_range: ByteRange, problem: StreamError) -> Unreadable:
 def changes_of_rows(
     rows: pyarrow.RecordBatch, chosen: Iterable[int], epoch: int
 ) -> Iterator[tuple[int, RowChange]]:
-    """Yield the changes of chosen rows of a batch, each with the row; `chosen` is in ascending order.
+    """Yield the changes of some rows of a batch, each with the row's index. `chosen` contains the indexes in
+    ascending order.
 
     An update has both images, even if only one of them is chosen.
     """
@@ -402,9 +403,9 @@ def table_bit(table: TableName) -> int:
 def candidate_ranges(records: Records, bit: Any, base: int, end: int) -> Ranges:
     """Return the ranges of whole transactions in [base, end) that may change a table, in order.
 
-    The record of a block has the bits of the tables that are announced in it. Rows may follow in later blocks
-    of the same transaction, so a range continues to the next boundary. Events after the last record have no
-    bits yet.
+    A block's record has the bits of the tables that are announced in the block. Rows of these tables may
+    follow in later blocks of the same transaction, so a range continues to the next transaction boundary. The
+    part of the log after the last record has no bits yet and is always included.
     """
     if not len(records):
         return numpy.array([[base, end]], numpy.int64) if base < end else _NO_RANGES

@@ -98,8 +98,8 @@ class RowsFilter:
         """Return the rows that pass, and how many of them were moved from another shard; None if no row
         passes.
 
-        `sharded_rows` are the same rows assigned to shards; then the result has the slot of each row.
-        `preimages` returns a mask of the preimages, for rows that are not assigned to shards.
+        If the rows are assigned to shards, they are also passed as `sharded_rows`, and the result has a
+        column with the slot of each row. Otherwise `preimages` is called for a mask of the preimages.
         """
         mask = None
         if self.changes is not None:

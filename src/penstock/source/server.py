@@ -182,8 +182,8 @@ class ServerSource(OpenedSource):
     ) -> Iterator[memoryview]:
         """Yield the bytes that the server sends from the range's start to the end of its log.
 
-        Raises what `follow` raises: PositionPurged, ServerChanged, ConnectionLost once the retries are used
-        up; and PositionInvalid if the file is not the one that the range was planned for.
+        Propagates errors from `follow`: PositionPurged, ServerChanged, and ConnectionLost once the retries
+        are used up. Raises PositionInvalid if the file is not the one that the range was planned for.
         """
         stretches = follow(
             self.address,

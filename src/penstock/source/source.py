@@ -203,9 +203,10 @@ class Source(Protocol):
         """Return the fingerprint of a file as it is now; see `penstock.fingerprint`."""
 
     def find_gtid_set(self, gtid_set: str) -> Position:
-        """Return a position preceded only by transactions of the set, from which to read after the set.
+        """Return the position at which to start reading in order to get every transaction outside the set.
 
-        Transactions of the set may follow it, so the reader must still filter. Raises PositionPurged.
+        All transactions before the position belong to the set. More transactions of the set may follow the
+        position, so the reader must still filter. Raises PositionPurged.
         """
 
     def find_time(self, time_us: int) -> Position:
@@ -230,7 +231,7 @@ class Source(Protocol):
     ) -> list[ByteRange]:
         """Split [start, end) into ranges of about `range_bytes`, at least `ranges_min` if possible.
 
-        None means the first available byte, or the end of the last file. Raises what `extents` raises.
+        None means the first available byte, or the end of the last file. Propagates errors from `extents`.
         """
 
     def open(
@@ -267,7 +268,7 @@ class Source(Protocol):
     def schema_history(
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> "SchemaHistory | None":
-        """Return the definitions in force at a position, of one table or of all, as the log keeps them.
+        """Return the table definitions that the log stores for a position, of one table or of all tables.
 
         With `again`, the daemon that captures the log reads the table again, if there is one. None if the
         source keeps no definitions; then the server is queried, or the caller supplies the schema.
@@ -313,8 +314,8 @@ def open_source(options: SourceOptions) -> Source:
 
 
 def shown_tables(source: Source, selected: TablePatterns) -> TablePatterns:
-    """Return the tables that a reader sees: the tables that the reader selects, else the tables that the
-    daemon shows by default.
+    """Return the tables that a reader sees: the tables that the reader has selected, or otherwise the tables
+    that the daemon shows by default.
     """
     if source.options.daemon is None or selected.include or selected.exclude:
         return selected

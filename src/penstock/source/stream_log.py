@@ -162,7 +162,8 @@ class StreamLog:
         return self._after_loss(begin, key, epoch_after(begin.position), problem)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the last end of a transaction within the stream's limits and the log, with its GTID set.
+        """Return the end of the last transaction that is in the log and within the stream's limits, with the
+        GTID set up to it.
 
         Raises PositionPurged. If `failOnDataLoss` is off, counts from the first available position instead.
         """
@@ -189,8 +190,8 @@ class StreamLog:
     def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
         """Return what a batch reads: ranges of a source, and the filters on its transactions.
 
-        Depends only on the offsets, so that planning a batch again gives the same result. Raises what
-        `resume` raises.
+        Depends only on the offsets, so that planning a batch again gives the same result. Propagates errors
+        from `resume`.
         """
         key = self.server_key()
         if end.server_key not in ("", key):
@@ -210,8 +211,8 @@ class StreamLog:
     def _completed(self, end: Offset, begin: Offset | None = None) -> Offset:
         """Return an offset with the GTIDs before it, so that the stream can continue on another server.
 
-        The GTIDs are read from the log: from `begin` on if its set is known, otherwise from the start of the
-        file.
+        The GTIDs are read from the log, beginning at `begin` if the GTID set at `begin` is known, and
+        otherwise at the start of the file.
         """
         if not end.server_key or end.fingerprint:
             return end

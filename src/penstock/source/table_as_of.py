@@ -261,10 +261,11 @@ class TableAsOf:
         self._stopping.set()
 
     def read(self, moment: str) -> None:
-        """Read the log for a moment: a position, a GTID (after its transaction), or a time (before it).
+        """Read the log to determine the table's rows as of `moment`: a position, a GTID (after its
+        transaction), or a time (before it).
 
         Raises OptionInvalid for a table without a primary key, AccessDenied if its key is masked,
-        PositionInvalid inside a transaction, LimitExceeded, and what reading the log raises.
+        PositionInvalid inside a transaction, LimitExceeded, and propagates errors from reading the log.
         """
         self.position = self._locate(moment)
         for part in self._parts(None, self.position):
@@ -455,8 +456,8 @@ class TableAsOf:
     def _follow_key(self, key: tuple[str, ...], schema: pyarrow.Schema) -> None:
         """Adopt the primary key of the next rows.
 
-        If the primary key changed, known rows are stored under the new key. If one of them lacks a column of
-        the new key, or has it with another type, all known rows are discarded.
+        If the primary key changed, known rows are stored under the new key. If a known row is missing a
+        column of the new key, or has the column with a different type, all known rows are discarded.
         """
         types = tuple(schema.field(name).type for name in key)
         was_changed = self.key and (self.key, self._key_types) != (key, types)

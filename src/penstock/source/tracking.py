@@ -66,10 +66,11 @@ class TrackedSchemas:
 
     @classmethod
     def open(cls, settings: ReadSettings, start: Position | None = None) -> "TrackedSchemas | None":
-        """Return the schema history of a read from `start` on, None if the log itself has the definitions.
+        """Return the schema history to use when reading from `start` on; None if the log itself contains the
+        column definitions.
 
-        A server that writes full metadata now may have written rows without it before. Executors ask the
-        server for the columns of those rows. Raises SchemaInvalid.
+        A server that writes full row metadata now may have written earlier rows without it. For those rows,
+        executors query the server for the columns. Raises SchemaInvalid.
         """
         address = settings.source.address
         reread = _server_tables(address) if address is not None else None

@@ -119,7 +119,7 @@ def changes_of(
 ) -> Iterator[TableChange | TableStatement]:
     """Yield the changes and statements of a transaction, in commit order within each table.
 
-    Raises what reading the log raises.
+    Propagates errors from reading the log.
     """
     start = transaction.start
     byte_range = ByteRange(start.epoch, start.file, start.offset, start.offset + 1, aligned=True)

@@ -65,7 +65,8 @@ def walk(
     rows_max: int | None = None,
     bytes_max: int | None = None,
 ) -> Position:
-    """Return the end of the last transaction before `end` that keeps a range from `start` within the limits.
+    """Return the last transaction boundary up to `end` for which the range from `start` stays within the
+    limits.
 
     The range contains at least one transaction, if there is one: a limit never blocks reading forever. For a
     limit on bytes alone, only a window before the result is read; for a limit on rows, the whole range.
@@ -129,7 +130,8 @@ def _last_end_before(source: Source, extent: Extent, start: Position, target: Po
 
 
 def _last_end_in(source: Source, byte_range: ByteRange, tail: int, end_max: int) -> Position | None:
-    """Return the last end, at most `end_max`, of a transaction that starts in an aligned range.
+    """Return where the last transaction that starts in an aligned range ends. Only ends up to `end_max`
+    count.
 
     Reads windows that end at `tail` and grow until a window contains the end of a transaction or reaches the
     range's start.

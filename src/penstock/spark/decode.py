@@ -15,7 +15,8 @@ from penstock.spark.schema import TableShape, spark_schema
 
 
 def decode_table(frame: Any, table: str, schema: TableSchema | TableShape, *, mariadb: bool = False) -> Any:
-    """Return the changes of one table of an envelope frame, typed: batch or streaming, classic or Connect.
+    """Extract the changes of one table from an envelope DataFrame, as typed rows. || The DataFrame may be
+    batch or streaming, and of a classic or a Connect session.
 
     `schema` declares the columns. A column that is missing from a row is null and listed in
     `_metadata.absent`; any other difference raises SchemaChanged. `mariadb` is true if the types of a

@@ -66,7 +66,7 @@ class StreamReader(DataSourceStreamReader):
     def end_of_batch(self, start: dict[str, Any], *, takes_all: bool) -> dict[str, Any]:
         """Return the end of the batch that begins at `start`: the head, reduced by the limits.
 
-        Returns `start` itself if there is nothing new. Raises the errors of `StreamLog.resume`.
+        Returns `start` itself if there is nothing new. Propagates errors from `StreamLog.resume`.
         """
         log = self._driver_log
         begin = Offset.from_json(start)

@@ -96,9 +96,10 @@ class AskedDaemon:
     def find_checkpoint(self, bound: Bound | str) -> Checkpoint:
         """Return the checkpoint for `earliest`, `latest` or a bound, verified against the log.
 
-        The checkpoint is just before the first transaction that was committed at or after a time, is outside
-        a GTID set, or begins at a position. Raises PositionInvalid for a position inside a transaction,
-        ServerBusy for a position past the head, and PositionPurged.
+        The checkpoint is just before the first matching transaction. A time matches transactions that were
+        committed at or after it, a GTID set matches transactions outside the set, and a position matches the
+        transaction that begins there. Raises PositionInvalid for a position inside a transaction, ServerBusy
+        for a position past the head, and PositionPurged.
         """
         # Fail immediately if the daemon is down, because the source would retry for a while.
         self._client.ask("status")

@@ -231,8 +231,8 @@ def moment(time_us: int | None) -> datetime | None:
 
 
 def first_from(reader: LogReader, source: Source, start: Position, condition: Condition) -> Position:
-    """Return where the first matching transaction from `start` on begins, otherwise the end of its contiguous
-    run of the log.
+    """Search for a matching transaction from `start` on, and return where it begins. If none matches, return
+    the end of the contiguous run of the log that contains `start`.
 
     `start` is a transaction boundary. The index locates blocks; this search is exact to the byte.
     """

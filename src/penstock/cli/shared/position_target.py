@@ -123,7 +123,7 @@ class AskedServer:
 
 @contextmanager
 def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer | None]:
-    """Open the server that the log follows, None if no settings name a server.
+    """Connect to the server that the log follows; return None if the settings name no server.
 
     Raises ServerChanged if the log follows none of the instance's servers, or an error if the session fails.
     """

@@ -168,7 +168,7 @@ class Client:
     def consumed(self) -> Position | None:
         """The stored position before which everything was consumed; None if this log does not contain it.
 
-        Raises what the log raises.
+        Propagates errors from the log.
         """
         stored = (self._writing.written if self._writing is not None else None) or self._stored
         if stored is None:
@@ -302,7 +302,7 @@ class Clients:
         """Give a client to the session `owner`; the current session is notified through its `supersede`.
 
         A new filter replaces the previous one. Raises AccessDenied for another account's client,
-        OptionInvalid for an invalid filter, and what the store raises.
+        OptionInvalid for an invalid filter, and propagates errors from the store.
         """
         account.prove_reads_whole_rows("Canal's entries")
         readable_tables = account.readable(client.destination, client.name)
@@ -338,7 +338,7 @@ class Clients:
     async def hand_over(self, destination: str, client_id: int) -> ClientState | None:
         """Release a client for another process of the daemon, which continues from the returned state.
 
-        None if this process does not have it.
+        Return None if this process does not have the client.
         """
         client = self._known.get((destination, client_id))
         if client is None:

@@ -140,9 +140,9 @@ class Cursor:
     async def gather(self, limit: int, seconds: float | None) -> Gathered | None:
         """Return entries of at most `limit` bytes (a single entry may be larger), None if there are none.
 
-        Waits up to `seconds` for `limit` bytes, forever with None. Nothing counts as sent yet, but the cursor
-        skips parts without entries. An error of decoding is raised once everything before it has been
-        returned.
+        Waits up to `seconds` for `limit` bytes, or without a timeout if `seconds` is None. The returned
+        entries do not count as sent yet, but the cursor skips parts of the log without entries. A decoding
+        error is raised once everything before it has been returned.
         """
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds
@@ -242,8 +242,8 @@ class Cursor:
     def roll_back(self, batch_id: int = 0) -> None:
         """Resend everything that is not acknowledged, under new ids.
 
-        An id must be that of the oldest batch; later batches are rolled back too, because their entries are
-        sent again. Raises OptionInvalid with Canal's wording.
+        If an id is given, it must be the id of the oldest batch. Later batches are rolled back too, because
+        their entries are sent again. Raises OptionInvalid with Canal's wording.
         """
         if batch_id:
             self._prove_oldest("rollback error", batch_id)

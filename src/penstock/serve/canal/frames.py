@@ -212,7 +212,7 @@ def no_messages() -> bytes:
 def messages_head(batch_id: int, entries_bytes: int) -> bytes:
     """Return the start of a batch's frame, followed by `entries_bytes` of `Messages.messages` fields.
 
-    It has no version field, like Canal's own frames for entries that are already encoded.
+    The frame has no version field. Canal omits this field too when it sends entries that are already encoded.
     """
     identity = encode((1, batch_id))
     body_bytes = len(identity) + entries_bytes

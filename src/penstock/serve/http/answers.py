@@ -22,8 +22,8 @@ _CLIENT_LEFT = Response(status_code=499)
 def ending_on_disconnect(handler: _Handler) -> _Handler:
     """Return a handler that is cancelled when its client disconnects.
 
-    Work that is queued for a thread is dropped, so that searches of disconnected clients delay nobody. A
-    search that has begun in a thread ends before its next read of the log.
+    Work that is queued for a thread is dropped, so that no client waits for the search of a disconnected
+    client. A search that has begun in a thread ends before its next read of the log.
     """
 
     async def handle(request: Request) -> Response:

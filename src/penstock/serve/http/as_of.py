@@ -81,9 +81,11 @@ class _Turn:
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Take the turn inside the block, from a client that reads too slowly if there is one.
+        """Hold the turn while the block runs. If a client that reads too slowly has the turn, take it from
+        that client.
 
-        Raises QuotaReached if another client has it, and _TurnLost once the turn is taken from this client.
+        Raises QuotaReached if another client has the turn and reads fast enough, and _TurnLost once the turn
+        is taken from this client.
         """
         if self._lock.locked():
             if self._limit is None or self.unread_seconds() < AS_OF_UNREAD_SECONDS_MAX:
@@ -157,7 +159,7 @@ class _AsOfAnswer(StreamedAnswer):
         self._turn = turn
 
     async def stream(self, send: Send) -> None:
-        """Send the rows. Before the first row, raises QuotaReached and what reading the log raises.
+        """Send the rows. Before the first row, raises QuotaReached, or an error from reading the log.
 
         If a later error occurs, the response is left incomplete, so the client notices that rows are missing.
         """

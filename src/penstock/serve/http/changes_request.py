@@ -203,8 +203,8 @@ def _time_us(value: str | int) -> int:
 
 
 def _describe_problems(problem: ValidationError) -> Iterator[str]:
-    """Yield each problem once, in other words than pydantic's. For an unknown name, the problem suggests the
-    closest known name.
+    """Describe each problem once, replacing pydantic's wording. For an unknown name, suggest the closest
+    known name.
     """
     seen = set()
     for error in problem.errors(include_url=False, include_input=False):

@@ -236,7 +236,7 @@ async def _head_bytes(served: Served, request: Request) -> Response:
 async def _bytes(served: Served, request: Request) -> Response:
     """Stream a range of one source file, from memory if it is still there.
 
-    With `timeout` it first waits for a transaction after `start`, and says where the log ends, so that a
+    With `timeout` it first waits for a transaction after `start`, and reports where the log ends, so that a
     reader at the head needs one request. The first piece is read before the response starts, so that errors
     are reported as problem documents.
     """
@@ -363,8 +363,8 @@ def _readable_end(log: ServedLog, epoch: int, file: str, start: int, stop: int |
         if (extent.epoch, extent.file) == (epoch, file) and extent.start <= end <= extent.end:
             end = extent.end
     if end == start:
-        # The log has no bytes from this position on. Unless the log continues at this position, the lookup
-        # raises an error with the reason.
+        # The log has no bytes from this position on. If the position is not the end of the log, the lookup
+        # raises an error that explains why.
         log.locate_position(Position(epoch, file, start))
     return end if stop is None else min(end, max(stop, start))
 

@@ -79,8 +79,8 @@ def whole_log_of(served: Served, request: Request) -> ServedLog:
 
 
 def log_of(served: Served, request: Request) -> ServedLog:
-    """Return the log of the instance named by the path. Raises what `instance_of` and the instance's `log`
-    raise.
+    """Return the log of the instance named by the path. Propagates errors from `instance_of` and from the
+    instance's `log`.
 
     A member of the fleet that copies the log also receives data that is not confirmed for other readers yet.
     """

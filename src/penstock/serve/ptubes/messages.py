@@ -31,8 +31,8 @@ from penstock.protobuf import Message, encode, length_head
 
 _PARTITIONED_MESSAGE, _ERROR = 1, 3
 
-# The frame of an event is a byte for the tag and a varint for the length. The varint has 1, 2, 3 and 4 bytes
-# below these framed lengths.
+# The frame of an event is a byte for the tag and a varint for the length. The varint takes 1, 2, 3 or 4 bytes
+# if the framed length is below the first, second, third or fourth of these limits.
 _FRAMED_LENGTHS = numpy.array([2 + (1 << 7), 3 + (1 << 14), 4 + (1 << 21), 5 + (1 << 28)], numpy.int64)
 
 

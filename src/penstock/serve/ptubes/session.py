@@ -191,8 +191,8 @@ class Session:
     async def fetch(self, request: FetchRequest, hurry: asyncio.Event) -> bytes:
         """Return the next envelope.
 
-        It ends when it is full, when the timeout expires, when `hurry` is set, or when nothing more is
-        available. An envelope without events still reports the session's progress. An error of decoding is
+        The envelope ends when it is full, when the timeout expires, when `hurry` is set, or when nothing more
+        is available. An envelope without events still reports the session's progress. A decoding error is
         raised once everything before it has been returned.
         """
         self._answered.append(self._cursor.position)
@@ -225,7 +225,8 @@ class Session:
         return count + taken.count, size + taken.size
 
     async def _more(self, deadline: float, hurry: asyncio.Event, has_some: bool) -> bool:
-        """Load the next events; return False if none came in time, although the position may have advanced.
+        """Load the next events; return False if none arrived in time. The position may have advanced even
+        then.
 
         An error that follows events is deferred until these events were sent.
         """

@@ -42,8 +42,8 @@ class _Transaction:
 async def start_of(pieces: Pieces, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
     """Return where to continue after a checkpoint.
 
-    Raises PositionPurged if the log begins after it, PositionInvalid if it has no position or a position that
-    the log has not reached, ServerBusy while the log is empty.
+    Raises PositionPurged if the log begins after the checkpoint. Raises PositionInvalid if the checkpoint has
+    no position, or if the log has not reached its position. Raises ServerBusy while the log is empty.
     """
     if checkpoint.mode is CheckpointMode.EARLIEST:
         return await resolve_start(pieces, Start(edge="earliest")), None

@@ -157,8 +157,8 @@ class DrainerSink(Sink):
     def _record_of(self, mark: BatchMark) -> _BatchRecord:
         """Return the durable record of a batch. A new batch gets an index above all others.
 
-        Raises OptionInvalid if another pipeline writes to the folder, and StateOutdated. The caller holds the
-        lock.
+        Raises OptionInvalid if another pipeline writes to the folder, and StateOutdated if the folder has a
+        later batch. The caller holds the lock.
         """
         records = self._records()
         _refuse_others(records, mark)
@@ -241,7 +241,8 @@ class _FileWriter(Writer):
 def _refuse_others(records: Sequence[_BatchRecord], mark: BatchMark) -> None:
     """Raise OptionInvalid if another pipeline wrote to the folder.
 
-    Readers search by commit timestamp, and the timestamps of two pipelines have no common order.
+    Readers search by commit timestamp, and the timestamps of two pipelines cannot be ordered relative to each
+    other.
     """
     own = applications_of(mark.pipeline)
     others = [record.application for record in records if not record.application.startswith(own)]

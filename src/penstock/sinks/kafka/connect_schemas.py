@@ -113,8 +113,8 @@ def row_schemas(
 ) -> tuple[Schema, Schema | None]:
     """Return the schemas of a target's messages and of their keys; None for messages without keys.
 
-    `instance` is the name of the cluster, with which the names of schemas start. Callers must not modify the
-    schemas. Raises the kernel's errors: OptionInvalid for an unknown column, SchemaInvalid.
+    `instance` is the name of the cluster, which becomes the prefix of schema names. Callers must not modify
+    the schemas. Raises the kernel's errors: OptionInvalid for an unknown column, SchemaInvalid.
     """
     value, key_schema = _native.debezium_schemas(
         target.declared,

@@ -71,7 +71,8 @@ def create_topic(
 ) -> int:
     """Create a topic if it does not exist, and return its number of partitions.
 
-    None means the cluster's default. Another client may create it at the same time. Raises Penstock errors.
+    If `partitions` is None, the cluster's default applies. Another client may create the topic at the same
+    time. Raises Penstock errors.
     """
     kafka = library()
     if (existing := partitions_of(client, topic)) > 0:
@@ -126,9 +127,10 @@ def stored_records(
     """Return what a position topic stores under a key of each partition, omitting partitions without a
     record.
 
-    Reads only committed records, so an open transaction has to end first. The transaction of this part's last
-    writer has ended, but a writer from before a reset may have died a moment ago. Raises Penstock errors,
-    ServerBusy if a transaction stays open. Without `waits_for_open`, returns what was committed before it.
+    Only committed records are read, so this waits for open transactions to end. This part's last writer has
+    ended its own transaction, but a writer from before a reset may have died a moment ago and left one open.
+    Raises ServerBusy if a transaction stays open, and other Penstock errors. Without `waits_for_open`,
+    returns what was committed before the open transaction.
     """
     kafka = library()
     options = dict(client) | {
@@ -160,8 +162,8 @@ def stored_records(
 def _stored_record(
     consumer: Any, everything: Any, topic: str, partition: int, key: bytes
 ) -> dict[str, Any] | None:
-    """Return the last record under a key. Waits for open transactions if `everything`, a consumer that sees
-    them, is not None.
+    """Return the last record under a key. `everything` is a consumer that also reads uncommitted records, or
+    None. If it is given, waits until no transaction is open.
     """
     kafka = library()
     topic_partition = kafka.TopicPartition(topic, partition)

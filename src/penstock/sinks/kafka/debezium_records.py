@@ -137,7 +137,8 @@ class Transactions:
         self._open: _OpenTransaction | None = None
 
     def counts_before(self, changes: Changes) -> tuple[int, int, int] | None:
-        """Return the commit version of the open transaction and its counts, in total and for the table.
+        """Return the commit version of the open transaction and the number of its messages so far, in total
+        and for this table.
 
         None for changes without a transaction.
         """

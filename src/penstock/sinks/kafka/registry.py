@@ -64,9 +64,9 @@ class Registry(Endpoint):
         return url.rstrip("/")
 
     def subject(self, topic: str | None, record: str, part: Literal["key", "value"]) -> str:
-        """Return the subject of a record's schema. `topic` is None if it depends on rows.
+        """Return the subject of a record's schema. `topic` is None if the topic depends on the row.
 
-        Raises OptionInvalid if the subject depends on rows.
+        Raises OptionInvalid if the subject contains the topic and the topic depends on the row.
         """
         if self.subjects == "record":
             return record

@@ -233,9 +233,11 @@ class KafkaSink(Sink):
         return tuple(columns)
 
     def schema_ids(self, changes: Changes) -> tuple[int, int] | None:
-        """Return the ids of the schemas of changes' messages and keys; None for a format without a registry.
+        """Return the schema ids for the messages and for the keys of some changes; None for a format without
+        a registry.
 
-        Asks the registry once per process for the columns of a table. Raises the errors of `RegistryClient`.
+        Asks the registry once per process for the columns of a table. Propagates errors from
+        `RegistryClient`.
         """
         if self.settings.registry is None:
             return None
@@ -245,9 +247,9 @@ class KafkaSink(Sink):
         return self._registered(self.settings.registry).of_rows(target, instance, self.key(target), topic)
 
     def encode(self, record: ConnectRecord) -> tuple[bytes | None, bytes]:
-        """Return the key and the value of a message that is not a row, in the format of rows.
+        """Return the key and the value of a message that is not a row, in the same format as rows.
 
-        Raises the errors of `RegistryClient`.
+        Propagates errors from `RegistryClient`.
         """
         key = None
         if record.key is not None and record.key_schema is not None:

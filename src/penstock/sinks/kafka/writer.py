@@ -138,8 +138,8 @@ class TransactionalProducer:
             try:
                 yield
             except SystemError as problem:
-                # The library raises a fatal error in a callback and loses it, for example if another producer
-                # has fenced this one. A further call reports it.
+                # If the client failed fatally, for example because another producer has fenced this one, the
+                # library raises the error in a callback and loses it. Another call reports it.
                 self.producer.abort_transaction(connection.ANSWER_SECONDS_MAX)
                 raise ConnectionLost(f"Kafka: {what}: the client failed: {problem}") from problem
 
@@ -335,7 +335,7 @@ class KafkaWriter(Writer):
     # --- Topics and partitions ----------------------------------------------------------------
 
     def _split_moved_updates(self, changes: Changes) -> Changes:
-        """Return changes in which an update that moves a row to another partition is a delete and an insert.
+        """Split each update that moves a row to another partition into a delete and an insert.
 
         Raises ServerUnsupported if an image is missing a column that determines the topic or the partition.
         """

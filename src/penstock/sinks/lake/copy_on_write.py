@@ -60,11 +60,11 @@ class CopyOnWrite:
     def rewrite(
         self, files: Sequence[DataFile], output: Callable[[], PartFiles], bytes_max: int
     ) -> Rewritten:
-        """Return the files removed and added by rewriting files with one of the keys.
+        """Rewrite the files that contain any of the keys; return the files removed and added.
 
-        `replace_rows` is called for every row group with one of the keys. `output` creates writers for new
-        files of about `bytes_max` bytes. If reading or writing fails, deletes the new files and raises the
-        error.
+        `replace_rows` is called for every row group that contains any of the keys. `output` creates writers
+        for new files of about `bytes_max` bytes. If reading or writing fails, deletes the new files and
+        raises the error.
         """
         bounds = [[file.bounds.get(name) for name in self._key] for file in files]
         with_keys = [

@@ -147,11 +147,12 @@ class _Events:
         return _with(stored, columns)
 
     def replace_rows(self, group: pyarrow.Table, _: numpy.ndarray, __: int) -> pyarrow.Table:
-        """Return rows of the table, with ends according to the first events of their keys.
+        """Return rows of the table, each ended at the first event of its key.
 
-        A row that was read ahead of the log has ended the previous row of its key at its own version. The
-        key's next change in the log is earlier, so the previous row now ends at that change. The row that was
-        read ahead would end before it begins, so it is dropped: the log contains its whole lifetime.
+        A full load may read a row ahead of the log. That row ended the key's previous row at its own version.
+        If the log then has an earlier change of the key, the previous row ends at that change instead. The
+        row that was read ahead would end before it begins, so it is dropped: the log contains its whole
+        lifetime.
         """
         ends = numpy.full(group.num_rows, _OPEN, numpy.int64)
         times = ends.copy()
@@ -177,10 +178,10 @@ class _Events:
     def _end_at_emptying(
         self, begun: numpy.ndarray, ends: numpy.ndarray, times: numpy.ndarray
     ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return the ends of rows, and the times of these ends. A row ends at the latest at the first
-        emptying after its begin.
+        """Return the ends of rows, and the times of these ends. A row ends at the latest when its table is
+        first emptied (TRUNCATE) after the row begins.
 
-        The time of an emptying is unknown.
+        The time at which a table was emptied is unknown.
         """
         if not len(self._emptied):
             return ends, times

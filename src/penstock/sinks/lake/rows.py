@@ -79,7 +79,7 @@ def _read_column(column: pyarrow.ChunkedArray, field: pyarrow.Field) -> pyarrow.
 def check_keys(target: Target, rows: pyarrow.Table) -> None:
     """Raise ValueMalformed for a key that its column cannot represent, so that it cannot be found again.
 
-    A zero date can be found, because it is stored as null and no other key is.
+    A zero date can be found, because it is stored as null, and no other key is stored as null.
     """
     for name in target.primary_key:
         column = rows.column(name)

@@ -47,7 +47,7 @@ class LakeTable(StoredTable):
     def commit(
         self, added: Sequence[DataFile], removed: Sequence[DataFile], numbers: Mapping[str, int]
     ) -> None:
-        """Commit a version with files added and removed, which stores applications' numbers.
+        """Commit a table version that adds and removes files and stores each application's last batch number.
 
         Raises VersionConflict if the table has been changed since it was opened; then nothing is changed.
         """

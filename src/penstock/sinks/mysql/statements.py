@@ -116,7 +116,8 @@ def _equal(column: Column, mariadb: bool) -> str:
 def _widen_floats(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.RecordBatch:
     """Return rows with FLOAT columns as DOUBLE.
 
-    The server compares the exact double, which the float's shortest decimal text does not denote.
+    The server compares FLOAT columns as doubles. The shortest decimal text of a float denotes a different
+    double, so the comparison would fail.
     """
     for name in columns:
         index = batch.schema.get_field_index(name)

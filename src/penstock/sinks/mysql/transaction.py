@@ -139,8 +139,9 @@ class Transaction:
 def mark_statement(positions: TableName, mark: BatchMark, part: int, mark_part: int) -> bytes:
     """Return the statement that marks a transaction's owner in a separate row.
 
-    It affects no row once the part is written, because later rows must not be overwritten. It holds a lock,
-    so that no other process can complete the part before the transaction ends.
+    If the part has already been written, the statement affects no row, and the part must not be written again
+    over later rows. The statement also locks the part's record, so that no other process can complete the
+    part before this transaction ends.
     """
     application = _text(mark.application)
     return (

@@ -240,8 +240,8 @@ class MysqlWriter(SqlWriter):
     ) -> None:
         """Insert rows that are new in the source; if one already exists, write them like other rows.
 
-        Inserting costs the target much less. Rows only exist already after a retry, or if a full load was
-        ahead of the log.
+        Inserting costs the target much less. A row can exist already only after a retry, or if a full load
+        was ahead of the log.
         """
         bytes_max = self._options.statement_bytes
         columns = columns_written(target, layout)

@@ -14,8 +14,8 @@ from penstock.sinks.postgres.tables import quoted, table_sql
 def prove_may_write(session: Session, name: TableName, privileges: Sequence[str], *, alters: bool) -> None:
     """Raise PrivilegeMissing if the account lacks one of these privileges on a table.
 
-    A table that is altered must belong to the account. For a missing table, the account must be able to
-    create it.
+    The account must own a table that is to be altered, and must be able to create a table that does not
+    exist.
     """
     tables = session.run(
         "SELECT has_schema_privilege(n.oid, 'USAGE'), pg_has_role(c.relowner, 'USAGE'), ARRAY(SELECT p FROM"

@@ -30,7 +30,7 @@ def rows_of(
 
 
 def without_zero_bytes(rows: pyarrow.RecordBatch, left: Collection[str]) -> pyarrow.RecordBatch:
-    """Return rows with null for texts that contain a zero byte, which PostgreSQL cannot store.
+    """Replace texts that contain a zero byte with null, because PostgreSQL cannot store them.
 
     Columns in `left` are not changed.
     """

@@ -206,8 +206,8 @@ class PostgresWriter(SqlWriter):
     def _copy_new(self, table: str, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.RecordBatch:
         """Copy rows that are new in the source into their table, and return those that it does not accept.
 
-        Copying costs the target much less than merging. Rows only exist already after a retry, if a full load
-        was ahead of the log, or if the same batch deletes and inserts a key.
+        Copying costs the target much less than merging. A row can exist already only after a retry, if a full
+        load was ahead of the log, or if the same batch deletes and inserts a key.
         """
         copied = 0
         for share in split_rows(rows):

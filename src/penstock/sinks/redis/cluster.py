@@ -117,8 +117,8 @@ class ClusterPipeline:
     def _repeat_redirected(self) -> None:
         """Repeat redirected commands in order. Requires that no command is pending.
 
-        The slots are read again only now: a later command of a key must not reach a new master before an
-        earlier one that the old master redirects.
+        The slot assignment is refreshed only now. With an earlier refresh, a command could reach a key's new
+        master before an earlier command for the key that the old master redirects.
         """
         redirected = [command for pipeline in self._pipelines.values() for command in pipeline.take()]
         if redirected:

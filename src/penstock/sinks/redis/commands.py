@@ -52,9 +52,9 @@ def hash_commands(
 def _of_some(
     word: str, keys: pyarrow.Array, parts: Sequence[str | pyarrow.Array], count: pyarrow.Array, each: int
 ) -> list[tuple[pyarrow.Array, pyarrow.Array]]:
-    """Return a command for each row with a positive count, and the keys of those rows.
+    """Return a command for each row whose count is positive, and the keys of those rows.
 
-    `each` is the number of words per counted part.
+    `count` is the number of items in each row's command, and `each` is the number of words per item.
     """
     words = pc.cast(pc.add(pc.multiply(count, each), 2), pyarrow.string())
     encoded = join(["*", words, f"\r\n{_word(word)}$", _bytes(keys), "\r\n", keys, "\r\n", *parts])

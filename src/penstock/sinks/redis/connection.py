@@ -239,8 +239,8 @@ class Pipeline:
             answered += len(ends)
 
     def _check(self, lines: bytes, answered: int, sent: Pending) -> None:
-        """Raise the first error in a sequence of answers to pending commands. `answered` answers have arrived
-        before this sequence.
+        """Raise the first error in `lines`, which are answers to pending commands. `answered` is the number
+        of answers that arrived before them.
         """
         if lines.startswith(b"-") or b"\n-" in lines:
             raise _first_error(lines, answered, sent)

@@ -81,8 +81,8 @@ _TEMPORARY = (
     Answer.REPLICA_IS_LATE,
     Answer.SERVICE_NOT_AVAILABLE,
 )
-# ERROR is also the answer for unexpected failures in the broker, with the Java exception: its class, its
-# text, and the method that threw it. Source: `RemotingHelper.exceptionSimpleDesc`.
+# The broker also answers unexpected failures with ERROR. The text then describes the Java exception: its
+# class, its message, and the method that threw it. Source: `RemotingHelper.exceptionSimpleDesc`.
 _EXCEPTION = re.compile(r"(?P<kind>[\w.$]+): .*, (?P<method>[\w.$]+)\([^()]*\)", re.DOTALL)
 _ACCESS_REFUSED = "org.apache.rocketmq.acl.common.AclException"
 # The method that verifies the account. Other methods check its rights.

@@ -195,7 +195,7 @@ class RocketmqSink(Sink):
     def take_producer(self) -> Producer:
         """Return a producer once no messages of aborted batches are in flight.
 
-        Raises AnswerTimedOut, and the errors of `Servers.masters`.
+        Raises AnswerTimedOut, and propagates errors from `Servers.masters`.
         """
         self.aborted.settle()
         while self._idle:

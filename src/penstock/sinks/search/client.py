@@ -76,8 +76,8 @@ class SearchClient:
     ) -> Any:
         """Return the answer to a request below an index, or None if its status is in `accepted`.
 
-        A body of bytes has several lines. Raises an error of the server as a Penstock error, and ServerBusy
-        for an answer that lacks the documents of some shards.
+        A body of bytes has several lines. Errors of the server are raised as Penstock errors. Raises
+        ServerBusy if documents of some shards are missing from the answer.
         """
         answer = self._answer(method, index, path, body)
         if answer.meta.status in accepted:

@@ -11,8 +11,8 @@ from penstock.sinks.spark.statements import quoted, table_name
 
 # The table property with the pipeline that created a table.
 PIPELINE_PROPERTY = "penstock.pipeline"
-# The commit property that identifies the batch: it has the name of the application that numbers the batches,
-# and the batch's number.
+# The commit property that identifies the batch: it contains the name of the application, which numbers its
+# own batches, and the batch's number.
 BATCH_PROPERTY = "penstock-batch"
 
 # Settings that the statements depend on. They override the user's session.
@@ -42,11 +42,11 @@ _DELTA_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 def session_of_process() -> Any:
-    """Return a separate session beside the pipeline's, with the same settings.
+    """Return a new session with the same settings as the pipeline's session.
 
-    The batch's number is a setting of the session, which must not affect the user's own writes. Raises
-    OptionInvalid if there is no session or only a Connect session, which cannot open another one;
-    DependencyMissing.
+    A separate session is needed because the batch's number is set as a session setting, which must not affect
+    the user's own writes. Raises OptionInvalid if there is no session or only a Connect session, which cannot
+    open another one; DependencyMissing.
     """
     try:
         from pyspark.errors import PySparkException

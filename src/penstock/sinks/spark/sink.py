@@ -133,7 +133,7 @@ class SparkSink(Sink):
         return self._statements(target, evolution)
 
     def check_together(self, targets: Sequence[Target]) -> None:
-        """Raise OptionInvalid if two targets are one table.
+        """Raise OptionInvalid if two targets are the same table.
 
         Delta and Iceberg would skip the second target's commit, because it has the same number as the first.
         Names that differ only in case are refused in every catalog, because Spark's own and Hive's fold them.

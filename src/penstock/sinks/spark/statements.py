@@ -104,7 +104,8 @@ def append(table: str, schema: pyarrow.Schema, staged: str) -> str:
 def merge(table: str, schema: pyarrow.Schema, key: Sequence[str], staged: str, *, emptied: bool) -> str:
     """Return the statement that applies staged rows, one for each key.
 
-    With `emptied` the source table was emptied before the staged rows, so all other rows are deleted.
+    `emptied` means that the source table was emptied before the staged rows were written, so all other rows
+    are deleted.
     """
     names = [quoted(name) for name in schema.names]
     keys = [quoted(name) for name in key]

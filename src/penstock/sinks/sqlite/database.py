@@ -149,9 +149,9 @@ class SqliteTable(DatabaseFileTable):
     """A table in an SQLite file."""
 
     def index(self, key: Sequence[str]) -> None:
-        """Create the index by which rows of a key are found, unless it exists.
+        """Create the index that is used to look up rows by key, unless it exists.
 
-        It is not unique: it must not refuse the rows of a table whose key was changed.
+        The index is not unique, because it must not reject rows after the table's key was changed.
         """
         columns = ", ".join(map(quoted, key))
         with self._opened() as database:

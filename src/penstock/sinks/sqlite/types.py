@@ -66,7 +66,7 @@ def bound_values(column: pyarrow.Array) -> list[object]:
 
 
 def stored_values(values: list[object], kind: pyarrow.DataType) -> pyarrow.Array:
-    """Return values that SQLite stores in a column of an Arrow type.
+    """Convert values read from an SQLite column to the column's Arrow type.
 
     Raises pyarrow.ArrowInvalid or pyarrow.ArrowTypeError if another program stored values of other types.
     """
