@@ -58,7 +58,8 @@ class ExecutedSet:
     def shared(self, gtid_set: str) -> str:
         """Return the transactions of a set that the server has executed.
 
-        For MariaDB these are the last transactions of each domain and server, the newest of a domain last.
+        For MariaDB, the result has the last executed transaction of each domain and server. Within a domain,
+        the newest transaction comes last.
         """
         if self.ends is None:
             missing = GtidSet.parse(self.missing(gtid_set))

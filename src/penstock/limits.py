@@ -60,7 +60,7 @@ LOAD_BATCH_BYTES_MAX = 2 * MIB
 LOAD_SILENCE_SECONDS_MAX = 600.0
 # Approximate rows in a chunk of a table: few enough to read again, enough to amortize the cost of a task.
 CHUNK_ROWS = 200_000
-# A table of at most this many rows is loaded as one chunk without a look at its key, and shares its task with
+# A table of at most this many rows is loaded as one chunk without examining its key, and shares its task with
 # other small tables.
 SMALL_TABLE_ROWS = 1_000
 
@@ -168,8 +168,9 @@ PIECE_BYTES_AT_ONCE = 64 * 1024
 # Minimum interval between short pieces of a view under load, because every piece has a fixed cost for its
 # subscribers.
 PIECE_GAP_SECONDS = 0.001
-# The interval is at least this long for each follower of the view. Sending a piece to a follower takes about
-# half of this time, however few rows the piece has, so the followers of a view use about half of a core.
+# The minimum interval grows by this time with each follower of the view. Sending a piece to a follower takes
+# about half of this time, however few rows the piece has, so the followers of a view use about half of a
+# core.
 PIECE_GAP_FOLLOWER_SECONDS = 0.0001
 # Cache of recent pieces for subscribers that follow shortly after, over all instances and views.
 PIECES_BYTES_MAX = 128 * MIB
@@ -234,8 +235,8 @@ PTUBES_TABLES_MAX = 4096
 # its client receives the error response.
 PTUBES_BODY_BYTES_READ_MAX = 8 * MIB
 
-# Transactions read from some Pumps of a TiDB cluster while they wait for another Pump. At this size the rest
-# stays in the Pumps, which keep it for days.
+# Bytes of transactions that were read from some Pumps of a TiDB cluster and wait for another Pump. Once this
+# size is reached, further transactions stay in the Pumps, which keep them for days.
 DRAINER_BUFFER_BYTES_DEFAULT = 64 * MIB
 
 # A coordination record. ZooKeeper refuses nodes of 1 MiB.
@@ -256,7 +257,7 @@ TIDB_MESSAGE_BYTES_MAX = (1 << 31) - 1
 # Calls that run at once over one connection to a Pump or Drainer. Clients hold back further calls by
 # themselves.
 TIDB_CALLS_PER_CONNECTION_MAX = 512
-# Bytes of incomplete calls to a Pump or Drainer, over all connections: they are kept in memory. Above this
+# Bytes of incomplete calls to a Pump or Drainer that are kept in memory, over all connections. Above this
 # limit, the connection with most of them is closed, and its senders repeat their calls.
 TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
 # The amount that a Pump reads from its log at a time for a Drainer, and the number of Drainers that it reads
@@ -264,8 +265,8 @@ TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB
 PUMP_PULLS_MAX = 8
-# A Pump does not roll back an undecided transaction in the cluster before this time, which is the same as in
-# the original Pump.
+# A Pump does not roll back an undecided transaction in the cluster before it has been open for this long. The
+# original Pump waits equally long.
 PUMP_DECIDE_SECONDS_MIN = 600.0
 # How long a thread in a process with a Pump keeps the interpreter lock while another thread waits for it. A
 # group commit waits for the lock several times: with Python's default of 5 ms, writers would wait longer for

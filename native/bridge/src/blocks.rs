@@ -262,7 +262,7 @@ impl BlockCutter {
         }
     }
 
-    /// Continue after the hole. Data and records before it must have been taken.
+    /// Continue after the hole. Data and records from before the hole must have been taken.
     ///
     /// The event that revealed the hole is kept. The next `feed` or `feed_packets`, even without bytes, starts with
     /// it.

@@ -245,7 +245,8 @@ impl Decoder {
 
     /// Close the batches of complete transactions. The decoder can be fed more bytes afterwards.
     ///
-    /// A batch with rows of the open transaction waits for its end, except a batch of messages, which is split.
+    /// A batch with rows of the open transaction stays open until the transaction ends. A batch of messages is split
+    /// instead.
     fn close_batches(&mut self, py: Python<'_>) -> PyResult<()> {
         self.inner.close_batches().map_err(|error| raise(py, &error))
     }

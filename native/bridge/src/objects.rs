@@ -150,7 +150,7 @@ pub fn crc32c(data: PyBackedBytes) -> u32 {
 }
 
 /// Return the Kafka Connect schemas of a table's Debezium messages and of their keys, as JSON. The key schema is None
-/// for messages without keys. `instance` is the name of the cluster, which names the schemas.
+/// for messages without keys. `instance` is the name of the cluster, which becomes the prefix of schema names.
 ///
 /// Raises `OptionInvalid`, `SchemaInvalid`.
 #[pyfunction]

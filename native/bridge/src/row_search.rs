@@ -8,7 +8,7 @@ use crate::convert::slice_of;
 use crate::raise::raise;
 use crate::schema::{declared, ColumnTuple};
 
-/// Locates the transactions in a range of a file that may change a given row, without decoding values.
+/// Searches a range of a file for transactions that may change a given row, without decoding values.
 ///
 /// `head` is the file's magic and format description; the range starts at `offset`, between transactions. `columns`
 /// names the columns of `values`, () for the primary key. Without values, each change of the table is a candidate.

@@ -200,8 +200,8 @@ impl TidbTranscoder {
         Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
     }
 
-    /// Return all payloads with the same commit timestamp as a transaction at `offset` of a file: an iterator over
-    /// pieces of whole events.
+    /// Combine payloads, which all have the same commit timestamp, into one transaction at `offset` of a file. Return
+    /// an iterator over its pieces, each of which consists of whole events.
     ///
     /// A transaction of up to 4 MiB is one piece; a larger one has pieces of about 1 MiB or one row, so memory is
     /// bounded. The whole transaction is checked before the first piece. Raises `EventMalformed` for payloads that are

@@ -86,7 +86,7 @@ def draw_chart(
 def round_up(value: float, *, is_bytes: bool = False) -> float:
     """Return 1, 2 or 5 times a power of ten, at or above a value; 1 for values close to zero.
 
-    With `is_bytes`, the result is a number of this kind of bytes, KiB, MiB, GiB or a larger unit.
+    With `is_bytes`, the result is such a number of bytes, KiB, MiB, GiB or a larger unit.
     """
     if value < _VISIBLE:
         return 1.0

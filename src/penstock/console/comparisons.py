@@ -87,8 +87,8 @@ class Comparisons:
             # The process ends when the thread that started it ends, so the thread waits for the process.
             arguments = (key, file, begun)
             threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
-            # Record the comparison only after its thread has started, because only a thread ends a
-            # comparison. The thread waits for the lock before it records the end.
+            # Record the comparison only after its thread has started, because a recorded comparison is ended
+            # only by its thread. The thread waits for the lock before it records the end.
             self._newest[key] = begun
 
     def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:

@@ -75,7 +75,7 @@ def _verified(visit: Visit, url: str, name: str) -> Iterator[dict[str, Any]]:
 def full_in(disk: Mapping[str, int | None], rate: float | None) -> float | None:
     """Return the seconds until capture pauses for lack of space at the current rate, if nothing is trimmed.
 
-    Return None for more than a year.
+    Return None if that is more than a year away.
     """
     free, reserved = disk["free_bytes"], disk["reserved_bytes"]
     if free is None or reserved is None or not rate or rate < 1.0:

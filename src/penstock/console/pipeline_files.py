@@ -75,7 +75,7 @@ class PipelineFiles:
 
 
 def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]:
-    """Return the columns of a source table whose values the steps keep from the target.
+    """Return the columns of a source table whose values the pipeline's steps hide from the target.
 
     Rejected rows are as the source sent them, so they contain the unmasked values. If a step before `mask`
     may have renamed columns, every column is returned.

@@ -136,8 +136,8 @@ class PipelineStates:
     ) -> str:
         """Ask a pipeline to read one of its tables again; return the request's number.
 
-        `where` restricts it to some rows. With `remove`, rows that only the target has are deleted. Raises
-        SourceMissing, OptionInvalid, CoordinationLost.
+        `where` restricts the read to some rows. With `remove`, rows that only the target has are deleted.
+        Raises SourceMissing, OptionInvalid, CoordinationLost.
         """
         with self._state(number, name, sink) as state:
             return state.request_resnapshot(source, TableName.parse(table), where, remove=remove, reuse=True)

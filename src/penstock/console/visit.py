@@ -136,7 +136,8 @@ class Visit:
             )
 
     def prove_reads_pipelines(self) -> None:
-        """Raise AccessDenied unless the user was a full administrator at the last answer of each daemon.
+        """Raise AccessDenied unless, according to each daemon's last answer, the user is a full
+        administrator.
 
         While no daemon answers, pipelines can be read but not changed: their state stores may still answer.
         """

@@ -34,7 +34,7 @@ class Floors:
     def table(self, server_key: str, epoch: int) -> NDArray[np.int64]:
         """Return the lowest commit version to consume, for every slot.
 
-        The 32768 versions apply to the rows of one epoch of the log. A row is consumed if
+        The result has 32768 versions, which apply to the rows of one epoch of the log. A row is consumed if
         `commit_version >= table[slot]`, which also works on whole columns. The last version is for slot -1,
         which belongs to every shard and has no floor, so its rows may be repeated. Floors from another server
         or epoch skip nothing: rows may be repeated, but none are missed.

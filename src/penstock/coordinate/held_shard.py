@@ -60,8 +60,8 @@ class HeldShard:
     def held(self) -> bool:
         """Whether this member is known to have the shard.
 
-        False while the store does not confirm the session; nothing new may be delivered in that time. Either
-        it becomes true again, or the shard is given up.
+        While the store does not confirm the session, this is false, and nothing new may be delivered.
+        Afterwards it becomes true again, or the shard is given up.
         """
         return self._lease.held and self._writing.lost is None and not self._over.is_set()
 

@@ -54,10 +54,11 @@ def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
 
 
 def restarted(states: Sequence[ShardState]) -> Sequence[ShardState]:
-    """Return the initial states of the same number of shards with different columns, which share no slots
-    with the old shards.
+    """Return the initial states of the shards after the shard columns have changed.
 
-    `why_not` must return no reason. All shards start at the lowest checkpoint, so that no row is missed.
+    The number of shards stays the same, but a row's slot changes, so a slot of a new shard does not
+    correspond to a slot of an old shard. `why_not` must return no reason. All shards start at the lowest
+    checkpoint, so that no row is missed.
     """
     checkpoints = [state.checkpoint for state in states if state.checkpoint is not None]
     lowest = min(checkpoints, key=lambda checkpoint: Position.parse(checkpoint.position), default=None)

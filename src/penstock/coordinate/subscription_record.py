@@ -391,10 +391,10 @@ class Subscriptions:
     ) -> Subscription:
         """Change the number of shards of a running or stopped subscription, and return it.
 
-        Members finish their work and stop. After `seconds` the remaining members are fenced, and the work
-        that they had not noted is repeated. Then the new shards start where the old shards ended. Raises
-        OptionInvalid with a hint that says what to wait for. After CoordinationLost, repeat the call, or let
-        a member finish the resize.
+        Members finish their work and stop. After `seconds` the remaining members are fenced, and work whose
+        completion they had not recorded is repeated. Then the new shards start where the old shards ended.
+        Raises OptionInvalid with a hint that says what to wait for. After CoordinationLost, repeat the call,
+        or let a member finish the resize.
         """
         generation = self.next_generation()
 

@@ -68,9 +68,11 @@ class Loading:
     # --- Requests ---------------------------------------------------------------------------
 
     def reread(self, source: str, table: TableName, because: Position | str, *, remove: bool = False) -> None:
-        """Request that a table is read again. || `because` is the log position or the text that explains why.
-        Repeated requests with the same reason count as one. If a request for the table is already waiting, no
-        other is needed: the table will be read later than now.
+        """Request that a table is read again.
+
+        `because` is the log position or the text that explains why. Repeated requests with the same reason
+        count as one. If a request for the table is already waiting, no other is needed: the table will be
+        read later than now.
         """
         if any(
             wish.state == "asked" and wish.by_pipeline and wish.where is None and wish.remove >= remove

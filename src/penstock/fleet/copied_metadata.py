@@ -60,15 +60,15 @@ class CopiedMetadata:
         self._due = time.monotonic() + _REFRESH_SECONDS
 
     def begin(self, position: Position) -> None:
-        """Copy the definitions before the first bytes from a position on are stored.
+        """Copy the table definitions. Called before the first bytes after a position are stored.
 
-        No statement in an epoch produces the epoch's first definitions.
+        This is necessary because an epoch's first definitions do not result from any statement in the epoch.
         """
         self._cover(position)
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
-        """Copy the definitions before the statement that ends at a position is stored. Return True: the
-        member that captures has applied it.
+        """Copy the table definitions. Called before the statement that ends at a position is stored. ||
+        Returns True, because the capturing member has already applied the statement.
         """
         self._cover(position)
         return True

@@ -388,8 +388,9 @@ def adopt_epochs(log: Log, listing: Listing, until: int) -> None:
 def divergence(log: Log, listing: Listing, client: DaemonClient) -> str | None:
     """Return why a log is not a prefix of another log, None if it is.
 
-    A host that captured earlier may have received bytes that no other host received before another server
-    took over. Raises ServerBusy while the other log ends before this log, or an error from the daemon.
+    A log can diverge if its host captured earlier and received bytes from a server that was then replaced,
+    before any other host received these bytes. Raises ServerBusy while the other log ends before this log, or
+    an error from the daemon.
     """
     last, end = log.epoch, log.visible
     if last is None:

@@ -17,10 +17,10 @@ _HINT = "See the members: penstock fleet status"
 def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> None:
     """Give no work to the daemon and the worker of this name until `undrain`.
 
-    Draining twice is harmless. The member keeps capturing an instance whose log has copies until a copy is in
-    step, unless it hands over `at_once`. Copies of logs stay, so that the member needs no new copies when it
-    returns. Raises SourceMissing for an unknown member, OptionInvalid if no other member would be left, and
-    CoordinationLost.
+    Draining twice is harmless. If an instance's log has copies, the member keeps capturing the instance until
+    a copy is up to date, unless it hands over `at_once`. Copies of logs stay, so that the member needs no new
+    copies when it returns. Raises SourceMissing for an unknown member, OptionInvalid if no other member would
+    be left, and CoordinationLost.
     """
     refuse_drain(store, member)
     store.put(DRAINED + path_of(member), DrainRecord(time.time_ns() // 1000, at_once).encode())

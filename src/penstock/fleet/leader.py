@@ -158,8 +158,8 @@ class FleetLeadership:
             record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
-                # A placed member that is not running left at the same time as the last leader. Its zone is
-                # unknown, because its record is gone.
+                # This member has work placed on it but is not running, so it left at the same time as the
+                # last leader. Its zone is unknown, because its record is gone.
                 self._away.setdefault(name, (time.monotonic(), Host(name)))
         return placements
 

@@ -358,9 +358,9 @@ def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is
     """Return whether a log continues the recorded position. If so, a host without this log could begin at the
     log's position.
 
-    The log of a member that captured only earlier ends before the recorded position. The epoch of a log may
-    be older than the agreed epoch, until the server has accepted the log's end and the log begins the agreed
-    epoch or a later one.
+    If a member captured before other members did, its log ends before the recorded position. The epoch of a
+    log may be older than the agreed epoch, until the server has accepted the log's end and the log begins the
+    agreed epoch or a later one.
     """
     if agreed is None or epoch.epoch > agreed.position.epoch:
         return True

@@ -105,8 +105,8 @@ class JoinedLog(GeneratedLog):
     def add(self, origin: bytes, events: Iterable[Buffer], mover: EventMover, time_us: int) -> None:
         """Add a transaction, whose events may be in pieces of any size.
 
-        It is stored at once if it is long, otherwise by `flush`. Raises the errors of appending to the log
-        and of `EventMover.move_events`.
+        It is stored at once if it is long, otherwise by `flush`. Propagates errors from appending to the log
+        and from `EventMover.move_events`.
         """
         if mover.is_mariadb != (self._flavor == "mariadb"):
             raise EventUnsupported(

@@ -30,8 +30,8 @@ class Joining:
     def step(self) -> bool:
         """Read the members, and store the transactions that are due; return whether any were stored.
 
-        Raises an error for a transaction that cannot be merged, and the errors of reading and writing the
-        logs.
+        Raises an error for a transaction that cannot be merged, and propagates errors from reading and
+        writing the logs.
         """
         for name, member in self._members.items():
             if not self._order.has_queued(name):

@@ -144,11 +144,12 @@ class Member:
     # --- How far the server is --------------------------------------------------------------
 
     def watermark_us(self) -> int | None:
-        """Return a time: everything that the server committed before it has been read. None if unknown.
+        """Return a time such that everything that the server committed before it has been read; None if
+        unknown.
 
-        The server is queried for the end of its log, so that an idle server advances too. The watermark is
-        this host's time of the query, regardless of the server's clock. For a busy server, it applies once
-        `read` has reached that end.
+        The server is queried for the end of its log, so that the watermark of an idle server advances too.
+        The watermark is the time of this query by this host's clock; the server's clock does not matter. If
+        the server is busy, the watermark is returned once `read` has reached that end.
         """
         reached = self._reached()
         if self._end is None or self._end[0].epoch != reached.epoch:

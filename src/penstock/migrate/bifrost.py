@@ -254,9 +254,9 @@ def _start(
 ) -> str:
     """Return where a target continues.
 
-    A synchronisation whose target has everything does not hold back the other synchronisations. If any
-    synchronisation has changes in its queue, the oldest of their positions counts, otherwise the position of
-    the data source.
+    The result is the oldest position of all synchronisations that have changes in their queues, so a
+    synchronisation that is up to date does not hold back the others. If no queue has changes, the result is
+    the position of the data source.
     """
     names = ("BinlogDumpFileName", "BinlogDumpPosition", "IsGtid", "Gtid")
     properties.carried(*names, remark="source.start")

@@ -221,8 +221,8 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
     if isinstance(gtids, str) and gtids.strip():
         return "none", "".join(gtids.split())
     if isinstance(file, str) and isinstance(position, int):
-        # `event` and `row` count the events and rows of the transaction at `pos` that were sent. The whole
-        # transaction is sent again.
+        # `event` and `row` are the numbers of events and rows that were already sent from the transaction at
+        # `pos`. They are ignored: the whole transaction is sent again.
         return "none", f"{file}:{position}"
     raise OptionInvalid(
         "the connector's offset has neither gtids nor file and pos",

@@ -42,7 +42,7 @@ def migrate_drainer(
     """Add the daemon and the pipeline of a drainer.toml.
 
     `savepoint` is the file of the checkpoint; with `from_server` it is read from its table in the target.
-    Raises OptionInvalid, and the server's errors.
+    Raises OptionInvalid, and propagates the server's errors.
     """
     document = _parse(path)
     properties = OriginalProperties(migration.report, path.name, _flatten(document), REFERENCE)

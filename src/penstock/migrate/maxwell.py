@@ -138,8 +138,8 @@ def migrate_maxwell(
 ) -> None:
     """Add the pipeline of a config.properties. `start` overrides where its changes begin.
 
-    With `from_server` the position is read from Maxwell's own table. Raises OptionInvalid, and the server's
-    errors.
+    With `from_server` the position is read from Maxwell's own table. Raises OptionInvalid, and propagates the
+    server's errors.
     """
     values = parse_properties(read_text(path))
     # Maxwell's names are lower case on the command line, and kafka.* options are passed on unchanged.
@@ -221,7 +221,7 @@ def _filter(properties: OriginalProperties, source: dict[str, Any]) -> None:
 def read_position(address: ServerAddress, properties: OriginalProperties) -> str:
     """Return where Maxwell stopped, from its own table: a GTID set in GTID mode, or a position.
 
-    Raises OptionInvalid if the table has no row of this client, and the server's errors.
+    Raises OptionInvalid if the table has no row of this client, and propagates the server's errors.
     """
     database = properties.get("schema_database", "maxwell")
     client = properties.get("client_id", "maxwell")

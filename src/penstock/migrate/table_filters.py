@@ -44,7 +44,7 @@ def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
     """Return the expression of a database or table name that a regex matches, by default anywhere in it.
 
     With `is_anchored`, the original puts `^` and `$` around the regex without a group, so that each anchor
-    applies to one alternative only. Raises OptionInvalid if anchors cannot be carried; `name` is its
+    applies to one alternative only. Raises OptionInvalid if the anchors cannot be translated; `name` is its
     property.
     """
     if "|" in regex and (is_anchored or re.search(r"[\^$](?![^\[]*\])", regex)):

@@ -18,7 +18,8 @@ _ENABLED = ("rpl_semi_sync_source_enabled", "rpl_semi_sync_master_enabled")
 
 
 def ask_for_marks(connection: Connection) -> bool:
-    """Tell the server that this replica acknowledges commits; return whether its dump will have the marks.
+    """Tell the server that this replica acknowledges commits; return whether the server's dump will contain
+    marks that request acknowledgements.
 
     A server that supports the feature sends the marks even if the feature is off. Call this before the dump
     starts.

@@ -13,8 +13,8 @@ from penstock.mysql.connection import MARIADB, Connection
 # The longest wait for a logged transaction to be committed: the log's sync and semi-synchronous replicas.
 _COMMIT_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.01
-# How long to wait without GTIDs: the server then does not list the transactions that are being committed. A
-# sync takes far less than this.
+# How long to wait if the server does not use GTIDs and therefore does not list the transactions that are
+# being committed. Syncing a commit to disk takes far less than this.
 _SETTLE_SECONDS = 1.0
 # The variable of MySQL's plugin, under the new and the old name of the plugin. In MariaDB the feature is
 # built in.

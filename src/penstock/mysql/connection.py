@@ -177,7 +177,8 @@ class Connection(Closing):
         return ExecutedSet(state, ends, applied)
 
     def purged(self) -> LoggedSet:
-        """Return the GTIDs that precede the server's oldest file and that no file may list.
+        """Return the GTIDs that precede the server's oldest file and that are not necessarily listed in any
+        file.
 
         On MySQL, these are the purged transactions and those set on a restored or cloned server. On MariaDB,
         the files list them.

@@ -217,7 +217,7 @@ def open_stream(
 
     A bounded stream ends at the current end of the log; otherwise it waits for more. With `semi_sync`, the
     client tells a server that supports it that commits will be acknowledged. A refusal arrives with the first
-    bytes, so `event_chunks` raises it. Raises what `connect` raises.
+    bytes, so `event_chunks` raises it. Propagates errors from `connect`.
     """
     name = name or ReplicaName.choose(address.server_id)
     with connect(address) as connection:

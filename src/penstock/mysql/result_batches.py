@@ -10,9 +10,9 @@ from penstock._native import ResultSet
 def read_batches(result: ResultSet, buffer_bytes: int, receive: Callable[[memoryview], int]) -> Iterator[Any]:
     """Yield the batches of an answer; memory is bounded by one batch and one row.
 
-    `receive` fills the beginning of a buffer with at least one byte, and returns how many. A refusal of the
-    server ends the answer: see `result.server_error`. Raises StreamError for values that contradict their
-    declared types, and what `receive` raises.
+    `receive` fills the beginning of a buffer with at least one byte, and returns how many. If the server
+    rejects the query, the answer ends: see `result.server_error`. Raises StreamError for values that
+    contradict their declared types, and propagates errors from `receive`.
     """
     buffer = memoryview(bytearray(buffer_bytes))
     start = filled = 0

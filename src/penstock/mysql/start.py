@@ -119,7 +119,7 @@ def begin_elsewhere(
 
 
 def begin_after(connection: Connection, gtid_set: str, lookup: LogLookup, epoch: int) -> Beginning:
-    """Return the position of the first transaction on a server that is not in a set.
+    """Find the first transaction on a server that does not belong to a GTID set, and return its position.
 
     If the server commits in a different order, transactions of the set may follow that position; then `note`
     lists them. Raises PositionPurged and ServerBehind.
@@ -151,7 +151,7 @@ def begin_after(connection: Connection, gtid_set: str, lookup: LogLookup, epoch:
 def server_behind(connection: Connection, gtid_set: str, position: Position | None = None) -> ServerBehind:
     """Return the error for a server that is missing transactions of a set.
 
-    The list includes transactions that the server has yet to log.
+    The list includes transactions that the server has not logged yet.
     """
     missing = connection.executed().missing(gtid_set)
     return ServerBehind(

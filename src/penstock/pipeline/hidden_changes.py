@@ -75,8 +75,9 @@ def rereads_after(
     }
     if keeps_tables(sink) or sink.keeps_state:
         lost |= set(select_own(consequences.rekeyed))
-    # Without a key, in a history, and in a target that cannot be read back, missing rows cannot be found.
-    # Empty the table, then read it again.
+    # Rows that are missing from the source cannot be identified if the table has no key, if the target is a
+    # history, or if it cannot be read back. In these cases, empty the target's table and read the source
+    # again.
     can_compare = keeps_tables(sink) and follows(sink) is Follows.COMPARES
     compared = {name for name in lost if can_compare and has_key(name)}
     replaced = select_own(consequences.replaced)

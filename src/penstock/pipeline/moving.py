@@ -54,9 +54,10 @@ class PlannedSkip:
 def plan_rewinds(
     pipeline: PipelineSettings, bound: Bound, source: str | None, sink: str | None, states: ExitStack
 ) -> list[PlannedRewind]:
-    """Return what a rewind of a sink, or of all, will do. `states` closes the states that it uses.
+    """Return the planned effects of rewinding one sink, or all sinks.
 
-    Raises the errors of `earlier_offset`, and OptionInvalid if a table without a key cannot be read again.
+    The states that are opened for this are closed by `states`. Propagates errors from `earlier_offset`, and
+    raises OptionInvalid if a table without a key cannot be read again.
     """
     return [_plan_rewind(settings, bound, source, states) for settings in _each_part(pipeline, sink)]
 
@@ -64,9 +65,10 @@ def plan_rewinds(
 def plan_skips(
     pipeline: PipelineSettings, position: Position, source: str | None, sink: str | None, states: ExitStack
 ) -> list[PlannedSkip]:
-    """Return the transaction at a position that a sink, or all, will skip. `states` closes their states.
+    """Return, for one sink or for all sinks, the transaction at a position that will be skipped.
 
-    Raises PositionInvalid if no transaction ahead begins at the position, and OptionInvalid.
+    The states that are opened for this are closed by `states`. Raises PositionInvalid if no transaction ahead
+    begins at the position, and OptionInvalid.
     """
     name = _name_of_source(pipeline, source)
     plans = []

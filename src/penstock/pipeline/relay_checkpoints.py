@@ -17,7 +17,8 @@ from penstock.source.offsets import Offset
 def relay_offsets(settings: PipelineSettings, store: CoordinationStore) -> dict[str, Offset]:
     """Return where the relay of a pipeline stopped, by source; {} if there was none.
 
-    Raises LeaseLost while the relay runs, and OptionInvalid if a subscription of its name reads other tables.
+    Raises LeaseLost while the relay runs, and OptionInvalid if the subscription with the pipeline's name
+    reads other tables.
     """
     if settings.load.mode != "none" or settings.sink.name:
         return {}

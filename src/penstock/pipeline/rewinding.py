@@ -33,7 +33,7 @@ class Rewound:
 
 
 def earlier_offset(source: PipelineSource, offset: Mapping[str, Any], bound: Bound) -> Rewound:
-    """Return the offset of a position before the pipeline's current one, in the same epoch.
+    """Return the offset for a position that is before the pipeline's current position and in the same epoch.
 
     Raises PositionPurged if the log no longer has the position, PositionInvalid if no transaction begins or
     ends there, and OptionInvalid if the pipeline has not reached it, because the changes in between would be
@@ -77,7 +77,7 @@ def _not_reached(bound: Bound, current: Position) -> OptionInvalid:
 
 
 def _first_from(opened: Source, time_us: int, current: Position) -> Position:
-    """Return where the first transaction committed at or after a time begins.
+    """Find the first transaction that was committed at or after a time, and return where it begins.
 
     Returns the current position if there is no such transaction before it.
     """

@@ -86,9 +86,9 @@ class Step(ABC):
         """
 
     def named_by_rows(self, target: Target) -> bool:
-        """Return whether the rows' values name their target tables.
+        """Return whether the name of a row's target table depends on the row's values.
 
-        Then `target` returns the columns and keys that all of these tables share, under a name with
+        If so, `target` returns the columns and keys that all of these tables share, under a name with
         placeholders in braces that no table has.
         """
         return False

@@ -66,8 +66,8 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
 def name_state(state: PipelineState) -> str:
     """Return the name of the state of a sink or shard, as its status shows it.
 
-    It is `lost` if the last run ended without recording its end, because its process was killed or its host
-    failed.
+    The state is `lost` if the last run ended without recording its end, because its process was killed or its
+    host failed.
     """
     return _name_state(state, state.runner() is not None, state.shown(), lambda: _is_begun(state))
 

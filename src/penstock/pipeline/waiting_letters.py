@@ -26,7 +26,7 @@ def counting_letters(settings: PipelineSettings) -> Iterator[Report]:
     """Count the entries of each sink while the block runs. Yield a function that adds the numbers to a
     scrape.
 
-    A sink whose dead letter cannot be listed has no number.
+    No number is reported for a sink whose dead letter cannot be listed.
     """
     ended = threading.Event()
     counts: dict[str, int] = {}

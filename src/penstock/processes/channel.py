@@ -142,9 +142,9 @@ class Calls:
         self._answers: dict[int, Future[Any]] = {}
 
     def call(self, channel: Channel, call: str, *arguments: Any, seconds: float) -> Any:
-        """Return the result of a function in the other process.
+        """Call a function in the other process and return its result.
 
-        Raises its errors, and OSError if the process ends or does not answer in `seconds`.
+        Propagates the function's errors. Raises OSError if the process ends or does not answer in `seconds`.
         """
         answer: Future[Any] = Future()
         with self._lock:

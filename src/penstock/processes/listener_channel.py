@@ -91,11 +91,11 @@ def pass_connection(
 
 
 def take_connection(channel: socket.socket) -> tuple[int, Listening, socket.socket | None] | None:
-    """Return a connection that was passed over a socket that does not block; None if no connection is
-    waiting.
+    """Receive a connection that another process passed over a non-blocking socket. Return None if no
+    connection is waiting.
 
-    The connection is None, and closed, if this process has no free descriptor for it. Raises EOFError once
-    the other end is closed.
+    In the result, the connection itself is None if this process had no free descriptor for it; it was then
+    closed. Raises EOFError once the other end is closed.
     """
     try:
         content, descriptors, _, _ = socket.recv_fds(channel, _PASSED.size, 1)

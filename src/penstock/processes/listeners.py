@@ -86,8 +86,9 @@ class ListenerProcess:
         self._messages: deque[object] = deque()
         self.pid: int | None = None
         self.exits: tuple[ProcessExit, ...] = ()
-        # Used in the event loop: the socket for passing connections while the process accepts them, the
-        # listeners that it accepts, and the listener and peer of each of its connections.
+        # State that is used only in the event loop: the socket for passing connections (while the process
+        # accepts connections), the listeners that the process accepts, and the listener and peer of each
+        # connection.
         self.handed: socket.socket | None = None
         self.serves: set[Listening] = set()
         self.peers: dict[int, tuple[Listening, Address]] = {}

@@ -512,7 +512,7 @@ class SchemaHistory:
         }
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return the JSON form of the definitions in force at a position, by default the newest.
+        """Return the JSON form of the table definitions in force at a position, by default the newest.
 
         With a name, the JSON has only the definition of that table.
         """

@@ -15,12 +15,12 @@ from penstock.spark.schema import TableShape, spark_schema
 
 
 def decode_table(frame: Any, table: str, schema: TableSchema | TableShape, *, mariadb: bool = False) -> Any:
-    """Extract the changes of one table from an envelope DataFrame, as typed rows. || The DataFrame may be
-    batch or streaming, and of a classic or a Connect session.
+    """Extract the changes of one table from an envelope DataFrame, as typed rows.
 
-    `schema` declares the columns. A column that is missing from a row is null and listed in
-    `_metadata.absent`; any other difference raises SchemaChanged. `mariadb` is true if the types of a
-    TableSchema are MariaDB's. An update becomes two rows. The columns are those of typed mode.
+    The DataFrame may be batch or streaming, and of a classic or a Connect session. `schema` declares the
+    columns. A column that is missing from a row is null and listed in `_metadata.absent`; any other
+    difference raises SchemaChanged. `mariadb` is true if the types of a TableSchema are MariaDB's. An update
+    becomes two rows. The columns are those of typed mode.
     """
     name = TableName.parse(table)
     shape = schema if isinstance(schema, TableShape) else TableShape(name, schema.columns, mariadb)

@@ -44,9 +44,10 @@ class Ring:
             self._values[row, slot] = numpy.nan if value is None else value
 
     def read(self, seconds: int, points: int) -> dict[str, list[float | None]]:
-        """Return each series over the last `seconds`, oldest first, as `points` values or a few less.
+        """Return each series over the last `seconds`, oldest first, as `points` values or a few fewer.
 
-        A value is the highest of its part of the time, so that no peak is lost; None without a sample.
+        Each value is the maximum over its interval, so that no peak is lost; None if the interval has no
+        sample.
         """
         self._advance()
         steps = min(max(seconds // STEP_SECONDS, 1), _SLOTS)

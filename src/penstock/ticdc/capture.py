@@ -91,9 +91,11 @@ class TicdcCapture(MergedCapture):
 
 
 def refuse_future_start(start_ts: int) -> None:
-    """Raise OptionInvalid if a cluster whose clock is right has not reached a commit timestamp.
+    """Raise OptionInvalid if a commit timestamp is in the future, so that a cluster with a correct clock has
+    not reached it yet.
 
-    The changefeed's checkpoint is no bound: it lags behind the timestamp of a dump that was just made.
+    The changefeed's checkpoint cannot serve as the limit, because it lags behind the timestamp of a dump that
+    was just made.
     """
     latest_ts = int((time.time() + _CLOCK_SECONDS) * 1000) << LOGICAL_BITS
     if start_ts > latest_ts:

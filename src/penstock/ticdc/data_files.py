@@ -21,7 +21,7 @@ class RowFormat(Protocol):
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
         """Return the rows in the content, and the number of bytes that they occupy. An incomplete row at the
-        end is left over.
+        end is not consumed.
 
         Raises StreamError and OptionInvalid.
         """

@@ -42,8 +42,8 @@ _MESSAGES_AT_ONCE = 1000
 _MESSAGES_CHECKED_MAX = 10_000
 _SILENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-# Above this number of buffered bytes, only the partitions that block the others are read; above the second
-# number, none is.
+# Above the first number of buffered bytes, only the partitions that block the others are read. Above the
+# second number, no partition is read.
 _HELD_BYTES = 64 * MIB
 _HELD_BYTES_MAX = 1024 * MIB
 HINT_WATERMARKS = "Check that the changefeed is running, with enable-tidb-extension=true in its sink URI"
@@ -163,9 +163,9 @@ class KafkaReader:
     def read(self) -> Iterator[SinkTransaction]:
         """Wait briefly for messages, and yield the transactions that are complete with them.
 
-        Raises Kafka's errors, what `KafkaMessages.read` raises with the message's position, SequenceGap,
-        LimitExceeded, and ServerBusy if the topics have other partitions now. After an error, create a new
-        reader.
+        Propagates Kafka's errors, and errors from `KafkaMessages.read` with the message's position. Raises
+        SequenceGap, LimitExceeded, and ServerBusy if the partitions of the topics have changed. After an
+        error, create a new reader.
         """
         messages = self._consume()
         self.has_read = bool(messages)
@@ -183,7 +183,7 @@ class KafkaReader:
         return {partition: offset for partition, offset in offsets.items() if partition not in self._added}
 
     def first_contents(self) -> Iterator[bytes]:
-        """Yield the first messages of every partition, some thousands in all. Raises Kafka's errors.
+        """Yield the first messages of every partition, a few thousand in total. Propagates Kafka's errors.
 
         Partitions answer at different times, so reading ends at the last message of each, or after a silence.
         """
@@ -255,10 +255,10 @@ class KafkaReader:
         self._checked_at = time.monotonic()
 
     def _times_sent(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Return when the messages of each partition were sent, from an offset to the next watermark.
+        """Return, for each partition, the latest time at which a message between an offset and the next
+        watermark was sent.
 
-        The time is the latest of the messages' times and the watermark's own time, in milliseconds since
-        1970.
+        The watermark's own time is included. Times are in milliseconds since 1970.
         """
         times: dict[Partition, int] = {}
         waiting = set(offsets)

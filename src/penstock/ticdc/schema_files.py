@@ -93,8 +93,8 @@ class TableSchema:
 def read_schema(file: SchemaFile, content: bytes) -> TableSchema:
     """Read a schema file.
 
-    Raises EventMalformed for a file in another format, ChecksumMismatch if it does not match its name, and
-    EventUnsupported for a type that MySQL does not have.
+    Raises EventMalformed for a file in another format, ChecksumMismatch if the content does not match the
+    checksum in the file's name, and EventUnsupported for a type that MySQL does not have.
     """
     try:
         values = json.loads(content)

@@ -29,7 +29,8 @@ class SinkLog:
     def append(self, transaction: SinkTransaction, statements_logged: int = 0) -> None:
         """Append a transaction, without statements that were logged before.
 
-        Raises what the log raises, and ValueMalformed and SchemaInvalid with the name of the table.
+        Propagates errors from the log, and raises ValueMalformed and SchemaInvalid with the name of the
+        table.
         """
         commit_ts = transaction.commit_ts
         for index, schema in enumerate(transaction.statements):
@@ -48,8 +49,8 @@ class SinkLog:
             self._merged.flush()
 
     def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
-        """Append the part of a transaction that is missing from a log that ended at its commit timestamp.
-        Raises what `append` raises.
+        """A log may end at the commit timestamp of a transaction but have only a part of it. Append the
+        missing part. Propagates errors from `append`.
 
         Rows may have the same commit timestamp as a statement, because the timestamps that TiDB computes for
         async commit and one-phase commit are not unique. Rows are logged after statements, so a log that ends

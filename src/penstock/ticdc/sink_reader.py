@@ -116,11 +116,12 @@ class SinkReader:
         self._order = count()
 
     def read(self) -> Iterator[SinkTransaction]:
-        """Yield the transactions between the position and the checkpoint, and move the position there.
+        """Yield the transactions between the position and the checkpoint, and move the position to the
+        checkpoint.
 
-        Raises what the storage raises, EventMalformed, EventUnsupported, ChecksumMismatch, ValueMalformed,
-        SchemaUnknown and SequenceGap for missing files and for files in an unexpected format. After an error,
-        create a new reader.
+        Propagates errors from the storage, and raises EventMalformed, EventUnsupported, ChecksumMismatch,
+        ValueMalformed, SchemaUnknown and SequenceGap for missing files and for files in an unexpected format.
+        After an error, create a new reader.
         """
         checkpoint = self.checkpoint = read_checkpoint(self._storage)
         if checkpoint - 1 <= self.position and self._has_listed:

@@ -43,7 +43,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 3_000),
     ("grpc.enable_http_proxy", 0),
     # If a call receives a GOAWAY, gRPC repeats it, and sometimes waits forever, past its deadline (grpcio
-    # 1.85). So the callers repeat their calls themselves.
+    # 1.85). So gRPC's retries are disabled, and the callers retry their calls themselves.
     ("grpc.enable_retries", 0),
     # The thread that reads a stream also receives its messages. By default, each message passes through a
     # second thread.

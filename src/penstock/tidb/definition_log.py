@@ -67,7 +67,8 @@ class DefinitionLog:
         self.definitions = definitions
 
     def apply(self, job: DdlJob, commit_ts: int) -> Sequence[TableVersion]:
-        """Apply a job durably; return the definitions that it changed, in force for rows from `commit_ts` on.
+        """Apply a job durably; return the table definitions that it changed, which apply to rows from
+        `commit_ts` on.
 
         After an error open the definitions again. Raises LogFull, DiskFailed, and EventUnsupported for a
         change of rows that no binlog contains: a log is complete only if it begins after such a job.

@@ -23,8 +23,8 @@ from penstock.tidb.statement_sessions import NO_SESSION, DdlSession, session_of
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
 
 _VERSIONS_KEPT = 2
-# How many changes of the schema a dropped table is remembered for. A transaction is committed after at most
-# this many changes since it was prepared.
+# A dropped table is forgotten after this many further schema changes. A transaction that was prepared before
+# the drop is committed earlier than that.
 _DROP_REMEMBERED = 1000
 _DROPS = (Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE)
 
@@ -95,9 +95,9 @@ class Definitions:
         return changed
 
     def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
-        """Bring the definitions of a job into force before its version; return them.
+        """Make the definitions of a job effective before the job's schema version is reached; return them.
 
-        With `is_logged`, its statement is logged now. Apply the job when its own binlog comes.
+        With `is_logged`, the job's statement is logged now. Also apply the job when its own binlog arrives.
         """
         early = self._early.get(job.job_id)
         self._early[job.job_id] = EarlyJob(job.schema_version, is_logged or self.is_logged(job))

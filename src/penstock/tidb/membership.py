@@ -58,8 +58,8 @@ class PumpMembers:
     def refresh(self) -> None:
         """List the registry; read new Pumps, and drop those that went offline.
 
-        A Pump calls for this before it accepts its first transaction. Raises ConnectionLost, AccessDenied,
-        DiskFailed, LogFull.
+        A Pump requests a refresh before it accepts its first transaction. Raises ConnectionLost,
+        AccessDenied, DiskFailed, LogFull.
         """
         with self._lock:
             if self._closed:

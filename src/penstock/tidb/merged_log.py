@@ -71,7 +71,7 @@ class MergedLog(GeneratedLog):
     def begin_transaction(self, commit_ts: int) -> int:
         """Prepare for the events of a transaction, in a new file if the last file is full; return its offset.
 
-        Raises what the log raises.
+        Propagates errors from the log.
         """
         return self.begin_transaction_at(physical_us(commit_ts) // 1_000_000)
 

@@ -120,7 +120,7 @@ class MergeQueue:
     def offer(self, pump: str, transaction: PulledTransaction) -> bool:
         """Add a Pump's next transaction, once there is room for it; return False once the Pump has left.
 
-        Raises TransactionLate, and what recording the transaction raises.
+        Raises TransactionLate, and propagates errors from recording the transaction.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended(pump) or self._has_room(pump))

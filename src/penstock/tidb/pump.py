@@ -122,8 +122,8 @@ class Pump:
         self._state = self._registered_state = NodeState.PAUSED
         # The state that was requested over HTTP, in the registry, or by the end of the process.
         self._wanted: NodeState | None = None
-        # While closing: the timestamp that every Drainer has to reach, None while transactions are open, and
-        # what the Pump waits for.
+        # Used while the Pump closes: the timestamp that every Drainer has to reach (None while transactions
+        # are open), and a description of what the Pump is waiting for.
         self._last_ts: int | None = None
         self._closing: str | None = None
         self._stopping = threading.Event()

@@ -59,7 +59,7 @@ class PumpLog:
     ) -> None:
         """Open the log, create it if it is missing, and recover it after a crash.
 
-        Raises ServerChanged for the log of another cluster, and what `Log.open` raises.
+        Raises ServerChanged for the log of another cluster, and propagates errors from `Log.open`.
         """
         self._clock = clock
         # The log does not sync by itself: `sync` is called before payloads are acknowledged.

@@ -87,7 +87,7 @@ class PumpStore:
     ) -> None:
         """Open the log and the index, and replay what the index does not have.
 
-        Raises ServerChanged for the log of another cluster, and what `Log.open` raises.
+        Raises ServerChanged for the log of another cluster, and propagates errors from `Log.open`.
         """
         self.counts = counts or StoreCounts()
         # Why prewrites are refused, None while they are accepted. Outcomes are always accepted.

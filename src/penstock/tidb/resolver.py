@@ -90,7 +90,7 @@ class Resolver:
     ) -> list[Decision]:
         """Return the outcomes that are known now. `open_prewrites` are all open prewrites.
 
-        An operator's decisions about other transactions wait.
+        An operator's decisions about any other transactions are kept for later.
         """
         now = self._clock()
         prewrites = {prewrite.start_ts: prewrite for prewrite in open_prewrites}

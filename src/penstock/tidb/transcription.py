@@ -57,8 +57,8 @@ class Transcription:
         """Store the transactions of each commit timestamp as one transaction. Transactions before an error
         are stored too.
 
-        Raises SchemaPending while a job is not finished, EventMalformed, SchemaUnknown, and what the log and
-        the source of jobs raise.
+        Raises SchemaPending while a job is not finished, EventMalformed, SchemaUnknown, and propagates errors
+        from the log and from the source of jobs.
         """
         try:
             for transactions in commits:
@@ -130,8 +130,8 @@ class Transcription:
     # --- Definitions ------------------------------------------------------------------------
 
     def _prepare(self, version: int, commit_ts: int) -> None:
-        """Apply jobs up to a schema version whose binlogs were not received, because they finished before the
-        start.
+        """Apply the jobs up to a schema version that were finished before the start, so that their binlogs
+        were not received.
 
         Usually there are none: the binlog of each job precedes the transactions that used its result.
         """

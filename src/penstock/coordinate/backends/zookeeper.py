@@ -83,8 +83,9 @@ logging.getLogger("kazoo").addHandler(logging.NullHandler())
 class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
     """Kazoo's threads and sockets with bounded waits.
 
-    Without bounds, an attempt to connect would last as long as the session. A single server that accepts but
-    does not answer, such as a hung server or ZooKeeper in its first moments, would cost the session.
+    Without bounds, an attempt to connect would last as long as the session. The session could then be lost
+    because of a single server that accepts connections but does not answer, such as a hung server or one that
+    has just started.
     """
 
     def __init__(self, seconds_max: float) -> None:
@@ -231,7 +232,7 @@ class _Connection:
     def _wait_free(self, deadline: float, path: str) -> None:
         """Wait until the connection is up and has no outstanding response.
 
-        Each request postpones the next ping, and only an unanswered ping ends a dead connection.
+        Each request postpones the next ping, but a dead connection is detected only by an unanswered ping.
         """
         owed = self._owed
         if owed is not None:

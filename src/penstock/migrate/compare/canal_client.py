@@ -47,7 +47,8 @@ class CanalAddress:
     def parse(cls, url: str, password: Secret) -> Self:
         """Parse `canal://[user[:password]@]host[:port]/destination`.
 
-        A password in the URL takes precedence. Raises OptionInvalid without the password.
+        A password in the URL takes precedence over the argument. Raises OptionInvalid if there is no
+        password.
         """
         parts = urlsplit(url.strip())
         destination = unquote(parts.path.strip("/"))

@@ -89,7 +89,7 @@ class Comparison:
         """Compare the transactions that a batch completes; return False if Penstock is behind.
 
         Raises PositionInvalid if Penstock does not have the file, LimitExceeded for a transaction above the
-        limit, and what reading raises.
+        limit, and propagates errors from reading.
         """
         entries = list(entries_of(contents, self._tables))
         self._held += entries

@@ -154,7 +154,7 @@ def plan_chunks(address: ServerAddress, target: Target, *, rows: int = CHUNK_ROW
 
     The key is the primary key, else a unique key without nulls. A table without either is one chunk, because
     nothing identifies its rows. Costs a few index lookups per chunk. Raises SchemaChanged if the table was
-    dropped or its key changed, and the errors of `connect`.
+    dropped or its key changed, and propagates errors from `connect`.
     """
     with open_session(address) as session:
         return plan_over(session, target, rows=rows)
@@ -302,8 +302,8 @@ class _Planner:
         return chunks
 
     def _rows_of_one_chunk(self) -> int | None:
-        """Return the estimated rows of a table that fits into one chunk by this estimate, None for other
-        tables. Costs two statements.
+        """Return the estimated number of rows if, by this estimate, the table fits into one chunk; else None.
+        Costs two statements.
         """
         if self._session.tidb or (rows := self._rows(None, None)) > self._wanted_rows * _SLACK:
             return None

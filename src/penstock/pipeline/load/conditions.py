@@ -13,7 +13,7 @@ def prove_condition(settings: PipelineSettings, source: str, table: TableName, w
     """Have the server of a source parse a condition on a table.
 
     Raises SourceMissing if the table does not exist, OptionInvalid for a condition that the server refuses,
-    and the errors of `connect`.
+    and propagates errors from `connect`.
     """
     address = address_of(settings.source(source))
     with open_session(address) as session:

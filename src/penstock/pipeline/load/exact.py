@@ -50,10 +50,10 @@ class ExactSnapshot(Closing):
 def open_exact(address: ServerAddress, tables: Sequence[TableName], *, epoch: int = 0) -> ExactSnapshot:
     """Open a snapshot of tables whose log position is known exactly.
 
-    On a MySQL server with constant commits the tables are locked against writes for some milliseconds. Tables
-    of an engine without transactions are locked until the snapshot is closed. Locking requires the privilege
-    LOCK TABLES. Raises PrivilegeMissing without it, ServerBusy if a statement holds a table for long,
-    ServerUnsupported if the binlog is off.
+    On a MySQL server with constant commits the tables are locked against writes for a few milliseconds.
+    Tables of an engine without transactions are locked until the snapshot is closed. Locking requires the
+    privilege LOCK TABLES. Raises PrivilegeMissing without it, ServerBusy if a statement holds a table for
+    long, ServerUnsupported if the binlog is off.
     """
     session = open_session(address)
     try:

@@ -105,8 +105,9 @@ class KeyColumn:
     def value(self, literal: str) -> Any:
         """Return the value of a literal, in the Python type that Arrow uses.
 
-        Text and bytes; int, Decimal, float; date, datetime without a zone, timedelta; addresses as text. A
-        date that the calendar does not have stays text, and a member of an ENUM or SET is its number.
+        The result is text or bytes; an int, Decimal or float; or a date, a datetime without a zone, or a
+        timedelta. Addresses and dates that do not exist in the calendar are returned as text, and members of
+        ENUM and SET as their numbers.
         """
         if self.is_text:
             return self._text(literal)

@@ -52,12 +52,13 @@ def read_chunk(
     """Yield the rows of a chunk as inserts, in bounded batches in key order.
 
     `target` is the table itself, as returned by `targets_of`. Rows have `watermark.version` as
-    `_commit_version`, the watermark's file and offset in `_metadata`, and their number in the chunk. Without
-    a watermark, one is taken just before the read. `columns` selects the columns of the rows and of their
-    target. `where` is a condition in the server's SQL. `rate` is in rows per second.
+    `_commit_version`, the watermark's file and offset in `_metadata`, and the row's number in the chunk.
+    Without a watermark, one is taken just before the read. `columns` selects the columns of the rows and of
+    their target. `where` is a condition in the server's SQL. `rate` is in rows per second.
 
     `exact` reads a table without a key as it was at one log position (see `open_exact`), ignores `watermark`,
-    and has the table's changes below `watermark.floor`. `on_watermark` is called before the first row.
+    and already includes the table's changes below `watermark.floor`. `on_watermark` is called before the
+    first row.
 
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
     last row yielded. Raises ConnectionLost if the key does not identify that row. Raises ServerChanged for a

@@ -42,7 +42,7 @@ class SessionPool(Closing):
         session.
 
         A temporary error also ends the server's idle sessions, which may be broken too: the next attempt
-        opens a new session. Raises the errors of `open_session`.
+        opens a new session. Propagates errors from `open_session`.
         """
         session = self._take(address) or open_session(address)
         try:

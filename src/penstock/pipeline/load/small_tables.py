@@ -19,7 +19,8 @@ _TABLES_PER_STATEMENT = 50
 
 
 def small_chunks(session: LoadSession, targets: Sequence[Target], rows: int) -> Iterator[Chunk]:
-    """For each table that has few rows, and at most `rows`, yield a chunk with all of its rows.
+    """Yield a chunk with all rows of a table for each small table. A small table has few rows, and never more
+    than `rows`.
 
     The chunk has no key and no order: it is read from its beginning if the connection is lost. Tables that
     cannot be read, and those of a TiDB cluster, are left to `plan_over`.

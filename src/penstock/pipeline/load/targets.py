@@ -32,8 +32,8 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
     """Return every selected table of a server with columns, primary key and unique keys, by name.
 
     Excludes views, MariaDB's sequences, the server's own databases, and the hidden columns that MariaDB puts
-    after the last column. Runs two or three statements for any number of tables. Raises the errors of
-    `connect`, and OptionInvalid if a selected table is system-versioned.
+    after the last column. Runs two or three statements for any number of tables. Propagates errors from
+    `connect`, and raises OptionInvalid if a selected table is system-versioned.
     """
     with connect(address, READING_SECONDS_MAX) as connection:
         return read_targets(connection, patterns)
@@ -42,7 +42,7 @@ def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) ->
 def table_names(address: ServerAddress) -> list[TableName]:
     """Return the names of all tables of a server, except views and the server's own databases.
 
-    Raises the errors of `connect`.
+    Propagates errors from `connect`.
     """
     marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
     with connect(address) as connection:

@@ -107,7 +107,7 @@ def watermark_of(session: LoadSession, epoch: int = 0, commit_ts: int | None = N
 
 
 def _cluster_watermark(session: LoadSession, commit_ts: int, epoch: int) -> Watermark:
-    """Return the watermark of reads of a TiDB cluster as of a timestamp.
+    """Return the watermark for reading a TiDB cluster as of a timestamp.
 
     The watermark's position does not exist in any log, because reads leave no trace in a log.
     """
@@ -119,7 +119,7 @@ def _cluster_watermark(session: LoadSession, commit_ts: int, epoch: int) -> Wate
 def read_as_of(session: LoadSession, watermark: Watermark) -> None:
     """Make a session read a TiDB cluster as of a watermark. Sessions of other servers are unchanged.
 
-    Raises PositionPurged if the cluster's garbage collection has removed the versions of that time.
+    Raises PositionPurged if the cluster's garbage collection has removed the row versions from that time.
     """
     if watermark.commit_ts is not None:
         session.query(f"SET @@tidb_snapshot = '{watermark.commit_ts}'")

@@ -266,7 +266,7 @@ class LookupStep(Step):
     def _select(
         self, target: Target, schema: pyarrow.Schema, keys: pyarrow.RecordBatch
     ) -> list[pyarrow.RecordBatch]:
-        """Return the table's rows for keys, in a schema.
+        """Return the table's rows that have the given keys, as batches in the given schema.
 
         If the connection is lost, it is reopened once, because the server closes a connection after a long
         time without changes. It is also reopened if the table's columns have changed since they were read.
@@ -374,8 +374,9 @@ def _columns_of(session: LoadSession, name: TableName) -> dict[str, Column]:
 def _stored_as(declared: Column, stored: Column | None) -> Column:
     """Return the column by which the server's bytes are decoded, with the declared name.
 
-    The session returns values unconverted, so a text needs the character set of its column, and a number its
-    size. Other kinds of values are not converted into each other: the decoder refuses them by name.
+    The session returns values unconverted, so decoding a text requires the character set of its column, and
+    decoding a number requires its size. If the kind of the stored values differs from the declared kind,
+    nothing is converted: the decoder rejects the column by name.
     """
     if stored is None or (kind := _kind_of(stored)) is None or kind != _kind_of(declared):
         return declared
@@ -388,10 +389,10 @@ def _kind_of(column: Column) -> str | None:
 
 
 def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.RecordBatch) -> Places:
-    """For each row of `columns`, return the index of the row of `rows` whose first columns have the same
-    values, -1 if there is none.
+    """Look up each row of `columns` in `rows`. Return the index of the row in `rows` whose first columns have
+    the same values, or -1 if there is none.
 
-    A null equals nothing.
+    Null is not equal to any value, not even to null.
     """
     codes: Any = None
     own_codes: Any = None

@@ -53,8 +53,8 @@ class OnlyStep(Step):
     def target(self, target: Target) -> Target | None:
         if not self.settings.applies_to(target) or self._wanted.all():
             return target
-        # A row that is not updated keeps old values, which the source may now use in another row, so only the
-        # primary key stays unique.
+        # A row whose updates are dropped keeps its old values, and the source may now have these values in
+        # another row. So only the primary key stays unique.
         return replace(target, unique_keys=())
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:

@@ -259,8 +259,8 @@ class Comparison:
     def run(self) -> list[TableResult]:
         """Compare, and return the result of each table.
 
-        A table with a side that cannot be read is open. Raises the error of reading if it concerns every
-        table.
+        A table whose source or target cannot be read is reported as open. If no table can be read, the error
+        is raised.
         """
         if self._shares and (self._state.runner() is None or not self._compare_running()):
             self._results = {table.target.name: TableResult.of(table) for table in self._every_table}
@@ -343,7 +343,8 @@ class Comparison:
         return True
 
     def _compare_again(self, pending: Sequence[tuple[Share, Hashes]]) -> list[_Moved] | None:
-        """Read keys that differ again on both sides, the target after the pipeline has caught up.
+        """Read the keys with differences a second time on both sides. The target is read after the pipeline
+        has caught up.
 
         Keeps differences that are certain and returns those whose rows have changed in the meantime. Returns
         None if the pipeline stopped.

@@ -66,7 +66,7 @@ class LogReader:
         return watermark.position if watermark.commit_ts is None else self._source.head()
 
     def head(self) -> Position:
-        """Return a position after every transaction that the rows read so far can contain.
+        """Return a position after every transaction whose changes may be in the rows read so far.
 
         Waits for a copied log that is behind its server. Raises ServerBehind if it does not catch up.
         """
@@ -102,8 +102,8 @@ class LogReader:
     def read(self, end: Position | None = None) -> Iterator[Changes]:
         """Yield the changes up to a position, by default up to the head, in commit order within each table.
 
-        A table that was redefined or emptied on the way is recorded in `redefined`: its earlier rows cannot
-        be derived from the log. Changes under another definition are left out.
+        A table that was redefined or emptied before that position is recorded in `redefined`: its earlier
+        rows cannot be derived from the log. Changes under another definition are left out.
         """
         end = self.head() if end is None else end
         if place_of(end) <= place_of(self.position):

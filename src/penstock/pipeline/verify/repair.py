@@ -40,8 +40,8 @@ def repair(results: Sequence[TableResult], state: PipelineState) -> int:
     """Repair the target of a stopped pipeline, and return the number of repaired rows.
 
     Holds the pipeline's lease during the repair, so that no process starts the pipeline. Raises LeaseLost if
-    the pipeline runs or has advanced since the comparison, OptionInvalid for a TiDB cluster, and the errors
-    of the sink.
+    the pipeline runs or has advanced since the comparison, OptionInvalid for a TiDB cluster, and propagates
+    errors from the sink.
     """
     before = state.checkpoint()
     if before is not None:
@@ -76,8 +76,8 @@ def repairable(result: TableResult) -> list[Difference]:
 def rows_condition(result: TableResult) -> str | None:
     """Return the condition for the source rows that differ.
 
-    Return None, which stands for all rows of the table, if there are too many rows, if not all are known, or
-    if they have other keys in the source.
+    Return None, which stands for all rows of the table, if too many rows differ, if not all differing rows
+    are known, or if the rows have other keys in the source.
     """
     table, repairs = result.table, repairable(result)
     if len(repairs) > _KEYS_MAX or result.beyond or not table.target.primary_key or not keeps_keys(table):

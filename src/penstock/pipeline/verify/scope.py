@@ -56,7 +56,7 @@ class Scope:
 
 
 def scope_of(chain: Sequence[Step], steps: Sequence[StepSettings], table: Target) -> Scope:
-    """Return a pipeline's part of the target of a source table.
+    """Return which part of a source table's target belongs to a pipeline.
 
     `chain` are the steps, `steps` their settings. Raises OptionInvalid if a column that identifies the
     pipeline's rows is missing from the target.

@@ -36,8 +36,8 @@ def compared_tables(
     """Return the selected tables, by the name of the target's table or of a source table.
 
     Source tables that the pipeline continues without, or has not completely loaded, are left out. Raises
-    OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches: a
-    shard may have no such table.
+    OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches,
+    which is possible for a shard that has no such table.
     """
     refuse_incomparable_steps(settings)
     known = _KnownTables.of(state)

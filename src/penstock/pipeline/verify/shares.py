@@ -185,7 +185,8 @@ def expected_rows(
 ) -> Iterator[Changes | Rejected]:
     """Yield the rows that the target should have: the source's earlier rows, after the steps.
 
-    With `loaded`, untouched rows are only those that a full load reads.
+    With `loaded`, only rows that a full load would read are included, apart from the rows that later changes
+    touched.
     """
     steps = [step_settings.make() for step_settings in share.table.steps]
     try:

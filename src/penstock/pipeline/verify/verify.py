@@ -57,7 +57,7 @@ class Verification:
 def verify_shards(
     shards: Sequence[PipelineSettings], tables: Sequence[str] = (), **options: Any
 ) -> Verification:
-    """Compare the tables of all shards of a pipeline, each at its own position. Raises the errors of
+    """Compare the tables of all shards of a pipeline, each at its own position. Propagates errors from
     `verify`.
 
     With several shards, the keys of the offsets name the shard and the source.
@@ -91,7 +91,7 @@ def verify(
     `tables` are patterns of target or source tables, empty for all. `limit` is the maximum number of
     differing keys per table that are read in full. A table that cannot be compared has a result with the
     reason. Raises OptionInvalid if the pipeline never ran or its sink keeps no table that can be compared,
-    SchemaChanged, and the errors of reading either side.
+    SchemaChanged, and propagates errors from reading either side.
     """
     if not keeps_tables(settings.make_sink()):
         raise OptionInvalid(

@@ -86,7 +86,8 @@ def _effects_in_any_mode(text: str, database: str, spelling: ServerSpelling) -> 
 
     `SET STATEMENT sql_mode=... FOR` runs its statement in a mode that differs from the one in which its text
     was parsed, and the event records only the mode in which it ran. The text is read in every mode in which
-    the server accepts it. If the effects differ, the tables that any reading names are `Unread`.
+    the server accepts it. If the effects differ between modes, every table that is named in any of them
+    becomes `Unread`.
     """
     modes = [spelling.sql_mode]
     for character, flag in _DEPENDS_ON_SQL_MODE.items():

@@ -244,7 +244,8 @@ def _is_period(part: TokenCursor) -> bool:
 
 
 def _application_period(part: TokenCursor) -> tuple[str, str] | None:
-    """Return the columns of a PERIOD FOR in lower case, which the server makes NOT NULL.
+    """Return the names of the columns in a PERIOD FOR, in lower case. The server makes these columns NOT
+    NULL.
 
     Returns None for any other part of the definition, and for SYSTEM_TIME, whose columns declare that they
     belong to it. Consumes no token.

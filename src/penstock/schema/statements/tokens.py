@@ -179,7 +179,7 @@ def read_tokens(text: str, spelling: ServerSpelling, *, without_literals: bool =
 def tokens_in_place(text: str) -> Iterator[tuple[Token, int, int]]:
     """Yield each token with its start and end in the text, in characters. Raises TextUnreadable.
 
-    The text of all version comments is included, for any server.
+    The text inside version comments is included, no matter which server the comments are for.
     """
     spelling, end = ServerSpelling(), 0
     while end < len(text):
