@@ -142,7 +142,8 @@ def _prove_reached(log: ServedLog, since: Position) -> None:
 def definition_by_sql(
     log: ServedLog, name: TableName, since: Position, create_table: str
 ) -> tuple[TableSchema | None, TableDefinition]:
-    """Return the schema of a table in force at a position, and the definition in its CREATE TABLE statement.
+    """Return two schemas of a table: the one in force at a position, and the one that its CREATE TABLE
+    statement defines.
 
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
     the log's first, SchemaInvalid for statements that do not define the table.

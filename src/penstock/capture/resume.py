@@ -191,8 +191,8 @@ class Resumption:
         """Resume by GTIDs in a new epoch, on a server whose files differ from those captured before.
 
         Possible causes are a reset, a restore, or another cluster node with the same identity. A server that
-        was reset assigns the same GTIDs to other transactions, so the server must have executed all of the
-        log's GTIDs before its oldest file. Otherwise raises `problem`.
+        was reset assigns the same GTIDs to other transactions, so it must have executed all of the log's
+        GTIDs before its oldest file begins. Otherwise raises `problem`.
         """
         with closing(self._lookup(last.epoch)) as lookup:
             before = lookup.gtid_set(lookup.earliest())

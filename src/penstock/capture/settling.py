@@ -131,8 +131,8 @@ class DefinitionSettler:
     def wait_until_read(self, seconds: float) -> None:
         """Wait until the server's tables have been read for the first time, or until the timeout.
 
-        A DDL statement before that read may hide a definition, so capture waits briefly before it requests
-        the first bytes of a new log.
+        If a DDL statement runs before this read, the earlier definition may no longer be available. Capture
+        therefore waits briefly before it requests the first bytes of a new log.
         """
         self._has_read.wait(seconds)
 

@@ -38,7 +38,7 @@ def status(
 ) -> None:
     """Show the members, their load, who captures each instance, and who has copies of its log.
 
-    Exits with 1 if no member captures one of the instances. A member's token comes from PENSTOCK_TOKEN.
+    Exits with 1 if an instance is not captured by any member. A member's token comes from PENSTOCK_TOKEN.
     """
     from penstock.fleet.status import fleet_status
 
@@ -76,8 +76,8 @@ def drain(
     """Move a member's instances and jobs to others, and place none on it until penstock fleet undrain.
 
     The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it. With
-    log.copies the member captures an instance until a copy of its log is up to date. Exits with 1 if that
-    takes longer than the timeout, or if no other member can capture an instance.
+    log.copies the member keeps capturing an instance until a copy of its log is up to date. Exits with 1 if
+    that takes longer than the timeout, or if no other member can capture an instance.
     """
     from penstock.fleet import draining
 

@@ -46,8 +46,9 @@ def run(
 ) -> None:
     """Read tables again into a pipeline's target while replication continues.
 
-    A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins at its
-    next start. Rows that the source no longer has are deleted from the target, if the target can be read.
+    A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins to read
+    the tables at its next start. Rows that the source no longer has are deleted from the target, if the
+    target can be read.
     """
     from penstock.pipeline.settings import load_pipeline
 

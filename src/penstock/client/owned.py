@@ -115,8 +115,9 @@ class OwnedShard:
     def offer(self, contents: Sequence[Rows], end: Place | None) -> None:
         """Add received rows up to a place.
 
-        Rows before `read` were already added, and are dropped. `end` None means a place inside a transaction
-        that is too large to buffer, whose rows are handed out before its end is known.
+        Rows before `read` were already added, and are dropped. If `end` is None, the place is inside a
+        transaction that is too large to buffer, and its rows are delivered before the end of the transaction
+        is known.
         """
         with self._lock:
             if self._leaving or (end is not None and end.position < self._flow.read.position):

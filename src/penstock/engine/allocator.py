@@ -13,13 +13,13 @@ _MAPPED_BYTES_MIN = 1 << 20
 
 @cache
 def return_large_buffers() -> bool:
-    """From now on, make this process return large freed buffers to the system at once. Return whether this
-    works.
+    """From now on, make this process return large buffers to the system as soon as they are freed. Return
+    whether this was possible.
 
     By default, glibc raises its threshold to the largest buffer that was freed, up to 32 MiB. Later buffers
-    come from per-thread heaps. Small values in these heaps keep them from shrinking, so a process that
-    decodes batches would use twice the memory that its rows need. A threshold set in the environment is left
-    unchanged. Other C libraries have no such threshold.
+    come from per-thread heaps. A small allocation that is still in use keeps its heap from shrinking, so a
+    process that decodes batches would use twice the memory that its rows need. A threshold set in the
+    environment is left unchanged. Other C libraries have no such threshold.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return False

@@ -64,7 +64,7 @@ class BegunBatch:
     def needs(self, sources: Collection[str]) -> bool:
         """Return whether the batch reads one of these sources and may be partly written.
 
-        Such a batch is completed first, with all of its sources.
+        Such a batch has to be completed, with all of its sources, before any of these sources is set aside.
         """
         record = self.record
         return (

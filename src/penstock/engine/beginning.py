@@ -86,8 +86,8 @@ def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkp
     """Raise OptionInvalid if the target has rows of a pipeline whose state is empty.
 
     Either the state was lost, or another pipeline has the same name but a separate state. A load would delete
-    the other pipeline's rows, and a feed would contain every row twice. Targets named by a column of the
-    rows, and targets of a source without a server, are not checked.
+    the other pipeline's rows, and a feed would contain every row twice. Targets whose names come from a
+    column of the rows are not checked, and neither are the targets of a source without a server.
     """
     if checkpoint.earlier is not None:
         if sink.keeps_state:
@@ -206,8 +206,8 @@ def purged(settings: PipelineSettings, sink: Sink, problem: PositionPurged) -> P
 
 
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
-    """Report that a pipeline is paused. Raises OptionInvalid if the caller waits for it to catch up, because
-    the end of the run would look as if it had caught up.
+    """Report that a pipeline is paused. Raises OptionInvalid if the caller wants to run until the pipeline
+    has caught up, because a run that ended now would look as if that had happened.
     """
     hint = f"penstock pipelines resume {settings.path or settings.name}"
     if until_caught_up:

@@ -76,8 +76,9 @@ def _fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target
     """Change a target's table; return its new definition.
 
     The definition comes from the server, which is ahead of the log. So rows of a mirror may not fit a new
-    column type or unique key until the log reaches its statement and the table is read again. Until then, the
-    new column is null and the new key is missing. Raises SchemaChanged if rows do not fit the primary key.
+    column type or unique key until reading the log reaches the statement that made the change, and the table
+    is read again. Until then, the new column is null and the new key is missing. Raises SchemaChanged if rows
+    do not fit the primary key.
     """
     try:
         sink.prepare(wanted, policy)

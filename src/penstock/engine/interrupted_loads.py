@@ -33,7 +33,7 @@ def committed_floors(
 
     A table's floor is the lowest commit version whose changes are not included in its load. `begin` is the
     position that the pipeline had applied before the load. Raises OptionInvalid if the feed has the load, but
-    its position in the log is unknown, because another source writes to the same target.
+    the load's position in the log is unknown, because another source writes to the same target.
     """
     floors: dict[str, int] = {}
     for chunk in record.chunks:

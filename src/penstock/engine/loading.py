@@ -105,8 +105,8 @@ class Loading:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
-        # Check the columns only after the requested tables were planned, because planning them again has also
-        # prepared their targets again.
+        # Check the columns only after planning the requested tables, because planning a table again also
+        # prepares its target again.
         tables.check_columns()
         self._let_go(tables, loads)
         unfinished = {key: load for key, load in loads.items() if not load.finished}

@@ -10,7 +10,8 @@ from penstock.pipeline.state import table_key
 
 
 def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> bool:
-    """Return whether a round of a batch requested only the preparations that the previous round requested.
+    """Return whether a round of a batch requested exactly the same preparations as the previous round, and so
+    made no progress.
 
     Tables that are altered while a chunk of them is read are counted elsewhere.
     """

@@ -502,9 +502,10 @@ class PipelineTables:
     # --- Tables that the pipeline continues without -----------------------------------------
 
     def stop(self, failures: Iterable[Failure]) -> bool:
-        """Continue without tables whose rows cannot be processed or written; return whether that helps.
+        """Continue without tables whose rows cannot be processed or written; return whether trying again
+        makes sense.
 
-        It helps if every failure is transient, or belongs to a table that was not stopped yet.
+        It does if every failure is transient or belongs to a table that was not stopped before.
         """
         problems = {
             failure.table: failure.error
@@ -554,7 +555,7 @@ class PipelineTables:
         self._save()
 
     def check_columns(self) -> None:
-        """Check, if a check is due, that targets have the columns that they were prepared with.
+        """If a check is due, check that the targets still have the columns with which they were prepared.
 
         Raises SchemaChanged. Call it between batches, and after a batch that an earlier run began: that run
         may have altered a target further.

@@ -32,8 +32,8 @@ class TablesRecord:
         written: Collection[TableName],
     ) -> None:
         """Write the record, unless nothing has been replaced since the last write."""
-        # Every batch calls this, but few batches change anything. Objects are replaced and never modified, so
-        # identical objects have identical JSON.
+        # This method is called for every batch, but few batches change anything. Objects are replaced and
+        # never modified, so identical objects have identical JSON.
         parts = [*tables, *targets.values(), *written]
         parts += (part for table in tables.values() for part in table.parts)
         saved = self._saved

@@ -55,8 +55,8 @@ class TrackedTable:
     def has_same_rows(self, copy: Target) -> bool:
         """Return whether a copy that replaced the table has the same rows with the same values.
 
-        Schema-change tools truncate and round values to the copy's types, and drop rows that the copy's keys
-        make duplicates.
+        Schema-change tools truncate and round values to the copy's types, and drop rows that are duplicates
+        under the copy's keys.
         """
         if self.logged is None or self.keys is None:
             return False

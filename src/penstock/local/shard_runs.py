@@ -127,7 +127,7 @@ class ShardRuns:
     def _is_handed_over(self, state: PipelineState, before: Sequence[PipelineState]) -> bool:
         """Hand over the progress if necessary. Return False if the shards first have to run to a barrier.
 
-        The lease of the whole pipeline excludes other parents.
+        The lease of the whole pipeline ensures that no other parent process does this at the same time.
         """
         state.hold()
         try:

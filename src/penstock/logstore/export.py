@@ -45,11 +45,11 @@ def export(
 ) -> list[Exported]:
     """Write the log's bytes in [start, end) to a folder, one file per source file; by default the whole log.
 
-    `start` must be a transaction boundary. From a start inside a transaction, binlog tools would stop at the
-    first event. Existing files are rejected, and a file gets its final name once it is complete. The file
-    name includes an offset if the exported bytes do not begin at the start of the source file. `progress`
-    receives the event bytes written and their total. Raises PositionPurged, PositionInvalid, SequenceGap,
-    OptionInvalid for an existing file, LogFull.
+    `start` must be a transaction boundary. If the export began inside a transaction, binlog tools would stop
+    at its first event. Existing files are rejected, and a file gets its final name once it is complete. The
+    file name includes an offset if the exported bytes do not begin at the start of the source file.
+    `progress` receives the event bytes written and their total. Raises PositionPurged, PositionInvalid,
+    SequenceGap, OptionInvalid for an existing file, LogFull.
     """
     disk = disk or LocalDisk()
     pieces = list(_pieces(log, start, end))

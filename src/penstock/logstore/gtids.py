@@ -21,7 +21,7 @@ def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> L
     """Return all transactions before a transaction boundary, as text; "" if the source has no GTIDs.
 
     For a block whose GTIDs are consecutive numbers, the index record is enough. Other blocks are read, and so
-    are the bytes between the last block and the offset. Raises StreamError if those bytes are invalid.
+    are the bytes between the last block and the boundary. Raises StreamError if those bytes are invalid.
     """
     head, covered_end = reader.head, reader.head.base
     gtids = GtidSet.parse(head.gtid_set)

@@ -333,7 +333,7 @@ class _Search:
 
 
 class _Run:
-    """The blocks at the start of a segment whose GTIDs are proved to be consecutive numbers.
+    """The leading blocks of a segment that are proved to have consecutive numbers as GTIDs.
 
     For such a block, the record alone says which transactions of the segment precede it.
     """

@@ -112,12 +112,11 @@ def resume_point(reader: LogReader) -> ResumePoint:
 
 
 def held_position(reader: LogReader, position: Position) -> Position | None:
-    """Return the newest position in the log that corresponds to a position on the server. The end of what the
-    log has of a file also corresponds.
+    """Return the newest position in the log that corresponds to a position on the server.
 
-    The epoch of `position` is ignored: the position refers to the server that capture follows now. Returns
-    None if the log does not have the bytes. Raises PositionInvalid if the position is not a transaction
-    boundary.
+    The log may also end at that position. The epoch of `position` is ignored: the position refers to the
+    server that capture follows now. Returns None if the log does not have the bytes. Raises PositionInvalid
+    if the position is not a transaction boundary.
     """
     for run in reversed(_held_runs(reader)):
         if run.number == position.file_number and run.start <= position.offset <= run.end:

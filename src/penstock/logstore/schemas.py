@@ -297,7 +297,7 @@ class SchemaLog(Generic[_Kept]):
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Apply a statement that ends at a position, durably; return the tables it changed.
+        """Durably apply a statement that ends at a position; return the tables that it changed.
 
         A statement at or before the newest position is already known and is skipped. Raises SchemaUnknown
         before the first seed.

@@ -279,7 +279,7 @@ class SegmentWriter:
     def append(self, piece: Buffer, records: bytes) -> None:
         """Append events, and the records of the blocks that were closed since the last append.
 
-        All or nothing; raises LogFull, DiskFailed.
+        If this fails, nothing is appended. Raises LogFull, DiskFailed.
         """
         before = self._data.size
         self._data.write([piece])

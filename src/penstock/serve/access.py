@@ -150,7 +150,8 @@ class Account:
     def prove_sees_columns(self, columns: Iterable[str], tables: TablePatterns, use: str) -> None:
         """Raise AccessDenied if one of the columns may be masked; `use` describes the intended use.
 
-        Conditions and keys are refused too, because their outcome reveals the value.
+        Masked columns are also refused in conditions and keys, because the result of a condition reveals the
+        value.
         """
         masked = self.masking.masked_among(columns, tables)
         if masked:
@@ -380,7 +381,8 @@ class Access:
         return None
 
     def of_canal(self, user: str, proof: bytes, seed: bytes) -> Account | None:
-        """Return the account that answers Canal's handshake; `given` is the hex text sent for `seed`.
+        """Return the account whose token matches a client's answer to Canal's handshake. `proof` is the
+        client's answer to `seed`, as hex text.
 
         With listen.canal_accept_plain, the password itself is accepted too, because some clients send the
         password.

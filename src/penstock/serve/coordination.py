@@ -110,7 +110,8 @@ class CoordinationProbe:
             return self._views
 
     def change(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
-        """Run a change of subscriptions and return its result. The next reading shows the change.
+        """Run a function that changes subscriptions, and return its result. The next call of `subscriptions`
+        shows the change.
 
         Raises CoordinationLost if the store does not answer, and propagates errors from `work`.
         """
@@ -123,9 +124,10 @@ class CoordinationProbe:
             return work(Subscriptions(self._store))
 
     def change_slowly(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
-        """Run a change that may wait for members, over a separate connection, and return its result.
+        """Like `change`, but for a function that may have to wait for members.
 
-        Metrics and health do not wait for it. Raises CoordinationLost, and propagates errors from `work`.
+        It runs over a separate connection, so that metrics and health checks do not wait for it. Raises
+        CoordinationLost, and propagates errors from `work`.
         """
         with closing(self._open()) as store:
             try:

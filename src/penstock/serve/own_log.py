@@ -68,7 +68,7 @@ class OwnLog:
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from a position on, to the end of the part of the file that the log has.
+        """Yield the bytes from a position on, up to where the log's copy of the file ends.
 
         `resume_at` is not used, because there is no connection to lose. Raises CancelledError in an abandoned
         search.

@@ -273,8 +273,8 @@ class Pieces:
         self._cursors[view].add(cursor)
 
     def is_shared(self, view: View, piece: Piece) -> bool:
-        """Return whether a piece is worth caching: small pieces always, others if several cursors follow the
-        view.
+        """Return whether a piece is worth caching: a small piece always is, and a larger one if several
+        cursors follow the view.
 
         Caching pieces that nobody requests again keeps allocating new memory, which costs more than decoding.
         """

@@ -101,7 +101,8 @@ class Served:
     async def wait_behind(
         self, name: str, after: Position | None, seconds: float, log: ServedLog | None = None
     ) -> Position | None:
-        """Return the end of the whole transactions once it is past `after` or the timeout expires.
+        """Wait until the end of the last whole transaction is past `after`, or until the timeout expires;
+        return that end.
 
         Without `after`, return at once. If `log` is given, it is used instead of the log that readers see.
         """

@@ -177,8 +177,8 @@ class Telemetry:
 async def _repeat(report: Callable[[], Awaitable[None]], seconds: float) -> None:
     """Report until cancelled, with a pause after each round.
 
-    Every error is logged, and the next round tries again. Reporting must survive a shortage of files or
-    memory, because the operator has to be alerted to it.
+    Every error is logged, and the next round tries again. Reporting must survive a shortage of file
+    descriptors or memory, because the operator has to be alerted to it.
     """
     while True:
         (bug,) = await asyncio.gather(report(), return_exceptions=True)

@@ -56,7 +56,8 @@ class Threads:
     delivering: Executor = field(default_factory=lambda: _pool(_DELIVERING_THREADS, "deliver"))
 
     async def search(self, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        """Run work that may read much of a log in a thread that no follower waits for.
+        """Run work that may read a large part of a log. The work runs in a thread for which no follower
+        waits.
 
         If the caller is cancelled, the work ends before its next read of the log: see `prove_wanted`.
         """

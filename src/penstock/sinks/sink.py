@@ -171,9 +171,10 @@ class Writer(ABC):
         """
 
     def empty(self, target: Target, version: int) -> None:
-        """Record that the source table was emptied (TRUNCATE) at a version after all rows written before.
+        """Record that the source table was emptied (TRUNCATE) at a version that is higher than those of all
+        rows written before.
 
-        A sink that keeps a feed of changes ignores it.
+        A sink that keeps a feed of changes ignores the call.
         """
 
     def statement(self, statement: DefiningStatement) -> None:

@@ -7,8 +7,9 @@ spreadsheets do not display.
 
 import re
 
-# A spreadsheet runs a text that begins with one of these characters, except for numbers and times. A text
-# with apostrophes before such a character gets one more, so that a reader can always remove one apostrophe.
+# A spreadsheet runs a text that begins with one of these characters, except for numbers and times. If a text
+# already has apostrophes before such a character, one more is added, so that a reader can always remove one
+# apostrophe.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER_OR_TIME = re.compile(r"[-+]?\d+(:\d+)*(\.\d+)?([eE][-+]?\d+)?")
 

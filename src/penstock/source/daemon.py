@@ -147,7 +147,7 @@ class DaemonLog:
     def listed(self, listing: Listing | None = None) -> Iterator[None]:
         """Inside the block, answer questions about epochs, runs and the head from one listing of the log.
 
-        A daemon of version 0.1 returns no listing, and is asked each question separately.
+        A daemon of version 0.1 returns no listing, so each question is a separate request.
         """
 
         def list_log(client: DaemonClient, shift: int) -> _Listed | None:
@@ -386,8 +386,8 @@ class DaemonLog:
         """Return the current daemon and the shift from its epoch numbers to those of this log. Raises
         ServerChanged.
 
-        A daemon's epochs are fetched when it becomes the current daemon, because it may have begun another
-        epoch.
+        A daemon's epochs are fetched when it becomes the current daemon, because the daemon may have begun
+        another epoch since.
         """
         client = self._clients[self._current]
         if self._current not in self._shifts:

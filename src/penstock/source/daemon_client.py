@@ -95,8 +95,8 @@ class DaemonClient:
     ) -> None:
         """A daemon that sends nothing for `silence_seconds` counts as lost.
 
-        If a member of the fleet is the client because it copies the log, `member` is its name. `silent`
-        shortens the timeout for a daemon that did not answer before.
+        If the client is a fleet member that copies the log, `member` is that member's name. `silent` shortens
+        the timeout for a daemon that did not answer before.
         """
         self._silence_seconds = silence_seconds
         self._silent = silent

@@ -63,8 +63,8 @@ class RangeDecoding:
         """Yield "batch", "table" and "statement" as they become due, until the range is decoded.
 
         With `drop_open`, an unfinished transaction at the end of the bytes is dropped; otherwise it raises
-        FileTruncated. Every error, including errors of the source, comes after all whole transactions before
-        it.
+        FileTruncated. An error, including one from the source, is raised only after all whole transactions
+        before it have been decoded.
         """
         byte_range, deadline = self._opened, None
         while True:

@@ -159,8 +159,8 @@ def _save(entry: int, followed: _Followed) -> None:
         os.ftruncate(entry, 0)
         os.pwrite(entry, followed.encode(), 0)
     except OSError as problem:
-        # If the entry cannot be written, the next process follows the file itself. An entry truncated by a
-        # full disk fails its checksum.
+        # If the entry cannot be written, the next process has to read the event headers of the file again. An
+        # entry truncated by a full disk fails its checksum.
         _log.warning("what was followed of a file is not remembered", reason=str(problem))
 
 

@@ -412,7 +412,7 @@ def epoch_shift(required: Sequence[EpochKey], log_epochs: Sequence[EpochKey], lo
     """Return the shift of the log's epoch bases that gives each required epoch its number and server key.
 
     A single shift for all epochs keeps commit versions ascending. If several shifts fit, the one nearest to 0
-    wins; without required epochs it is 0. Raises ServerChanged if none fits.
+    is returned. Without required epochs, the shift is 0. Raises ServerChanged if none fits.
     """
     if not required:
         return 0

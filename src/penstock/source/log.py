@@ -121,7 +121,7 @@ class FolderLog:
     def read(
         self, start: Position, stop: int, resume_at: Callable[[], Position] | None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from a position on, to the end of the part of the file that the log has.
+        """Yield the bytes from a position on, up to where the log's copy of the file ends.
 
         `resume_at` is not used, because there is no connection to lose. Raises PositionPurged if the log
         begins after the position, PositionInvalid if the log ends before the position.

@@ -172,7 +172,8 @@ def read_range(
     `message_per_row`, `server_zone_seconds` and `executed` (`_native.Decoder`). `declared` fixes the columns
     of typed batches: a missing column is null and named in `_metadata.absent`, while any other difference
     raises SchemaChanged. Batches end at transaction boundaries unless a single transaction exceeds
-    `held_bytes_max`. Every error has its position, and comes after all whole transactions before it.
+    `held_bytes_max`. Every error has its position, and is raised only after the changes of all whole
+    transactions before it.
     """
     return _RangeReader(
         source,

@@ -580,8 +580,8 @@ def plain_value(values: Any) -> Any:
 def shown_text(value: Any) -> str:
     """Return a JSON value as text for people.
 
-    NULL is shown without quotes. A text is shown in quotes if it is "NULL", looks like another mark, or looks
-    like a quoted text.
+    NULL is shown without quotes. A text is shown in quotes if it is "NULL", looks like one of the other
+    unquoted marks, or looks like a quoted text.
     """
     if value is None:
         return "NULL"

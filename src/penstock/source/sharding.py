@@ -80,7 +80,7 @@ def fill_absent(
 def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int) -> ShardedRows:
     """Assign rows to `count` shards; `slots` are computed from each row's own values.
 
-    Each row keeps the slot of its own values, so that after a change of the number of shards it is still
+    Each row keeps the slot of its own values, so that, even after the number of shards has changed, it is
     known which image of an update was consumed. An update that moves its row to another shard becomes a
     delete of the preimage and an insert of the postimage.
     """

@@ -246,7 +246,7 @@ class Source(Protocol):
         """
 
     def align(self, byte_range: ByteRange) -> ByteRange:
-        """Return an unaligned range, extended back to an event at or before its start.
+        """Extend an unaligned range so that it begins with an event at or before its start.
 
         The start of the event is proved by the log's index, or by following event headers from the start of
         the file. An event is never recognized by its bytes. The returned range is aligned if no transaction
@@ -287,10 +287,10 @@ class Source(Protocol):
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> Position:
-        """Return the last transaction end up to `end` with at most `rows_max` rows and `bytes_max` log bytes
-        after `start`.
+        """Return the end of a transaction, at most `end`, so that the transactions from `start` to there have
+        at most `rows_max` rows and `bytes_max` bytes of log.
 
-        Includes at least one transaction, if there is one. Reads event headers but no row values.
+        At least one transaction is included, if there is one. Reads event headers but no row values.
         """
 
 

@@ -266,7 +266,8 @@ class StreamLog:
     def _is_before_log(self, begin: Offset, key: str) -> bool:
         """Return whether all transactions before an offset are also before the server's oldest file.
 
-        A server that was reset reuses GTIDs, so a GTID in its current files may be another transaction.
+        A server that was reset reuses GTIDs, so a GTID in its current files may denote a different
+        transaction.
         """
         if not begin.gtid_set or not key:
             return False

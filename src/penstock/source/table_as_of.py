@@ -70,7 +70,7 @@ class RowAsOf:
 
 
 class _Known:
-    """The known rows: the location of the image of each row, by its key.
+    """The known rows: a map from each row's key to the location of the row's image.
 
     A slot combines the number of a kept batch and a row in it into one integer: see `slot_of`. A row that was
     inserted after the moment has the slot `_ABSENT`.

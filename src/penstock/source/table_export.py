@@ -129,9 +129,10 @@ def _parquet(rows: Rows, schema: pyarrow.Schema, names: tuple[str, str, str]) ->
 
 
 def _texts_among(rows: Iterable[RowAsOf], schema: pyarrow.Schema) -> set[str]:
-    """Return the columns that are written as text, because a value does not have the column's type.
+    """Return the columns that are written as text, because some of their values do not have the column's
+    type.
 
-    These are values that Arrow cannot represent, and values from before the column's type was changed.
+    Such values are values that Arrow cannot represent, and values from before the column's type was changed.
     """
     texts: set[str] = set()
     for some in _chunks(rows, _GROUP_ROWS):

@@ -32,7 +32,8 @@ _METADATA = "binlog_row_metadata"
 def known_schemas(
     options: SourceOptions, history: dict[str, Any] | None, source: Source | None = None
 ) -> Schemas | None:
-    """Return the source of definitions for a range: the driver's history, the log, the server, or None.
+    """Return what supplies the table definitions for a range: the driver's history, the log, the server, or
+    None.
 
     `source` is the source of the range, if it is open.
     """

@@ -43,7 +43,7 @@ class SelfPacedStreamReader(StreamReader):
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan a batch, and begin the next batch at its end.
+        """Plan a batch. The next batch will begin where this batch ends.
 
         Raises OptionInvalid if Spark asked for the end of the batch before it read the checkpoint.
         """

@@ -53,13 +53,13 @@ _SHARD = 0
 _CLIENT_ID_MIN, _CLIENT_ID_MAX = -(1 << 15), (1 << 15) - 1
 
 # The last checkpoint of a session is awaited for as long as the store retries. If its outcome is unknown, a
-# returning client receives the entries that it has acknowledged once more.
+# returning client receives again the entries that it has already acknowledged.
 FLUSH_SECONDS = OPERATION_SECONDS
 # Another daemon's lease is deleted and acquired before its owner can renew it. This may take several tries.
 _TAKE_TRIES = 5
 
-# How long to wait, for a client that another process hands over, until this process sees the log up to the
-# client's position.
+# After another process has handed over a client, this process waits for up to this long until it sees the log
+# up to the client's position.
 _REACH_SECONDS = 5.0
 
 Edge = Literal["earliest", "latest"]

@@ -27,8 +27,8 @@ _EVERYTHING = (".*\\..*", ".*")
 
 _OPENING, _CLOSING = "([{", ")]}"
 
-# The maximum number of unbounded repeats in a backtracking expression, so that the time is at most cubic in
-# the length of the table's name.
+# The maximum number of unbounded repeats in a backtracking expression, so that the matching time is at most
+# cubic in the length of the table's name.
 _REPEATS_MAX = 3
 
 

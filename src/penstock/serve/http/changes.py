@@ -161,9 +161,9 @@ def _note_consumed(
 def _read(
     body: bytes, account: Account, instance: ServedInstance
 ) -> tuple[ChangesRequest, TablePatterns, Predicate | None]:
-    """Return a request, the tables that it may see, and its condition. Runs in a thread: it may take a while.
+    """Parse a request; return it with the tables that it may see, and its condition.
 
-    Raises OptionInvalid, AccessDenied.
+    Runs in a thread, because this may take a while. Raises OptionInvalid, AccessDenied.
     """
     changes_request = ChangesRequest.parse(body)
     include, exclude = changes_request.tables, changes_request.exclude

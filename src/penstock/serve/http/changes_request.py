@@ -28,8 +28,8 @@ from penstock.serve.subscription import Start
 Format = Literal["arrow", "debezium", "debezium_schema", "maxwell", "canal_flat"]
 ChangeKind = Literal["insert", "update", "update_preimage", "update_postimage", "delete"]
 
-# The maximum number of unbounded repeats in a backtracking pattern, so that the time is at most cubic in the
-# length of the table's name.
+# The maximum number of unbounded repeats in a backtracking pattern, so that the matching time is at most
+# cubic in the length of the table's name.
 _REPEATS_MAX = 3
 
 _INT32_MAX = (1 << 31) - 1

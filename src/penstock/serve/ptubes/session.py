@@ -171,7 +171,8 @@ class Session:
         """The position before which the client has consumed everything: the start of the response before
         last.
 
-        The client keeps its checkpoint to itself, but it has received a response once it asks for the next.
+        The client does not report its checkpoint. However, a request for the next response shows that it has
+        received the previous one.
         """
         return self._answered[0]
 

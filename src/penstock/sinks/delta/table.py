@@ -257,7 +257,7 @@ def _bound_value(value: Any, *, up: bool) -> Any:
 def can_write(url: str, options: Mapping[str, str]) -> None:
     """Write and delete a file below a URL.
 
-    Raises OptionInvalid if the bucket does not exist, and errors from `translate_errors`.
+    Raises OptionInvalid if the bucket does not exist, or an error from `translate_errors`.
     """
     with translate_errors(url):
         folder = folder_of(url, options)

@@ -440,8 +440,8 @@ def _write_atomically(folder: Folder, name: str, write: Any) -> None:
 
 
 def _write_beside(folder: Folder, name: str, write: Any) -> None:
-    """Write a file for `_put_in_place`. Object stores show a file only once it is closed, so in an object
-    store the final file is written directly.
+    """Write a file that `_put_in_place` will then make visible. On a disk, the file has a temporary name. In
+    an object store, it has its final name, because object stores show a file only once it is closed.
     """
     first = _name_beside(name) if folder.local else name
     with folder.filesystem.open_output_stream(folder.file(first)) as stream:

@@ -39,7 +39,7 @@ class Outbox(Section):
     )
 
     def events_of(self, changes: Changes) -> Changes:
-        """Return the inserts.
+        """Return only the inserts, which are the outbox's events.
 
         Raises EventUnsupported for an update, unless updates are ignored, and ServerUnsupported for an insert
         that was logged without columns.

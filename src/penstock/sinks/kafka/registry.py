@@ -103,10 +103,11 @@ class RegistryClient:
             )
 
     def schema_id(self, subject: str, schema: str, kind: SchemaKind = "AVRO") -> int:
-        """Return the id of a schema, as text, under a subject. Registers the schema if that is allowed.
+        """Return the id that a schema has under a subject. The schema is passed as text and is registered if
+        that is allowed.
 
         The request may be repeated: a schema that is registered already keeps its id. Raises SchemaInvalid if
-        the registry refuses the schema or does not have it, and the error of a failed request.
+        the registry refuses the schema or does not have it, or an error if the request fails.
         """
         path = f"/subjects/{quote(subject, safe='')}"
         if self._settings.auto_register:

@@ -202,7 +202,7 @@ class KafkaSink(Sink):
         return self.settings.client(self._password)
 
     def key(self, target: Target) -> tuple[str, ...]:
-        """Return the columns of a target's keys.
+        """Return the columns that are needed for the keys of a target's messages.
 
         Raises OptionInvalid for an unknown column, and for a table without a key if deletes are tombstones.
         """

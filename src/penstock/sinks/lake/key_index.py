@@ -50,9 +50,10 @@ class KeyIndex:
         return numbers
 
     def may_have(self, bounds: Sequence[tuple[Any, Any, bool] | None]) -> bool:
-        """Return whether a row within bounds may have one of the keys.
+        """Return whether any row in a file with these bounds may have one of the keys.
 
-        `bounds` has for each column its minimum, its maximum and whether it has nulls, or None if unknown.
+        `bounds` contains, for each key column, the minimum, the maximum and whether there are nulls; or None
+        for a column whose bounds are unknown.
         """
         return self.count > 0 and all(
             bound is None or part.overlaps(*bound) for part, bound in zip(self._parts, bounds, strict=True)

@@ -118,9 +118,9 @@ class MirrorTable:
     def _commit_spilled(
         self, files: list[DataFile], emptied: list[DataFile], numbers: Mapping[str, int]
     ) -> int:
-        """Commit spilled runs: the row of each key comes from the run with its last version.
+        """Commit spilled runs: the row of each key comes from the run that has the key's highest version.
 
-        That may be an earlier run, because load rows arrive after log rows and are older than some of them.
+        This may be an earlier run, because load rows arrive after log rows and are older than some of them.
         """
         all_keys = pyarrow.concat_tables(self._keys)
         runs = numpy.repeat(numpy.arange(len(self._keys)), [part.num_rows for part in self._keys])

@@ -77,7 +77,8 @@ def _read_column(column: pyarrow.ChunkedArray, field: pyarrow.Field) -> pyarrow.
 
 
 def check_keys(target: Target, rows: pyarrow.Table) -> None:
-    """Raise ValueMalformed for a key that its column cannot represent, so that it cannot be found again.
+    """Raise ValueMalformed for a key that its column cannot represent, because such a key could not be found
+    again.
 
     A zero date can be found, because it is stored as null, and no other key is stored as null.
     """

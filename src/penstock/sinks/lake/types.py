@@ -29,7 +29,7 @@ def stored_type(declared: pyarrow.DataType, integer_bits_min: int = 8) -> pyarro
 
 
 def cast(column: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Return a column converted to another type that holds its values: to its stored type, or back.
+    """Convert a column to the type in which it is stored, or back from that type.
 
     Raises pyarrow.ArrowInvalid if a value does not fit.
     """

@@ -138,8 +138,8 @@ class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
             )
 
     def _check_key(self, target: Target) -> None:
-        """Raise SchemaChanged if stored documents have other field names in their `_id` than the key's
-        columns. Nothing would ever replace or delete such documents.
+        """Raise SchemaChanged if the field names in the `_id` of stored documents differ from the names of
+        the key's columns. Nothing would ever replace or delete such documents.
         """
         database, collection = self.location(target)
         with translate_errors(f"{database}.{collection}"):

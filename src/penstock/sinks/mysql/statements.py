@@ -26,7 +26,8 @@ def columns_written(target: Target, layout: Layout) -> list[str]:
 def replace_statements(
     batch: pyarrow.RecordBatch, target: Target, layout: Layout, bytes_max: int
 ) -> Iterator[tuple[bytes, ...]]:
-    """Yield the statements that write rows, replacing all rows that share a unique value with them.
+    """Yield the statements that write rows. An existing row that shares a unique value with a written row is
+    replaced.
 
     A table with a single unique key and columns that the rows do not have is updated in place, so that those
     columns keep their values.

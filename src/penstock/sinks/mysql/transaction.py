@@ -153,10 +153,11 @@ def mark_statement(positions: TableName, mark: BatchMark, part: int, mark_part: 
 
 
 def claim_statement(positions: TableName, mark: BatchMark, part: int) -> bytes:
-    """Return the statement that stores the batch number of a part; it affects no row if already stored.
+    """Return the statement that stores the batch number of a part; it affects no row if the number is already
+    stored.
 
-    Another process may have received the part, if this process was considered dead. One of the two processes
-    waits at this statement for the other, and then rolls back.
+    If this process was considered dead, another process may have received the same part. One of the two
+    processes waits at this statement for the other, and then rolls back.
     """
     return (
         f"INSERT INTO {positions.sql} (application, part, number)"

@@ -33,8 +33,8 @@ _HINT_COLUMNS = "Compare the target's columns: penstock run --dry-run FILE print
 _HINT_GRANT = "Grant the sink's account CREATE on the database, and all rights on the target's tables"
 _HINT_VALUE = "The target's column takes other values than the source's: change it, or map it by a step"
 
-# SQLSTATEs for a row that has the same unique value as another row, and for a COPY into a table with
-# row-level security, which allows only INSERT.
+# The SQLSTATE of an error for two rows with the same unique value, and the SQLSTATE of an error for COPY into
+# a table with row-level security, where only INSERT is allowed.
 DUPLICATE = "23505"
 COPY_REFUSED = "0A000"
 # SQLSTATE codes and classes (PostgreSQL's "Error Codes"). The longest match applies.

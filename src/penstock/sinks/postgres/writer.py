@@ -133,7 +133,7 @@ class PostgresWriter(SqlWriter):
         self._session.run(sql)
 
     def _store_number(self) -> None:
-        # Another process may have received the part, if this process was considered dead. One of the two
+        # If this process was considered dead, another process may have received the same part. One of the two
         # processes waits at this statement for the other, and then does not commit.
         stored = self._session.run(
             f"INSERT INTO {table_sql(self._options.positions)} AS p (application, part, number)"
@@ -204,7 +204,7 @@ class PostgresWriter(SqlWriter):
         self._merge_written(target, key, written, columns, layout)
 
     def _copy_new(self, table: str, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.RecordBatch:
-        """Copy rows that are new in the source into their table, and return those that it does not accept.
+        """Write inserted rows by COPY, and return the rows that the table does not accept.
 
         Copying costs the target much less than merging. A row can exist already only after a retry, if a full
         load was ahead of the log, or if the same batch deletes and inserts a key.

@@ -32,8 +32,8 @@ _SESSION = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
 
-# Java classes of permanent errors of Delta: a constraint of the table, and a MERGE in which several rows
-# match a single row. Delta has moved these classes between packages.
+# Java classes of permanent Delta errors: a violated table constraint, and a MERGE in which several source
+# rows match the same target row. Delta has moved these classes between packages.
 _OF_ROWS = ("InvariantViolationException", ".DeltaUnsupportedOperationException")
 
 _DELTA_APPLICATION = "spark.databricks.delta.write.txnAppId"
