@@ -37,7 +37,9 @@ def list_(config: MemberConfig = None, coordination: Coordination = None, as_jso
 
 
 def remove(name: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Stop capturing an instance, even one of settings files. Its log and its subscriptions stay."""
+    """Stop capturing an instance, even one that is defined in a settings file. Its log and its subscriptions
+    stay.
+    """
     from penstock.errors import OptionInvalid, SourceMissing
     from penstock.fleet.wanted import WantedInstance, known_instances, read_wanted, want_instance
     from penstock.settings.daemon import load_settings

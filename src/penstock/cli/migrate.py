@@ -103,7 +103,9 @@ def ptubes(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a daemon's settings for Ptubes clients. Its logs begin before their storage points."""
+    """Write a daemon's settings for Ptubes clients. The daemon's logs begin before the clients' storage
+    points.
+    """
     from penstock.migrate.ptubes import migrate_ptubes
 
     with _migrating("ptubes", output, secrets, dry_run=dry_run, as_json=json) as migration:
@@ -148,8 +150,9 @@ def drainer(
 def _migrating(
     original: str, output: Path, secrets: str, *, dry_run: bool, as_json: bool
 ) -> "Iterator[Migration]":
-    """Yield a migration. After the block write its folder, print the report, and exit with 1 if something
-    needs a decision."""
+    """Yield a migration. After the block, write its folder and print the report; exit with 1 if something
+    needs a decision.
+    """
     from penstock.migrate.output import Migration
 
     choices: dict[str, SecretsIn] = {"file": "file", "env": "env"}

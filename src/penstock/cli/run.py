@@ -161,8 +161,8 @@ class _Summary:
         self._file = file
         self._began = time.monotonic()
         self._batches = self._written = 0
-        # Counts and reports by the names of sink and shard. Both restart whenever the run of a sink or shard
-        # restarts.
+        # The latest counts reported for each sink and shard. A count restarts at 0 when the run of its sink
+        # or shard restarts.
         self._loaded: dict[tuple[str | None, str | None], int] = {}
         self._rejected: dict[tuple[str | None, str | None], int] = {}
         self._positions: dict[str, str] = {}

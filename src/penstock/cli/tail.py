@@ -175,8 +175,8 @@ class _Following:
         return False
 
     def _switch_daemon(self, problem: TransientError) -> None:
-        """Switch to the next daemon. Raises the problem once every daemon has been tried the maximum number
-        of times.
+        """Switch to the next daemon. Raises `problem` once every daemon has been tried the maximum number of
+        times.
         """
         self._retry.tries = RECONNECT_TRIES_MAX if self._has_answered else 0
         self._current = (self._current + 1) % len(self._daemons)

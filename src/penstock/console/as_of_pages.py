@@ -16,7 +16,7 @@ _ROWS_DEFAULT, _ROWS_MAX = 200, 5000
 
 
 def show_rows(visit: Visit) -> Response:
-    """Which rows did this table have at the chosen moment, according to the changes in the log?"""
+    """Show the rows of a table at the chosen moment, according to the changes in the log."""
     choices, problems, url, name = visit.chosen_instance()
     table, moment = visit.query("table"), visit.query("at")
     limit = visit.query("limit")

@@ -24,7 +24,7 @@ _COUNTS = (*(str(kind) for kind in Kind), "beyond")
 
 
 def compare(visit: Visit) -> Response:
-    """Is the target equal to the source, and which rows differ?"""
+    """Show whether the target equals the source, and which rows differ."""
     visit.prove_sees_pipelines()
     key = store, name, sink = visit.pipeline_query()
     visit.files.path(store, name)
@@ -74,7 +74,7 @@ def _differences_of(
 
 
 def preview_repair(visit: Visit) -> Response:
-    """What happens if the target is repaired?"""
+    """Show what happens if the target is repaired."""
     visit.prove_sees_pipelines()
     key = store, name, sink = visit.pipeline_query()
     visit.files.path(store, name)

@@ -51,7 +51,7 @@ class ShownLetter:
 
 
 def list_letters(visit: Visit) -> Response:
-    """Which rows did a step reject, and why?"""
+    """Show which rows a step rejected, and why."""
     visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
@@ -73,7 +73,7 @@ def list_letters(visit: Visit) -> Response:
 
 
 def show_letter(visit: Visit) -> Response:
-    """Which rows are in this entry, as the source sent them?"""
+    """Show the rows of an entry as the source sent them."""
     visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
@@ -92,7 +92,7 @@ def show_letter(visit: Visit) -> Response:
 
 
 def preview_replay(visit: Visit) -> Response:
-    """What happens if these rows are replayed?"""
+    """Show what happens if these rows are replayed."""
     visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
@@ -111,7 +111,7 @@ def preview_replay(visit: Visit) -> Response:
 
 
 def preview_purge(visit: Visit) -> Response:
-    """What is lost if these rows are deleted?"""
+    """Show what is lost if these rows are deleted."""
     visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)

@@ -17,7 +17,7 @@ _CONSOLE = "console"
 
 
 def list_sessions(visit: Visit) -> Response:
-    """Who is connected, over which protocol, and how far has each reader come?"""
+    """Show the connected clients, their protocols, and how far each reader has come."""
     listeners, readers = visit.fleet.ask_all("listeners"), visit.fleet.ask_all("subscribers")
     connections = visit.fleet.ask_all("connections") if visit.is_admin else Answers({}, {})
     shown = [
@@ -55,7 +55,7 @@ def _listeners(answer: dict[str, Any], counted: dict[str, Any] | None) -> list[d
 
 
 def list_events(visit: Visit) -> Response:
-    """What happened lately, and who changed what?"""
+    """Show recent events, and who changed what."""
     visit.prove_admin()
     kind = visit.query("kind") if visit.query("kind") in _KINDS else ""
     answers = visit.fleet.ask_all(f"events?limit={_EVENTS_SHOWN_MAX}&kind={kind}")

@@ -20,7 +20,7 @@ _CALM = ("running", "ended", "paused")
 
 
 def show_fleet(visit: Visit) -> Response:
-    """Which member captures what, and which worker runs which job?"""
+    """Show which member captures which instance, and which worker runs which job."""
     find = visit.query("find")
     fleets = visit.fleet.ask_all("fleet")
     jobs, stored = (
@@ -59,7 +59,9 @@ def _distinct_fleets(answers: Answers) -> list[dict[str, Any]]:
 
 
 def _workers_alone(answers: Answers) -> list[dict[str, Any]]:
-    """Return an entry like a fleet's for the workers of each store whose daemons belong to no fleet."""
+    """For each store whose daemons belong to no fleet, return its workers as an entry in the form of a
+    fleet.
+    """
     workers = {url: answer["workers"] for url, answer in answers.values.items() if answer["workers"]}
     nobody: dict[str, Any] = {"leader": None, "members": [], "instances": []}
     return _distinct_fleets(
@@ -87,7 +89,7 @@ def _distinct_instances(answers: Answers) -> list[dict[str, Any]]:
 
 
 def show_job(visit: Visit) -> Response:
-    """What does this job do, why did it end, and what did it print?"""
+    """Show what a job does, why it ended, and what it printed."""
     visit.prove_admin()
     url, name = visit.query("daemon"), visit.query("job")
     job, problem = None, None

@@ -13,7 +13,7 @@ from penstock.settings.file import yaml_documents, yaml_text
 
 _SUBJECT = ("daemon", "instance")
 
-# The maximum number of values in the settings of an instance, which have a few dozen values at most.
+# The maximum number of values in the settings of an instance. Real settings have a few dozen.
 _VALUES_MAX = 10_000
 
 _EXAMPLE = """\

@@ -22,7 +22,7 @@ _ROWS_DEFAULT, _ROWS_MAX = 200, 5000
 
 
 def explore_log(visit: Visit) -> Response:
-    """What does this log keep, why, and when will the disk be full?"""
+    """Show what the log keeps, why, and when the disk will be full."""
     url, name = visit.query("daemon"), visit.query("instance")
     listed = visit.fleet.ask_instance(url, name, "segments")
     disk = visit.fleet.ask_instance(url, name, "disk")
@@ -46,7 +46,7 @@ def explore_log(visit: Visit) -> Response:
 
 
 def verify_log(visit: Visit) -> Response:
-    """Is every byte of this log sound?"""
+    """Show whether every byte of the log is intact."""
     visit.prove_admin()
     url, name = visit.query("daemon"), visit.query("instance")
     is_asked = bool(visit.query("run"))
@@ -85,7 +85,7 @@ def full_in(disk: Mapping[str, int | None], rate: float | None) -> float | None:
 
 
 def inspect_transaction(visit: Visit) -> Response:
-    """What did this transaction change, and who has confirmed it?"""
+    """Show what a transaction changed, and which readers have confirmed it."""
     choices, problems, url, name = visit.chosen_instance()
     location, limit = visit.query("place"), visit.query("limit")
     rows_max = min(int(limit), _ROWS_MAX) if limit.isdecimal() and int(limit) else _ROWS_DEFAULT
@@ -136,7 +136,7 @@ class ColumnChange:
 
 
 def compare_definitions(visit: Visit) -> Response:
-    """How was this table defined, and which statement changed it?"""
+    """Show how a table was defined over time, and which statements changed its definition."""
     choices, problems, url, name = visit.chosen_instance()
     table = visit.query("table")
     tables: list[str] = []
@@ -165,7 +165,7 @@ def compare_definitions(visit: Visit) -> Response:
 
 
 def _with_differences(versions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the definitions, newest first, each with its differences from the previous one."""
+    """Return the table definitions, newest first, each with its differences from the previous one."""
     shown = []
     earlier: dict[str, Any] | None = None
     for version in versions:

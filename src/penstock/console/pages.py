@@ -53,7 +53,7 @@ _URGENCY = ("lost", "stopped", "failed", "behind", "held", "retrying", "waiting"
 
 
 def overview(visit: Visit) -> Response:
-    """Which captures and pipelines run, and how far is each behind?"""
+    """Show which captures and pipelines run, and how far each is behind."""
     statuses, alerts = visit.fleet.ask_all("status"), visit.fleet.ask_all("alerts")
     charts = visit.fleet.ask_all(f"charts?span={_SPARK_SECONDS}&points={_SPARK_POINTS}").values
     instances = [
@@ -104,7 +104,7 @@ def _charts(visit: Visit, url: str, name: str, seconds: int) -> list[tuple[str, 
 
 
 def instance(visit: Visit) -> Response:
-    """Where is each reader of this log, and what does the log still have?"""
+    """Show the position of each reader of a log, and what the log still contains."""
     url, name = visit.query("daemon"), visit.query("instance")
     status = visit.fleet.ask_instance(url, name, "status")
     holds: list[dict[str, Any]] = []
@@ -150,7 +150,7 @@ def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:
 
 
 def hold(visit: Visit) -> Response:
-    """What happens if this hold is removed?"""
+    """Show what happens if this hold is removed."""
     url, name, reader = visit.query("daemon"), visit.query("instance"), visit.query("reader")
     visit.prove_admin()
     holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
@@ -159,14 +159,14 @@ def hold(visit: Visit) -> Response:
 
 
 def resume_capture(visit: Visit) -> Response:
-    """What happens if this capture is started again?"""
+    """Show what happens if this capture is started again."""
     url, name = visit.query("daemon"), visit.query("instance")
     visit.prove_admin()
     return visit.render("resume.html", daemon=url, status=visit.fleet.ask_instance(url, name, "status"))
 
 
 def pipelines(visit: Visit) -> Response:
-    """Which pipelines run, how far is each target behind, and what was rejected?"""
+    """Show which pipelines run, how far each target is behind, and what was rejected."""
     visit.prove_reads_pipelines()
     rows, problems = _pipeline_rows(visit)
     find = visit.query("find")
@@ -189,7 +189,7 @@ def _pipeline_rows(visit: Visit) -> tuple[list[PipelineRow], dict[str, PenstockE
 
 
 def pause(visit: Visit) -> Response:
-    """What happens if this pipeline is paused or resumed?"""
+    """Show what happens if this pipeline is paused or resumed."""
     visit.prove_sees_pipelines()
     store, name, _ = visit.pipeline_query()
     try:
@@ -200,7 +200,7 @@ def pause(visit: Visit) -> Response:
 
 
 def tables(visit: Visit) -> Response:
-    """Which tables are loading, streaming or stopped, and what takes the time?"""
+    """Show which tables are loading, streaming or stopped, and what takes the time."""
     visit.prove_reads_pipelines()
     store, name, sink = visit.pipeline_query()
     rows = visit.states.tables(store, name, sink)
@@ -222,7 +222,7 @@ def tables(visit: Visit) -> Response:
 
 
 def alerts(visit: Visit) -> Response:
-    """What is wrong now?"""
+    """Show the current alerts."""
     answers = visit.fleet.ask_all("alerts")
     firing = [
         {"daemon": url, **alert} for url, answer in answers.values.items() for alert in answer["alerts"]
@@ -236,7 +236,7 @@ def alerts(visit: Visit) -> Response:
 
 
 def tail(visit: Visit) -> Response:
-    """What changes right now?"""
+    """Show changes as they arrive."""
     choices, problems, url, name = visit.chosen_instance()
     table, where, change = visit.query("tables"), visit.query("where"), visit.query("change")
     wanted: dict[str, Any] = {"tables": table.split() or None, "where": where or None}
@@ -265,7 +265,7 @@ def _with_cells(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def history(visit: Visit) -> Response:
-    """What happened to this row, and who has confirmed it?"""
+    """Show what happened to a row, and which readers have confirmed it."""
     choices, problems, url, name = visit.chosen_instance()
     table, key = visit.query("table"), visit.query("key")
     limit = visit.query("limit")

@@ -12,7 +12,7 @@ from penstock.errors import PenstockError
 
 
 def check_server(visit: Visit) -> Response:
-    """Which settings of the servers break or hide changes, and what fixes them?"""
+    """Show which server settings break or hide changes, and how to fix them."""
     visit.prove_admin()
     url, name = visit.query("daemon"), visit.query("instance")
     servers: list[dict[str, Any]] = []
@@ -25,7 +25,7 @@ def check_server(visit: Visit) -> Response:
 
 
 def show_settings(visit: Visit) -> Response:
-    """Which settings are in force, and what may each account do?"""
+    """Show the settings in force, and what each account may do."""
     visit.prove_admin()
     answers = visit.fleet.ask_all("settings")
     shown = [

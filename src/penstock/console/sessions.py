@@ -57,7 +57,7 @@ class Sessions:
         return secrets.token_urlsafe(32)
 
     def forgery_token(self, identity: str) -> str:
-        """Return the token in a browser's forms, which no other site can know."""
+        """Return the secret token for a browser's forms, which other sites cannot know."""
         return hmac.new(self._key, identity.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, identity: str, token: str) -> bool:

@@ -10,7 +10,7 @@ from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
-# The number of bytes behind from which a shard has each shade, the lightest first.
+# For each shade, the lightest first: the lag in bytes from which a shard is drawn in this shade.
 _SHADE_BYTES = (0, 1 << 20, 64 << 20, 1 << 30)
 # Where a subscription can continue: the choices that need a value, and the choices that do not.
 _WITH_VALUE = ("time", "position", "gtid_set")
@@ -18,7 +18,7 @@ _EDGES = ("earliest", "latest")
 
 
 def list_subscriptions(visit: Visit) -> Response:
-    """Which member has which shard, and how far is each shard behind?"""
+    """Show which member has which shard, and how far each shard is behind."""
     answers = visit.fleet.ask_all("subscriptions")
     shown = _subscriptions_of(answers)
     known = any(answer["coordination"] for answer in answers.values.values())
@@ -56,7 +56,7 @@ def _grid_of(subscription: Mapping[str, Any]) -> list[tuple[str | None, list[tup
 
 
 def pause(visit: Visit) -> Response:
-    """What happens if this subscription is paused or resumed?"""
+    """Show what happens if this subscription is paused or resumed."""
     visit.prove_admin()
     name, subscription = visit.query("instance"), visit.query("subscription")
     chosen = _subscriptions_of(visit.fleet.ask_all("subscriptions")).get((name, subscription))
@@ -64,7 +64,7 @@ def pause(visit: Visit) -> Response:
 
 
 def reset_checkpoints(visit: Visit) -> Response:
-    """What happens if this subscription continues elsewhere?"""
+    """Show what happens if this subscription continues at another position."""
     visit.prove_admin()
     url, name, subscription = (visit.query(field) for field in ("daemon", "instance", "subscription"))
     kind, value, shard = visit.query("kind"), visit.query("value"), visit.query("shard")

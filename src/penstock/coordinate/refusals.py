@@ -50,7 +50,7 @@ def refuse_resizing(name: str, shard_count: int) -> None:
 def refuse_another(existing: "Subscription", requested: "Subscription") -> None:
     """Raise OptionInvalid if an existing subscription differs from the requested one."""
     if (requested.tables, requested.exclude) == existing.selected_tables:
-        # The program now requests the values that an operator had set earlier.
+        # The program requests the values that an operator has already set, so nothing differs.
         requested = replace(requested, tables=existing.tables, exclude=existing.exclude)
     if requested.shard_columns == existing.members_shard_columns:
         requested = replace(requested, shard_columns=existing.shard_columns)

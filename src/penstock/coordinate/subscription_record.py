@@ -46,7 +46,7 @@ _GENERATIONS = "/generations"
 
 
 def subscription_path(instance: str, name: str) -> str:
-    """Return the path below which everything of a subscription is stored."""
+    """Return the path below which all records of a subscription are stored."""
     return path_of("subscriptions", instance, name)
 
 

@@ -96,7 +96,8 @@ class Directory:
                 self._store = self._open_store()
             member = capturer_of(self._store, instance)
         except PenstockError as problem:
-            # Keep the last answer: that member serves readers even without the store.
+            # Keep the last answer: the member that it names serves readers even while the store is
+            # unavailable.
             _log.warning("it is not known who captures", instance=instance, why=str(problem))
             return
         name, address = (None, None) if member is None else (member.name, member.address)

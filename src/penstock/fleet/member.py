@@ -105,7 +105,7 @@ class FleetMember:
         self._leaving: list[Tenure] = []
         # Work whose lease the session may hold without doing the work, because an answer was lost.
         self._doubtful: set[str] = set()
-        # Work whose progress is no longer recorded, because recording it met a defect.
+        # Work whose progress is no longer recorded, because recording it raised an unexpected error.
         self._unrecorded: list[Tenure] = []
         # The damaged logs in the session's record, and the logs that should be in it.
         self._damage_recorded = self._damage = DamageRecord()
@@ -253,7 +253,8 @@ class FleetMember:
         self._release_doubtful(wanted)
         copied = {name for name in placed.copies if works is None or name in works} - wanted
         for name in [name for name, copy in self._copies.items() if copy in self._unrecorded]:
-            # Give up the copy after a defect. Otherwise its record would remain and count as a copy.
+            # Give up a copy whose progress can no longer be recorded. Otherwise its old record would remain
+            # and count as a copy.
             self._give_up(self._copies, name, "a defect")
         for name in [name for name in self._copies if name not in copied]:
             self._give_up(self._copies, name, "captured here" if name in wanted else "placed elsewhere")
@@ -285,7 +286,7 @@ class FleetMember:
         with self._change_lock:
             if not self._has_other_works:
                 return
-            # Keep the join time: for the damper, a changed record is not a return of the member.
+            # Keep the join time, so that the damper does not count a changed record as a new join.
             self._record_value = self._member_record().encode()
             self._session.remove(self._group.members + path_of(self.name))
             self._has_other_works = False

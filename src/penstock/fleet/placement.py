@@ -276,7 +276,7 @@ class _Placing:
         return _Eligible(work, work.zone if work.zone in self.zones else None, None)
 
     def give(self, work: Work, host: Host) -> None:
-        """Place a piece of work, which leaves the host that had it."""
+        """Place a piece of work on a host, and take it away from the host that had it."""
         before = self.owners.get(work.name)
         if before is not None:
             del self._works[before][work.name]

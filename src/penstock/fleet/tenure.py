@@ -41,7 +41,7 @@ _BACKOFF = Backoff(longest=1.0)
 # Errors that mean that this member's log is damaged. A copy of the log on another member does not have the
 # damage.
 _DAMAGES = (LogDamaged.__name__, LogTorn.__name__)
-# If ending a capture takes longer than this, it is logged.
+# If a capture takes longer than this to end, the delay is logged.
 _JOIN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)

@@ -26,7 +26,9 @@ _DECIMAL_DIGITS_MAX, _SCALE_MAX = 65, 30
 
 
 def keeps_values(old: str, new: str) -> bool:
-    """Return whether every value of a type keeps the text that the server displays in a new type."""
+    """Return whether the server displays every value of the type `old` with the same text after conversion to
+    the type `new`.
+    """
     old, new = plain_type(old), plain_type(new)
     if old == new:
         return True

@@ -14,7 +14,7 @@ from penstock.sinks.template import column_texts
 
 
 def check_key(prepared: Target, target: Target) -> None:
-    """Raise SchemaChanged if the rows of a target do not have a key column of the prepared target."""
+    """Raise SchemaChanged if a key column of the prepared target is missing from the rows of `target`."""
     missing = [name for name in prepared.primary_key if name not in target.column_names]
     if missing:
         raise SchemaChanged(
@@ -99,12 +99,12 @@ def columns_reread(changes: Changes, prepared: Target, current: Target | None) -
 
 
 def _fits(changes: Changes, older: Column, column: Column) -> bool:
-    """Return whether the values of a column of older rows are unchanged in its current type."""
+    """Return whether the older rows' values of a column remain unchanged in the column's current type."""
     if not keeps_logged_values(older, column):
         return False
     if refuses_negative(column) and not refuses_negative(older):
         values = changes.rows.column(older.name)
-        # A decimal with more digits than Arrow supports is text.
+        # A decimal with more digits than Arrow supports is represented as text.
         if pyarrow.types.is_string(values.type) or pyarrow.types.is_binary(values.type):
             negative = pc.starts_with(values, "-")
         else:

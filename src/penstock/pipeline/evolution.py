@@ -15,7 +15,9 @@ from penstock.sinks.sink import Evolution
 
 
 def evolve_target(before: Target, after: Target, evolution: Evolution, *, keeps_state: bool) -> Target:
-    """Return the prepared target in the form needed for rows of another definition. Raises SchemaChanged."""
+    """Return the prepared target `before`, changed so that rows of `after` can be written to it. Raises
+    SchemaChanged.
+    """
     if evolution is Evolution.STOP and not _same_types(before, after):
         raise SchemaChanged(
             f"the columns of {after.name} changed",

@@ -50,7 +50,8 @@ class PagedRecords:
         if before is not None and not before.value.startswith(b"\0"):
             self._drop_pages(path, before.value)
         if version is not None and name not in self._swept:
-            # Delete pages of a writer that died before naming them. A fenced writer can no longer name any.
+            # Delete pages of a writer that died before it recorded their names. A fenced writer can no longer
+            # record any.
             self._swept.add(name)
             for left in self.store.list(path):
                 if decoded_name(left) != tag:
@@ -81,7 +82,7 @@ class PagedRecords:
         record = self.store.get(path)
         if record is not None:
             self.store.delete(path)
-            # Also delete the pages of a writer that died before naming them.
+            # Also delete the pages of a writer that died before it recorded their names.
             for tag in self.store.list(path):
                 self._delete_below(f"{path}/{tag}")
 

@@ -135,7 +135,9 @@ class BatchRecord:
 
     @cached_property
     def works(self) -> tuple[RangeWork | ChunkWork, ...]:
-        """The works of the tasks, in the order in which their rows apply: log ranges first, then tables."""
+        """The works of the tasks, in the order in which their rows are applied: log ranges first, then
+        tables.
+        """
         return (*self.ranges, *self.chunks)
 
     @cached_property

@@ -33,8 +33,8 @@ class Resnapshot:
 
     @property
     def is_of_statement(self) -> bool:
-        """Whether the reason of the request determines its number. A repeated statement then does not create
-        another request.
+        """Whether the request's number is derived from its reason, so that a repeated statement does not
+        create another request.
         """
         return "-" not in self.number
 

@@ -28,7 +28,7 @@ class Rewound:
 
     @property
     def position(self) -> Position:
-        """The position of the offset."""
+        """The position at this offset."""
         return position_of(self.offset)
 
 

@@ -27,7 +27,7 @@ class ShardRecords(PagedRecords):
         super().__init__(store, path)
 
     def count(self) -> int:
-        """Return the number of shards for which progress is recorded: 1 if it is not divided."""
+        """Return the number of shards for which progress is recorded: 1 if the progress is not divided."""
         record = self.store.get(self._path, latest=True)
         with reading_record("the shards of a pipeline", HINT_STATE):
             return 1 if record is None else int(record.value)
@@ -40,7 +40,9 @@ class ShardRecords(PagedRecords):
             self.store.put(self._path, str(count).encode())
 
     def known(self) -> list[Shard]:
-        """Return every shard that has records, including those of another number of shards."""
+        """Return every shard that has records, including shards that remain from a division into a different
+        number of shards.
+        """
         names = map(decoded_name, self.store.list(self._path))
         return [Shard.parse(name) for name in names if name != _BARRIER]
 

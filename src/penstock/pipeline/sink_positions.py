@@ -10,7 +10,7 @@ from penstock.source.source import place_of
 
 
 def smallest_offsets(checkpoints: Iterable[Checkpoint]) -> dict[str, Mapping[str, Any]]:
-    """Return the smallest offset of several sinks for each source: the log is still needed from there on."""
+    """For each source, return the smallest offset of several sinks. The log is still needed from there on."""
     smallest: dict[str, Mapping[str, Any]] = {}
     for checkpoint in checkpoints:
         for source, offset in checkpoint.offsets.items():

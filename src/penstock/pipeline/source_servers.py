@@ -26,7 +26,9 @@ def key_of_server(address: ServerAddress) -> str | None:
 
 
 def read_at(source: PipelineSource, address: ServerAddress) -> PipelineSource:
-    """Return a source that reads its tables at an address, and also its log if the log is a server's."""
+    """Return the source with its tables read from the server at this address. If the log is also read from a
+    server, it is read there too.
+    """
     options = source.options
     if options.address is not None:
         options = replace(options, address=address)

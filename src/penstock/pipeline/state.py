@@ -162,7 +162,9 @@ class Checkpoint:
         return replace(self, number=record.number, offsets={**self.offsets, **record.end}, loads=loads)
 
     def with_read_versions(self, versions: Mapping[str, int]) -> Self:
-        """Return the progress after tables were read, with the log's end at that time, by table key."""
+        """Return the progress after tables were read. `versions` maps each table key to the log's end at the
+        time of the read.
+        """
         read = [(key, self.loads[key], version) for key, version in versions.items()]
         loads = {key: replace(load, read_to=max(load.read_to, version)) for key, load, version in read}
         return replace(self, loads={**self.loads, **loads})
@@ -319,7 +321,7 @@ class PipelineState(ResnapshotRequests):
             )
         if self.sink:
             return
-        # Look for checkpoints, because a sink that was reset has no checkpoint.
+        # Check the checkpoints: a sink that was reset still has a state but no checkpoint.
         paths = {sink: path_of(_TOP, self.name, _SINKS, sink, "standing") for sink in self.sinks()}
         if sinks := [sink for sink, path in paths.items() if self.store.get(path) is not None]:
             raise OptionInvalid(
@@ -453,7 +455,7 @@ class PipelineState(ResnapshotRequests):
         self.write(replace(checkpoint, number=number, offsets={**checkpoint.offsets, source: dict(offset)}))
 
     def _forget_requests(self, source: str) -> None:
-        """Delete a source's requests. Requests of statements that have to be read again get other numbers."""
+        """Delete a source's finished requests. Give new numbers to open requests that statements caused."""
         for request in self.requests():
             if request.source == source and (request.ended_us or request.is_of_statement):
                 if not request.ended_us:

@@ -151,7 +151,7 @@ def target_through(chain: Sequence[Step], target: Target) -> Target | None:
 
 
 def named_by_rows(chain: Sequence[Step], target: Target) -> bool:
-    """Return whether the values of a table's rows name their target tables."""
+    """Return whether the names of a table's target tables depend on the values of its rows."""
     current: Target | None = target
     for step in chain:
         if current is None:
@@ -163,7 +163,9 @@ def named_by_rows(chain: Sequence[Step], target: Target) -> bool:
 
 
 def could_be_named(template: TableName, name: TableName) -> bool:
-    """Return whether rows could name this table, for a target name with placeholders in braces."""
+    """Return whether rows could be routed to this table. `template` is a target name with placeholders in
+    braces.
+    """
     return all(
         re.fullmatch(".*".join(map(re.escape, re.split(r"\{[^{}]*\}", template_part))), name_part, re.DOTALL)
         is not None

@@ -33,7 +33,9 @@ def copied_states(store: CoordinationStore) -> list[PipelineState]:
 
 
 def _is_summarized(path: str) -> bool:
-    """Return whether a status needs a record. It does not need large records, which only batches use."""
+    """Return whether a summary needs this record. Summaries do not need large records, which only batches
+    use.
+    """
     _, _, _, *names = path.split("/")
     while names[:1] in (["sinks"], ["shards"]):
         names = names[2:]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS, _PAUSE_FACTOR = 10.0, 50
-# Rejected rows are an alert for this long after the newest one.
+# An alert about rejected rows stays active for this long after the newest rejected row.
 _REJECTED_SECONDS = 900.0
 
 

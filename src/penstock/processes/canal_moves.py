@@ -20,7 +20,8 @@ import structlog
 
 from penstock.serve.canal.clients import FLUSH_SECONDS, Clients, ClientState
 
-# The timeout of a recall. The process that has the client first makes the client's position durable.
+# The timeout of a recall. Before it answers, the process that has the client makes the client's position
+# durable.
 _RETURN_SECONDS_MAX = FLUSH_SECONDS + 2.0
 
 _log = structlog.get_logger(__name__)

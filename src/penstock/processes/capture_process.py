@@ -228,7 +228,7 @@ class CaptureProcess:
 
 
 def _without_memory(settings: Settings) -> Settings:
-    """Return the settings of logs without a memory tier, because the daemon has a memory tier for its
+    """Return the logs' settings without the memory tier, because the daemon has a memory tier for its
     readers.
     """
     instances = {

@@ -24,7 +24,8 @@ from penstock.settings.daemon import Settings
 _LENGTH = struct.Struct("<Q")
 _DATAGRAM_BYTES_MAX = 1 << 20
 
-# The kernel keeps the order of messages for both socket types. Only Linux has the connected type.
+# The kernel delivers messages in order with either socket type. Only Linux has SOCK_SEQPACKET, which is
+# connected.
 DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 
 

@@ -68,7 +68,7 @@ class Doubt:
         return cls(since, value["reason"], value["refusal"])
 
 
-# A definition and the position from which it applies, None for the beginning. A dropped table has no
+# A table definition and the position from which it applies, None for the beginning. A dropped table has no
 # definition.
 _Entry = tuple[Position | None, TableDefinition | None]
 # Returns the server's current definition of a table. ServerTables also returns the definition at an earlier
@@ -90,7 +90,7 @@ class SchemaHistory:
         self._reread = reread
         self._entries: dict[TableName, list[_Entry]] = {}
         self._doubts: dict[TableName, Doubt] = {}
-        # Set from the first position of a new log until the server's tables at that position have been read.
+        # Set when a new log begins, until the server's tables at the log's first position have been read.
         self._unsurveyed: Doubt | None = None
 
     @cached_property
@@ -138,7 +138,7 @@ class SchemaHistory:
         return cls.from_json(value, reread)
 
     def seed(self, definitions: Iterable[TableDefinition], position: Position | None) -> None:
-        """Add definitions that apply from a position on."""
+        """Add table definitions that apply from a position on."""
         for definition in definitions:
             self._record(definition.schema.name, definition, position)
 
@@ -247,7 +247,7 @@ class SchemaHistory:
         return dict(self._doubts)
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Ask the server for the definition, and use it from `position` on. Raises SchemaUnknown."""
+        """Ask the server for a table's definition, and use it from `position` on. Raises SchemaUnknown."""
         if self._reread is None:
             raise SchemaUnknown(
                 f"the schema of {name} is not known",
@@ -286,11 +286,11 @@ class SchemaHistory:
     # --- Applying changes ----------------------------------------------------------------------
 
     def defines(self, text: str, database: str, session: StatementSession) -> bool:
-        """Return whether a logged statement can change a definition."""
+        """Return whether a logged statement can change a table definition."""
         return bool(effects_of(text, database, self._defaults.spelling.under(session.sql_mode)))
 
     def take(self, definition: dict[str, Any], position: Position) -> None:
-        """Add a definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
+        """Add a table definition that was read elsewhere, from a position on. Raises SchemaInvalid."""
         table = TableDefinition.from_json(definition)
         self._doubts.pop(self._key(table.schema.name), None)
         self._record(table.schema.name, table, position)

@@ -47,7 +47,9 @@ class LoggedStatement:
     _effects: dict[ServerSpelling, list[Effect]] = field(default_factory=dict, repr=False, compare=False)
 
     def effects(self, spelling: ServerSpelling) -> list[Effect]:
-        """Return the statement's effects on definitions. They are parsed once and cached for all tables."""
+        """Return the statement's effects on table definitions. The statement is parsed once, and the effects
+        are cached for all tables.
+        """
         if spelling not in self._effects:
             self._effects[spelling] = effects_of(
                 self.text, self.database, spelling.under(self.session.sql_mode)
@@ -148,8 +150,8 @@ def _undo_step(definition: TableDefinition, step: Step, statement: LoggedStateme
                 raise CannotRewind(statement)
             return replace(definition, schema=replace(schema, columns=columns))
         case SetKey():
-            # The log does not show the previous key, and rows decode without a key. The key's columns may
-            # have been nullable.
+            # The log does not show the previous key, and rows can be decoded without a key. The key's columns
+            # may have been nullable.
             columns = tuple(
                 replace(column, nullable=True) if column.name in schema.primary_key else column
                 for column in schema.columns

@@ -37,7 +37,7 @@ _HINT = (
 _TRIES_MAX = 6
 _BACKOFF = Backoff(longest=2.0)
 
-# Give up on a table that statements change during each of this many reads.
+# Give up on a table if statements changed it during each of this many reads.
 _READINGS_MAX = 5
 
 _Answer = TypeVar("_Answer")
@@ -183,8 +183,8 @@ def _definitions_at(
 
 
 def _statements(stream: ReplicaStream, start: Position) -> Iterator[tuple[LoggedStatement | None, Position]]:
-    """Yield each statement with the end of the last complete transaction, and finally None with the end of
-    the last one.
+    """Yield each statement with the end of the last complete transaction, and at the end of the log None with
+    the end of its last transaction.
     """
     opened = stream.start.position
     assert opened is not None, "the stream begins at a position"

@@ -125,7 +125,8 @@ def alter_definition(
     for drop in drops:
         draft.drop(drop)
     draft.rename(renames)
-    # New columns get the table's charset from after the statement, wherever the statement sets it.
+    # New columns get the charset that the table has after the statement, no matter where in the statement it
+    # is set.
     for step in other_steps:
         draft.set_charset(step)
     for step in sorted(other_steps, key=_order_of):

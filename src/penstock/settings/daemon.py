@@ -356,7 +356,9 @@ class InstanceSettings(Section):
 
     @property
     def is_captured(self) -> bool:
-        """Whether the instance has a log of changes: all but a TiDB cluster's Pump without a Drainer."""
+        """Whether the instance has a log of changes. Only a TiDB cluster's Pump without a Drainer has
+        none.
+        """
         return not self.is_tidb or self.has_role("drainer")
 
     def addresses(self) -> list[ServerAddress]:
@@ -586,7 +588,9 @@ def load_settings(
 
 
 def _name_variables_of_secrets(document: Document) -> None:
-    """Write secrets whose `${NAME}` is not set as `token_env: NAME` and `password_env: NAME`."""
+    """Where a secret is a `${NAME}` that is not set, write `token_env: NAME` or `password_env: NAME` instead
+    of the secret.
+    """
     for problem in list(document.problems):
         *section_path, name = problem.path
         section = reduce(getitem, section_path, document.value)

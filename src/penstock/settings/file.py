@@ -224,7 +224,7 @@ def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) ->
     suggested: set[ValuePath] = set()
     missing: list[ValuePath] = []
     for error in errors:
-        # Report a key with an invalid name at that key.
+        # If the name of a key is invalid, report the problem at that key.
         path = tuple(step for step in error["loc"] if step != "[key]")
         if error["type"] == "missing":
             missing.append(path)

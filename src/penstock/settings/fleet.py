@@ -12,7 +12,7 @@ from pydantic import Field
 from penstock.settings.listen import HostPort, ListenSettings, reachable_host, split_host_port
 from penstock.settings.values import Seconds, Section
 
-# The shortest time of a session, in which three heartbeats are sent.
+# The minimum session timeout. Three heartbeats are sent within it.
 _SESSION_SECONDS_MIN = 1.0
 
 

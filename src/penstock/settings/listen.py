@@ -217,12 +217,14 @@ class ListenSettings(Section):
 
     @property
     def canal_zone_seconds(self) -> int:
-        """The offset from UTC, eastward, in which Canal clients see TIMESTAMP columns."""
+        """The offset from UTC, in seconds to the east, in which Canal clients see TIMESTAMP columns."""
         return zone_seconds_of(self.canal_zone)
 
     @property
     def ptubes_zone_seconds(self) -> int:
-        """The offset from UTC, eastward, of the times that Ptubes clients get as instants."""
+        """The offset from UTC, in seconds to the east, for converting the times that Ptubes clients receive
+        as instants.
+        """
         return zone_seconds_of(self.ptubes_zone)
 
     def secret(self) -> Secret | None:

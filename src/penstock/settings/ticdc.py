@@ -36,7 +36,7 @@ def check_ticdc_url(text: str) -> str:
 
 
 def is_ticdc_kafka(text: str) -> bool:
-    """Return whether a source is topics of Kafka that TiCDC writes to."""
+    """Return whether a source consists of Kafka topics that TiCDC writes to."""
     return text.strip().startswith(f"{SCHEME}kafka:")
 
 

@@ -207,7 +207,7 @@ class Section(BaseModel):
         frozen=True,
         hide_input_in_errors=True,
         arbitrary_types_allowed=True,
-        # Validators are built at first use: a verb that reads no settings starts sooner.
+        # Validators are built at first use, so that a verb that reads no settings starts sooner.
         defer_build=True,
     )
 

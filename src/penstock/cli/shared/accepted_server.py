@@ -107,7 +107,7 @@ def _new_log_hint(reader: LogReader) -> str:
 
 
 def _check_origin(reader: LogReader, address: ServerAddress, identity: ServerIdentity, lost: str) -> None:
-    """Raise ServerChanged if the server itself wrote one of the transactions that it is missing."""
+    """Raise ServerChanged if the server is missing transactions that it wrote itself."""
     if identity.flavor == MARIADB:
         is_own = any(server == identity.server_id for _, server, _ in mariadb_gtids(lost))
     else:

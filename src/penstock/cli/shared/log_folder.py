@@ -169,7 +169,9 @@ def _counted(reader: LogReader, record: SegmentRecord) -> SegmentRecord:
 
 
 def head_of(reader: LogReader, record: SegmentRecord) -> SegmentHead:
-    """Return a segment's head; for a tiered segment, read it from the note in the folder."""
+    """Return a segment's head. The head of a tiered segment is in the note that remains in the log's
+    folder.
+    """
     if record.state != TIERED:
         return reader.segment_head(record)
     note = TieredNote.load(reader.disk, note_path(reader.layout, record))
@@ -279,5 +281,5 @@ def outside(gtid_set: str, before: LoggedSet) -> Condition:
 
 
 def is_gtid(gtid: str) -> Condition:
-    """Match one transaction."""
+    """Match the transaction with this GTID."""
     return lambda batch: [transaction == gtid for transaction in batch["gtid"].to_pylist()]

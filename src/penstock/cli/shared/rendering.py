@@ -60,7 +60,9 @@ def write_json(out: TextIO, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON: bytes in base64, decimals as text, ISO 8601, durations as [-]hh:mm:ss."""
+    """Return a value as JSON: bytes in base64, decimals as text, times in ISO 8601, durations as
+    [-]hh:mm:ss.
+    """
     match value:
         case bytes():
             return base64.b64encode(value).decode()
@@ -91,7 +93,7 @@ def cell_text(value: Any) -> str:
 
 
 def time_text(moment: datetime | date) -> str:
-    """Return ISO 8601, with a Z for UTC."""
+    """Return a time in ISO 8601, with a Z for UTC."""
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
     return moment.isoformat()

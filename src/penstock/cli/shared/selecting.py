@@ -211,7 +211,7 @@ def _print_shards(
     as_json: bool,
     keyed_at: str | None = None,
 ) -> None:
-    """Print where each shard continues. Exits with 1 if a member has not followed."""
+    """Print where each shard continues. Exits with 1 if a shard has not settled yet."""
     from penstock.cli.shared.chosen_subscription import position_of
 
     lines = []

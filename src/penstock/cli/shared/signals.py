@@ -13,7 +13,7 @@ import structlog
 
 # How long a command may take to stop: half of the time that Kubernetes waits before it kills a container.
 STOP_SECONDS_MAX = 15.0
-# How long a log line may take: the reader of standard error may block.
+# How long to wait for a log line to be written: the process that reads standard error may block.
 _LOG_SECONDS_MAX = 0.5
 
 _log = structlog.get_logger(__name__)

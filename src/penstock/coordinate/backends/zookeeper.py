@@ -467,7 +467,7 @@ class ZooKeeperStore:
         try:
             self._connection.ask(path, partial(client.delete_async, version=version), deadline)
         except refusals.NotEmptyError:
-            # Nodes remain below this node, so it is now only their parent.
+            # The node still has children, so keep it as their parent with an empty value.
             self._connection.ask(path, partial(client.set_async, value=b"", version=version), deadline)
 
     def _prune(self, path: str, deadline: float) -> None:
@@ -498,7 +498,8 @@ class ZooKeeperSession(EndingSession):
         client = self._connection.client
         # The ensemble may grant a longer timeout than requested. Use the shorter of the two.
         self._seconds = min(seconds, client.session_seconds)
-        # The time counts from before the request, so it never exceeds the ensemble's own time.
+        # Count the time from before the request, so that it ends no later than the ensemble's own session
+        # timeout.
         self._certain_until = begun + self._seconds
         client.add_listener(self._on_state)
         number = client.client_id

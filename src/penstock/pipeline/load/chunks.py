@@ -26,7 +26,7 @@ _SLACK = 1.5
 _SHARES = (0.5, 0.25, 0.75, 0.0625, 0.9375)
 # Estimates wrong by this factor are not usable. Statistics may be outdated or missing.
 _WRONG_BY = 3
-# A limit on cuts per wanted chunk, for cuts that separate no rows.
+# The maximum number of cuts per wanted chunk. Cuts count even if they separate no rows, so the division ends.
 _CUTS_PER_CHUNK_MAX = 8
 _CUTS_MIN = 64
 
@@ -268,7 +268,9 @@ def _table_rows(session: LoadSession, name: TableName) -> int:
 
 @dataclass(frozen=True)
 class _Range:
-    """Keys from `low` to `last`, which both exist in the table. The range contains all keys before `high`."""
+    """The keys from `low` to `last`, both of which exist in the table. Rows inserted later belong to the
+    range if their keys are before `high`.
+    """
 
     low: tuple[str, ...]
     last: tuple[str, ...]

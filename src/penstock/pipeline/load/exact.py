@@ -19,7 +19,7 @@ from penstock.mysql.committed import tells_commits, wait_until_committed
 from penstock.pipeline.load.session import LoadSession, open_session
 from penstock.pipeline.load.watermark import Watermark, now_us, open_snapshot
 
-# Attempts to find a moment without commits before a table is locked.
+# How many times to look for a moment without commits before the tables are locked instead.
 _QUIET_TRIES = 3
 # Writers queue behind a pending lock, so the request times out early and is retried.
 _LOCK_WAIT_SECONDS = 5

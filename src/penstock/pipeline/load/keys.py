@@ -50,7 +50,7 @@ class KeyColumn:
 
     @property
     def sql(self) -> str:
-        """Its quoted name."""
+        """The column's quoted name."""
         return quote_name(self.column.name)
 
     @property
@@ -286,5 +286,5 @@ def _text_between(low: str, high: str, share: float) -> str | None:
 
 
 def _alphabet(seen: str) -> Sequence[str]:
-    """Return letters in a likely sort order, including those seen."""
+    """Return letters in a likely sort order, including the letters of `seen`."""
     return sorted({*_LETTERS, *seen}, key=lambda letter: (normalize("NFKD", letter.lower()), letter))

@@ -89,7 +89,8 @@ def read_chunk(
                 yield from _throttled(reading.changes(session, watermark), throttle)
                 return
         except PositionPurged as problem:
-            # TiDB removed the versions of the planned time. Each row is also exact at any later time.
+            # TiDB has garbage-collected the row versions of the planned time. Each row is also exact at any
+            # later time.
             is_stuck = planned_ts is None and reading.rows == handed_out
             if is_given or is_stuck or not reading.can_resume:
                 raise

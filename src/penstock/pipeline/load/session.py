@@ -34,7 +34,7 @@ _WRITE_TIMEOUT_SECONDS = 24 * 3600
 _SETTINGS = (
     "character_set_results = NULL",
     "time_zone = '+00:00'",
-    # Zero dates compare as they are, CHAR is returned without padding, and double quotes mean strings.
+    # Zero dates can be compared, CHAR is returned without padding, and double quotes mean strings.
     "sql_mode = 'ALLOW_INVALID_DATES'",
     f"net_write_timeout = {_WRITE_TIMEOUT_SECONDS}",
 )

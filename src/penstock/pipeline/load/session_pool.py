@@ -78,7 +78,9 @@ class SessionPool(Closing):
             session.close()
 
     def _take(self, address: ServerAddress) -> LoadSession | None:
-        """Return the session that was returned last. Close those that were idle for too long."""
+        """Take the most recently used idle session of a server; None if there is none. Close sessions that
+        were idle for too long.
+        """
         self._end(address, idle_since=time.monotonic() - _IDLE_SECONDS_MAX)
         with self._lock:
             for number in reversed(range(len(self._idle))):

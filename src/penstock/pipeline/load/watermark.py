@@ -126,7 +126,7 @@ def read_as_of(session: LoadSession, watermark: Watermark) -> None:
 
 
 def _cluster_timestamp(session: LoadSession) -> int:
-    """Return a new timestamp of a TiDB cluster that belongs to no transaction."""
+    """Get a new timestamp from a TiDB cluster. No transaction commits with this timestamp."""
     session.query("BEGIN")
     commit_ts = int(session.query("SELECT @@tidb_current_ts AS ts")[0]["ts"])
     session.query("ROLLBACK")

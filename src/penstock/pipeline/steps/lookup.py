@@ -214,7 +214,7 @@ class LookupStep(Step):
     # --- The table -------------------------------------------------------------------------------
 
     def _keys(self, target: Target) -> list[str]:
-        """Return the columns of the rows that form the key, as the table of the rows spells them."""
+        """Return the names of the rows' columns that form the lookup key, spelled as in the rows' table."""
         return [resolve_column(name, target.column_names, VERB, target.name) for name in self.settings.on]
 
     def _added(self, target: Target) -> list[Column]:
@@ -233,7 +233,8 @@ class LookupStep(Step):
             assert after is not None, "rows of every table pass"
             fields = [target.arrow().field(name).with_name(f"key {name}") for name in self._keys(target)]
             fields += [after.arrow().field(name) for name in self.settings.add]
-            # Forget rows with earlier columns of the table: the table will not have those columns again.
+            # Forget the rows that were looked up for an earlier definition of this table. That definition
+            # will not return.
             self._memories = {
                 known: kept for known, kept in self._memories.items() if known.name != target.name
             }
@@ -248,7 +249,7 @@ class LookupStep(Step):
         asked_once = pyarrow.Table.from_batches([asked]).group_by(asked.schema.names, use_threads=False)
         keys = asked_once.aggregate([]).combine_chunks().to_batches()[0]
         answers = self._select(target, memory.rows.schema, keys)
-        # The server also returns texts that are equal only in its collation.
+        # The server also returns rows whose key texts are equal only in the server's collation.
         exact = [
             answer.filter(pyarrow.array(_places(answer.columns[: keys.num_columns], keys) >= 0))
             for answer in answers
@@ -403,7 +404,7 @@ def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.Reco
             compute.index_in(each, value_set=distinct, skip_nulls=True) for each in (column, values)
         )
         if codes is not None:
-            # Pairs of codes are numbered again, so that the numbers of many columns stay small.
+            # Renumber the pairs of codes, so that the codes stay small even with many columns.
             pairs, own_pairs = (
                 compute.add(compute.multiply(left.cast(pyarrow.int64()), len(distinct)), right)
                 for left, right in ((codes, code), (own_codes, own_code))

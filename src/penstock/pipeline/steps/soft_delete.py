@@ -83,7 +83,7 @@ class SoftDeleteStep(Step):
         kinds = kinds_of(rows)
         first = firsts_of_pairs(rows, kinds)
         moved = first & self._key_moved(changes, first)
-        # A preimage without a postimage ends its key, like a delete.
+        # A preimage without a postimage means that no row has its key any more, like a delete.
         deleted = (kinds == DELETE) | ((kinds == PREIMAGE) & ~first) | moved
         kinds = numpy.where(seconds_of_pairs(moved), INSERT, kinds).astype(numpy.int8)
         # Each deleted row is repeated: first as it was, then marked.

@@ -45,14 +45,15 @@ from penstock.pipeline.verify.touched import Touched, as_inserts
 from penstock.pipeline.verify.unjudged import Unjudged
 from penstock.source.source import place_of
 
-# How many times keys that keep changing are read again.
+# The number of times that keys are read again while they keep changing.
 ROUNDS_MAX = 6
 _POLL_SECONDS = 0.2
 # How long a comparison waits for a running pipeline that completes no batch.
 _SETTLE_SECONDS_MAX = 120
 _CATCH_UP = "run the pipeline until it has caught up, then compare"
 
-# Calls `suspects_of` for each share with the second argument, in any order and in any process.
+# Calls `suspects_of` for each share, in any order and in any process. The second argument holds the keys that
+# the logs touched.
 Spreading = Callable[[Sequence[Share], TouchedBySource], Iterable[tuple[int, Suspects]]]
 
 
@@ -300,7 +301,8 @@ class Comparison:
             return
         for _ in range(ROUNDS_MAX):
             source_rows = source_rows_of(share, logs.touched, keys)
-            # A row that the log has touched only now may have been read in its new state.
+            # If the log touched a row only since the last read of the log, the source row may have been read
+            # in its new state.
             later_changes = _KeysOfChanges([table])
             logs.read(later_changes.take)
             self._mark_open(logs, None)

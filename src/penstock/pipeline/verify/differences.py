@@ -130,7 +130,9 @@ def _text(row: dict[str, Any], name: str) -> str | None:
 
 
 def _is_not_held(source: dict[str, Any], target: dict[str, Any], name: str) -> bool:
-    """Return whether the source has invalid text, which the target's text column left empty."""
+    """Return whether the source's text is invalid and the target's text column therefore holds null or an
+    empty text.
+    """
     text = _text(source, name) or ""
     return text.startswith(BROKEN_TEXT) and _text(target, name) is None and target[name] in (None, "")
 

@@ -79,7 +79,9 @@ def may_have_other_rows(
 
 
 def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:
-    """Return the targets of a source table: the known tables that match if its rows name them."""
+    """Return the targets of a source table. If the values of its rows determine the targets, return every
+    known table that they could name.
+    """
     target = target_through(chain, table)
     if target is None:
         return []

@@ -59,6 +59,6 @@ def _keys_of(result: TableResult) -> list[str]:
 
 
 def _is_narrow(result: TableResult, waiting: Collection[str]) -> bool:
-    """Return whether a condition covers all rows of a table that may differ."""
+    """Return whether all rows of a table that may differ are known, and a condition can select them."""
     known = result.whole and all(key in waiting for key in _keys_of(result))
     return known and (not repairable(result) or rows_condition(result) is not None)

@@ -37,7 +37,9 @@ class Scope:
     marks: tuple[tuple[str, str], ...] = ()
 
     def deleted(self, deletes: Changes) -> Changes:
-        """Return deletes in the form for the target: as updates of the marks, if there are any."""
+        """Return deletes in the form that the target needs: if it marks deleted rows, as updates that set the
+        marks.
+        """
         if not self.marks:
             return deletes
         rows = deletes.rows
@@ -110,7 +112,7 @@ def joint_slots(scopes: Iterable[Scope]) -> tuple[Slots, ...]:
 
 
 def in_slots(rows: pyarrow.RecordBatch, slots: Iterable[Slots]) -> npt.NDArray[numpy.bool_]:
-    """Return a mask of a target's rows that belong to the shards that a pipeline passes."""
+    """Return a mask of the target's rows that pass every step that selects rows by a hash of columns."""
     mask = numpy.ones(rows.num_rows, numpy.bool_)
     for owned in slots:
         numbers = pyarrow.array(shard_slots(rows, list(owned.columns))).to_numpy()

@@ -242,7 +242,7 @@ def _source_tables(settings: PipelineSettings, known: _KnownTables) -> Iterator[
             else:
                 why = "the pipeline has not read its source yet"
             yield SourceTable(source, table), why
-        # A table that the pipeline continues without may be dropped, but its target still exists.
+        # A table that the pipeline continues without may have been dropped, but its target still exists.
         names = {table_key(source.name, table.name) for table in server_tables}
         for key in sorted(known.checkpoint.stopped.keys() & known.tables.keys() - names):
             if split_key(key)[0] == source.name:

@@ -159,7 +159,7 @@ def _suspects(share: Share, touched: TouchedBySource) -> Suspects:
 def source_rows_of(
     share: Share, touched: TouchedBySource, keys: Hashes, *, loaded: bool = False
 ) -> SourceRows:
-    """Return the source rows with given hashes of keys, all of them or those that a full load reads.
+    """Return the source rows whose key hashes are in `keys`: all rows, or only those that a full load reads.
 
     `keys` are ascending.
     """
@@ -176,7 +176,7 @@ def source_rows_of(
 
 
 def target_rows_of(share: Share, keys: Hashes) -> list[pyarrow.RecordBatch]:
-    """Return the target's rows with given hashes of keys. `keys` are ascending."""
+    """Return the target's rows whose key hashes are in `keys`. `keys` are ascending."""
     return [kept for rows in target_rows(share) for kept in _rows_with_keys(rows, share.table, keys)]
 
 

@@ -95,7 +95,7 @@ def chunks_of(
 
 
 def is_range(table: Target, chunk: Chunk) -> bool:
-    """Return whether a chunk is a range of the primary key that any target can select."""
+    """Return whether a chunk is a range of primary key values, and any target can select that range."""
     words = [table.column(name).type_text.lower().split("(")[0].split()[0] for name in chunk.key]
     return bool(chunk.key) and chunk.key == table.primary_key and all(word in _ORDERED for word in words)
 

@@ -71,7 +71,7 @@ NATIONAL_CHARSET = "utf8mb3"
 _MEMBER_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r"})
 
 
-# Modes that change the meaning of types: ORACLE of DATE and BLOB, MAXDB of TIMESTAMP.
+# SQL modes that change the meaning of types: ORACLE changes DATE and BLOB, MAXDB changes TIMESTAMP.
 _MODES_WITH_OTHER_TYPES = frozenset(("ORACLE", "MAXDB"))
 
 
@@ -174,7 +174,7 @@ def _floating(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
     if numbers == ["0", "0"]:
         numbers = []
     if word in ("FLOAT", "FLOAT4") and len(numbers) < 2:
-        # FLOAT(p) is a single up to 24 bits of precision. The server does not store p.
+        # FLOAT(p) is a single-precision number up to 24 bits of precision. The server does not store p.
         name = "double" if numbers and int(numbers[0]) > 24 else "float"
         return name + _sign(cursor)
     single = word in ("FLOAT", "FLOAT4") or (word == "REAL" and "REAL_AS_FLOAT" in spelling.sql_mode)
@@ -331,7 +331,9 @@ def _numbers(cursor: TokenCursor) -> list[str]:
 
 
 def _nonzero(numbers: list[str]) -> list[str]:
-    """Return the numbers in parentheses, whose default is 0."""
+    """Return the numbers in parentheses that are not 0. A 0 means the default, as if the number were
+    missing.
+    """
     return [number for number in numbers if number != "0"]
 
 

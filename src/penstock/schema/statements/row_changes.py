@@ -172,12 +172,13 @@ def _take_created_table(statement: Statement) -> set[TableName] | None:
             if cursor.within_parentheses() is None:
                 cursor.take()
     except (TextUnreadable, NotUnderstood):
-        # The parser of definitions handles this statement.
+        # The DDL parser handles this statement.
         pass
     return None
 
 
-# Reads the tables that each verb changes; None if the statement is only a definition.
+# For each verb, the function that reads the tables that the statement changes. It returns None if the
+# statement only defines a table.
 _TABLE_READERS: dict[str, Callable[[Statement], set[TableName] | None]] = {
     "INSERT": _take_inserted_table,
     "REPLACE": _take_inserted_table,
@@ -190,7 +191,7 @@ _TABLE_READERS: dict[str, Callable[[Statement], set[TableName] | None]] = {
 
 @dataclass
 class _Remainder:
-    """Properties of a statement that the rest of its tokens shows, besides the changed tables."""
+    """What the rest of the tokens reveals about a statement, apart from the changed tables."""
 
     unknown: str = ""
     qualifiers: set[str] = field(default_factory=set)

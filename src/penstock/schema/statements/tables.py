@@ -413,7 +413,7 @@ def may_need_hash(type_text: str) -> bool:
 
 
 def is_long(type_text: str) -> bool:
-    """Return whether the need for a hidden hash of a unique key over the column depends on the charset."""
+    """Return whether the charset decides if a unique key over the column needs a hidden hash."""
     return _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
 
 
@@ -438,7 +438,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif any(part.accept(*words) for words in _NOT_NULL):
             nullable = False
         elif part.accept("NULL"):
-            # The NULL of a column with KEY counts only if the key is not added.
+            # If the column is also declared KEY, this NULL counts only if the key is not added.
             nullable = True
         elif part.accept("ROW", "END"):
             nullable, ends_period = False, True
