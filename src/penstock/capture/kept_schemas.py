@@ -30,7 +30,9 @@ class FollowedSchemas:
         settler.start()
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
-        """Apply a statement; `position` is the end of its event. Return whether it changed a definition."""
+        """Apply a statement; `position` is the end of its event. Return whether it changed a table
+        definition.
+        """
         changed = self.schema_log.apply(text, database, position, session)
         if changed:
             self._settler.note_doubts()
@@ -41,7 +43,7 @@ class FollowedSchemas:
         self._settler.received(position)
 
     def close(self) -> None:
-        """Stop settling, and close the file of definitions."""
+        """Stop settling, and close the file of table definitions."""
         self._settler.close()
         self.schema_log.close()
 

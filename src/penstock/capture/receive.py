@@ -43,7 +43,9 @@ class Schemas(Protocol):
     """Table definitions that are updated by the statements in a log."""
 
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> bool:
-        """Apply a statement; `position` is the end of its event. Return whether it changed a definition."""
+        """Apply a statement; `position` is the end of its event. Return whether it changed a table
+        definition.
+        """
 
     def received(self, position: Position) -> None:
         """Record the position up to which the log has been received and its statements applied."""

@@ -108,7 +108,7 @@ class Capture:
         self.last_running = time.monotonic()
         # The extent of the server's log, from the latest survey.
         self.server_log: ServerLog | None = None
-        # The connection that the latest survey followed, and when the next survey is due.
+        # The connection for which the latest survey was made, and when the next survey is due.
         self._surveyed = (0, 0.0)
         self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
         # After `fail_over_after` another server is tried, so there is no point in waiting longer for a
@@ -397,7 +397,8 @@ class Capture:
             handover=self._handover(),
         ).find()
         if log.epoch is None:
-            # Record the start of a new log immediately. After a restart, the start would be later.
+            # Record the start of a new log immediately. Otherwise, a capture that is restarted would choose a
+            # later start.
             self._begin_epoch(log, address, identity, beginning)
         return beginning
 

@@ -106,8 +106,8 @@ class DefinitionSettler:
         self._epoch = begins.epoch
         self._received = begins
         self._readings: dict[Question, int] = {}
-        # Whether the thread waits until the log has a position. An operator may answer the thread's questions
-        # during the wait.
+        # Whether the thread is waiting until the log reaches a position. An operator may answer the thread's
+        # questions during the wait.
         self._awaits_position = False
         # The newest answered questions, in order. If a table is still in doubt after its question was
         # answered, the question is not asked again.
@@ -202,7 +202,7 @@ class DefinitionSettler:
             )
 
     def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-        """Store a definition that an operator set, from a position on.
+        """Store a table definition that an operator set, valid from a position on.
 
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """

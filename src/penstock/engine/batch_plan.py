@@ -37,9 +37,7 @@ def task_plan(
     record: BatchRecord,
     learned: Learned,
 ) -> TaskPlan:
-    """Return the plan of a batch, and tell the sink that it begins. `parents` becomes the plan's field of
-    that name.
-    """
+    """Plan the tasks of a batch, and tell the sink that the batch begins. `parents` is stored in the plan."""
     spread = sink.spread
     mark = mark_of(settings, tables, checkpoint, record)
     mark = replace(mark, shared=sink.begin(tables.targets.values()))

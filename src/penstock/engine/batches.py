@@ -43,8 +43,8 @@ from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
 
-# The batch runs again after each round of surprises. A batch that needs more rounds than this makes no
-# progress.
+# Tasks report surprises, and the batch runs again once they are prepared for. A batch that needs more runs
+# than this makes no progress.
 _ROUNDS_MAX = 50
 _PAUSE_SECONDS = 0.5
 # Errors that may concern a single table or the whole target, such as a bad path or missing privileges.
@@ -56,7 +56,7 @@ class BegunBatch:
     """The batch that a run has begun but not recorded as done. It outlasts the run's attempts."""
 
     record: BatchRecord | None = None
-    # The batch's number, as long as nothing of the batch can have been written.
+    # The batch's number, until some of its rows may have been written.
     unwritten: int | None = None
     # The last error of a task that read a source, and the name of that source.
     blamed: tuple[PenstockError, str] | None = None
@@ -238,7 +238,7 @@ class _Tasks:
         self.checkpoint = checkpoint
         self.record = record
         self.learned = Learned()
-        # Whether a task met a surprise that had to be prepared for.
+        # Whether a task reported a surprise.
         self.has_surprises = False
         self._batches = batches
 
@@ -267,7 +267,7 @@ class _Tasks:
         batches.tables.undone()
 
     def _rounds(self) -> Outcome:
-        """Run the job of the batch, and again after each round of surprises."""
+        """Run the batch's job, and run it again each time its tasks report surprises."""
         batches, tables, begun = self._batches, self._batches.tables, self._batches.begun
         rounds, asked = 0, list[Surprise]()
         refused: dict[str, PenstockError] = {}

@@ -99,7 +99,7 @@ def as_json(receipt: Receipt) -> bytes:
 
 
 class _Task:
-    """The works that share a writer, processed one after another."""
+    """Processes works that share a writer, one after another."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Task:
             for failure in self.writing.failures(problem) if self.writing.refused else [Failure(problem)]:
                 yield from _to_all_parts(self.plan, PROBLEM, self.part, pickle.dumps(failure))
         except BaseException:
-            # The consumer stopped reading, or the exception comes from a bug, and the driver raises it.
+            # Either the consumer stopped reading, or the exception comes from a bug. The driver raises it.
             self.writing.abort()
             raise
         if not has_failed:

@@ -44,7 +44,7 @@ class HeadFollower:
     def __init__(self, options: SourceOptions, bytes_max: int) -> None:
         self._source = DaemonSource(options)
         self._bytes_max = min(bytes_max, _BYTES_MAX)
-        # The end of the last batch, and its work.
+        # The end of the last batch that was planned from a listing, and the batch's work.
         self._planned: tuple[Offset, RangeWork] | None = None
         self._arrived: tuple[Offset, ArrivedBytes] | None = None
         self._paused_until = 0.0
@@ -54,7 +54,7 @@ class HeadFollower:
         self._source.close()
 
     def note(self, end: Offset, head: Offset, works: list[RangeWork]) -> None:
-        """Note a stretch that was planned from a listing."""
+        """Note the range of the log that a listing planned."""
         last = works[-1] if len(works) == 1 else None
         is_plain = last is not None and last.bounds.gtid_after is None and not end.by_set
         is_at_head = end.position == head.position and bool(end.server_key)
@@ -63,8 +63,8 @@ class HeadFollower:
             self._planned = end, last
 
     def wait(self, begin: Offset, seconds: float) -> bool:
-        """Wait up to `seconds` for transactions after an offset. Return False if this position needs a plan
-        from a listing.
+        """Wait up to `seconds` for transactions after an offset. Return False if the next batch must be
+        planned from a listing.
         """
         if self._planned is None or self._planned[0] != begin:
             return False
@@ -100,7 +100,7 @@ class HeadFollower:
         try:
             arrived = self._source.bytes_behind(begin.position, seconds, self._bytes_max)
         except PenstockError as problem:
-            # The plan from a listing meets and handles the same error.
+            # Planning from a listing will meet the same error and handle it.
             _log.debug("a daemon does not give the bytes at its head", why=str(problem))
             arrived = None
         if arrived is None:

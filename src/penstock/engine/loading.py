@@ -42,8 +42,8 @@ _SMALL_SHARE = 1 / 16
 # If there are fewer tables than this, cut each table separately. This costs about as much as first finding
 # out which tables are small.
 _SMALL_TABLES_MIN = 8
-# The reason for a full load that began again. Unlike the first attempt, it may find its own rows in the
-# target.
+# The reason recorded for a full load that was started again. Unlike the first attempt, such a load may find
+# its own rows in the target.
 _AGAIN = "again"
 
 
@@ -62,7 +62,7 @@ class Loading:
         self._sources = {source.name for source in settings.sources}
         # The keys of tables whose loads wait for a source that is set aside.
         self._waiting: set[str] = set()
-        # The keys of tables without a primary or unique key.
+        # The keys, in the checkpoint, of tables that have no primary or unique key.
         self._keyless: set[str] = set()
 
     # --- Requests ---------------------------------------------------------------------------
@@ -318,7 +318,8 @@ class Loading:
 
         Raises SchemaPending if the table was altered after its definition was read.
         """
-        # Chunks by a key that the target does not have would repeat rows that have changed since.
+        # Cutting chunks by a key that the target does not have would duplicate rows that have changed since
+        # the chunks were planned.
         is_keyless = tables.is_keyless(key) and self._sink.keeps_state
         if is_keyless:
             self._refuse_others(key, tables, first=first)
@@ -402,7 +403,9 @@ class Loading:
     # --- Batches ----------------------------------------------------------------------------
 
     def is_asked(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a resnapshot is waiting or running, other than because a source was set aside."""
+        """Return whether a resnapshot is waiting or running, not counting those that wait for a source that
+        was set aside.
+        """
         unfinished = [
             (key, load) for key, load in checkpoint.loads.items() if load.request and not load.finished
         ]

@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 SECONDS_SHOWN = 5.0
 # The minimum interval at which a run records and logs its progress. Every batch is reported.
 _PAUSE_SECONDS = 1.0
-# The state of a run whose batch takes a long time.
+# The state that is reported for a run whose batch takes a long time.
 _LONG_BATCH = "long batch"
 # How long a batch runs before it is reported, and how often it is reported from then on.
 _LONG_BATCH_SECONDS = 10.0
@@ -55,7 +55,7 @@ class Progress:
         self._load_started_us = 0
         self._loaded = 0
         self._rejected = 0
-        # Changes of targets that were not reported yet, by outcome.
+        # The number of schema changes made to targets since the last report, by outcome.
         self.schema_changes: Counter[str] = Counter()
         # The error of each source that the run continues without.
         self.aside: Mapping[str, PenstockError] = {}

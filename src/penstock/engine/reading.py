@@ -41,7 +41,7 @@ _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 # One part of a range: a batch or a statement. The first part may instead be the versions of transactions that
 # a pipeline itself wrote.
 Part = Batch | LoggedStatement | frozenset[int]
-# Opens the range of a work, which is passed together with its number in the plan.
+# Opens the byte range of a work. Its arguments include the plan and the work's number in it.
 RangeParts = Callable[[TaskPlan, RangeWork, int, Callable[[Ends], None]], Iterator[Part]]
 
 

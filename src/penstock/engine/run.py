@@ -238,7 +238,7 @@ class PipelineRun:
                 self._stop.wait(_PAUSE_SECONDS)
 
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Run batches until the end of the run. Return None if a source that was set aside is to be taken
+        """Run batches until the end of the run. Return None if a source that was set aside is due to be taken
         back.
         """
         self._loading = Loading(self._settings, state, self._sink, self._cores)
@@ -338,8 +338,8 @@ class PipelineRun:
         number = checkpoint.number + 1
         begin, end, ranges = {}, {}, []
         chunks, loads, finished = self._loading.next(checkpoint)
-        # An exact load is retried as a new batch. If the load included changes, the retry could apply them
-        # twice.
+        # An exact load is retried as a new batch. If such a batch also read the log, the retry could apply
+        # its changes twice.
         if not self._loading.is_first_load(checkpoint) and not any(chunk.exact for chunk in chunks):
             for name in self._logs:
                 stretch = self._retried(partial(self._stretches.next, checkpoint, name), state)

@@ -65,7 +65,7 @@ class SourceServers:
         """
         turned = False
         for name, cluster in self._clusters.items():
-            # Checking a hung server takes long, and the server has been failing since the check began.
+            # Checking a hung server takes a long time. Count the outage from when the check began.
             begun = time.monotonic()
             if not isinstance(problem, ServerBehind) and key_of_server(cluster.address) is not None:
                 cluster.failing_since = None

@@ -74,7 +74,7 @@ class SourcesAside:
         return len(self._sources) > 1
 
     def may_set_aside(self, problem: PenstockError) -> bool:
-        """Return whether a single one of several active sources may have caused an error."""
+        """Return whether an error may come from a single source while other sources are active."""
         is_of_state = isinstance(problem, (CoordinationLost, LeaseLost))
         return len(self._sources) - len(self._aside) > 1 and not is_of_state
 

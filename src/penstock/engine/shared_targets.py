@@ -111,8 +111,8 @@ class SharedTargets:
         return wanted
 
     def names_of(self, source: Target, stepped: Target, known: Collection[TableName]) -> list[TableName]:
-        """Return the names of a table's targets. Targets that rows name are known only once such rows have
-        been read.
+        """Return the names of a table's targets. If a target's name depends on the row, the target is known
+        only after such a row has been read.
         """
         if not named_by_rows(self._steps, source):
             return [stepped.name]

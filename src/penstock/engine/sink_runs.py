@@ -174,7 +174,7 @@ class SinkRuns:
 
 
 class _SinkRun:
-    """Runs one sink: its current run, and why its last run failed."""
+    """Runs one sink, and keeps its current run and the error of its last failed run."""
 
     def __init__(self, runs: SinkRuns, settings: PipelineSettings, driver: Driver) -> None:
         self._runs = runs

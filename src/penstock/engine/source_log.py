@@ -51,7 +51,7 @@ class SourceLog:
         self._shared_ends = shared_ends
         count = len(settings.sources)
         self._settings = ReadSettings(
-            # The driver retries, and reports the error that it retries after.
+            # The driver does the retries and reports the errors.
             source=replace(source.options, reconnect_tries=_RECONNECT_TRIES_MAX),
             tables=PipelinePatterns(source.tables),
             mode=ENVELOPE,
@@ -270,7 +270,7 @@ def _epochs_of(offset: Offset) -> tuple[tuple[int, str], ...]:
 def around_skips(
     begin: Offset, until: Offset | None, skips: Sequence[Sequence[Mapping[str, Any]]]
 ) -> tuple[Offset, Offset | None]:
-    """Return where to begin and end so that no skipped stretch is read."""
+    """Return begin and end positions that exclude skipped stretches."""
     for skip in skips:
         first, behind = (Offset.from_json(offset) for offset in skip)
         if place_of(begin.position) >= place_of(behind.position):

@@ -21,7 +21,7 @@ def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> boo
 
 
 def no_progress(record: BatchRecord, surprise: Surprise) -> SchemaChanged:
-    """Return the error for a batch for which preparations do not help."""
+    """Return the error for a batch that makes no progress although every surprise was prepared for."""
     work = record.works[surprise.work]
     position = f"{work.byte_range.file}:{work.byte_range.start}" if isinstance(work, RangeWork) else None
     match surprise.what:

@@ -33,7 +33,7 @@ class Stretches:
         self._targets: dict[str, Offset] | None = None
 
     def open(self, logs: Mapping[str, SourceLog], loading: Loading, shards: ShardRecords) -> None:
-        """Start to use the logs, the loads and the barrier of an attempt of the run. Raises
+        """Set the logs, the loads and the barrier that this attempt of the run uses. Raises
         CoordinationLost.
         """
         self._logs, self._loading = logs, loading
@@ -74,7 +74,9 @@ class Stretches:
             return here, end, works
 
     def is_caught_up(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a run that stops once caught up has reached its end, given that nothing is new."""
+        """Return whether a run that stops once caught up may end. The caller has checked that there are no
+        new changes.
+        """
         return self._targets is not None and not self._is_loading(checkpoint)
 
     def _until(self, name: str, checkpoint: Checkpoint) -> Offset | None:

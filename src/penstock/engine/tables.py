@@ -484,7 +484,8 @@ class PipelineTables:
                     position=str(statement.position),
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
-            # Requests with the same reason are merged, so each must include all that an emptied table needs.
+            # Requests with the same reason are merged. Each request for an emptied table must therefore also
+            # state whether rows have to be removed.
             key = table_key(source.name, name)
             how = self.shared.emptied(key, self.targets) if name in emptied else Emptied.STAYS
             remove = name in rereads.compared or (how is Emptied.COMPARED and keeps_tables(self._sink))

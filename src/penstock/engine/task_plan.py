@@ -48,7 +48,7 @@ BETWEEN_SQL = (
     "part int not null, work int not null, seq int not null, kind string not null, body binary not null"
 )
 
-# The subjects of surprises.
+# What a surprise is about.
 OF_DEFINITION, OF_STATEMENT, OF_TARGET, OF_MOVE = "definition", "statement", "target", "move"
 # A table whose chunk cannot be read with the columns known to the plan.
 OF_CHUNK = "chunk"

@@ -146,7 +146,9 @@ def make_cold(disk: Disk, layout: Layout, catalog: SegmentCatalog, segment: Segm
 
 
 def _block_cuts(disk: Disk, plain: Path, segment: SegmentRecord) -> list[int]:
-    """Return where frames start: after the head and after each block, or at even steps without an index."""
+    """Return where frames start: after the head and after each block, or, if there is no index, at equal
+    intervals.
+    """
     index = index_path(plain)
     shift = segment.head_bytes - segment.base
     content = disk.read(index, RECORD_BYTES) if disk.exists(index) else b""

@@ -57,8 +57,8 @@ class ConfirmedLog(LogReader):
     def follow(self) -> None:
         """Make newly confirmed data visible, and update the list of segments."""
         with self._changed:
-            # Read the end before the segments: a list of segments that was read earlier might lack the
-            # segment of the end.
+            # Read the end before the segments: a list of segments that was read earlier might not contain the
+            # segment that has the end.
             end = self._confirmed_end()
             self._epochs = self.stored.epochs
             self._index = _index_up_to(self.stored.segments, end)

@@ -464,7 +464,8 @@ class LocalLock(_LocalFile):
         try:
             self._acquire(path)
         except BaseException:
-            # A descriptor without an owner would stay open and lock this process itself out.
+            # Nothing would close a descriptor without an owner, and its lock would keep this process itself
+            # out.
             self.close()
             raise
 

@@ -26,8 +26,8 @@ def gtid_set_before(reader: SegmentReader, blocks: BlockIndex, offset: int) -> L
     head, covered_end = reader.head, reader.head.base
     gtids = GtidSet.parse(head.gtid_set)
     if covered_end == len(head.file_head) and covered_end < offset:
-        # The file's first event lists the GTIDs before the file. They are missing from the head if the log
-        # started there.
+        # A file's first event lists the GTIDs before the file. If the log started at this file, the segment's
+        # head does not include them.
         length = int.from_bytes(
             reader.read_bytes(covered_end, covered_end + _EVENT_HEADER_BYTES)[_LENGTH_AT], "little"
         )

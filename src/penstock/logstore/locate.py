@@ -342,7 +342,7 @@ class _Run:
         self._blocks = blocks
         self._base = base
         self._flavor = head.flavor
-        # The transactions before the run decide whether a GTID position of MariaDB is passed.
+        # For MariaDB, the transactions before the run also decide whether the run has passed a GTID position.
         self._before = GtidSet.parse(head.gtid_set if head.flavor != "mysql" else "")
         self._first = blocks.record(0) if len(blocks) else None
 

@@ -88,7 +88,7 @@ class Log(LogReader, Closing):
         self._unsaved_bytes = self._unsynced = 0
         self._retried: tuple[int, int] | None = None
         self._failure: PenstockError | None = None
-        self.on_durable: Callable[[], None] = lambda: None  # The syncing thread calls it; it must not block.
+        self.on_durable: Callable[[], None] = lambda: None  # Called by the syncing thread. Must not block.
         self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
         # A number that changes whenever segments or epochs change, for readers in other processes.

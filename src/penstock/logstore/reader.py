@@ -138,7 +138,7 @@ class LogReader:
         return None if first is None else Position(first.epoch, self.file_of(first), first.base)
 
     def earliest_on_disk(self) -> Position | None:
-        """Return the start of the oldest segment on disk, which the process that writes the log knows."""
+        """Return the start of the oldest segment on disk. Only the process that writes the log knows it."""
         return self.earliest()
 
     def head(self) -> Position:
@@ -304,8 +304,8 @@ class LogReader:
             raise self._purged(position)
         with self.open_blocks(record) as (reader, blocks):
             if record.file_number != position.file_number or position.offset > blocks.end:
-                # The log has nothing between the end of the stored bytes and this position, so both have the
-                # same GTIDs before them.
+                # The log has nothing between the end of the stored bytes and this position, so the same GTIDs
+                # precede both.
                 gtids = gtid_set_before(reader, blocks, blocks.end)
             else:
                 gtids = gtid_set_before(reader, blocks, max(position.offset, record.base))

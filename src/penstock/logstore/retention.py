@@ -36,7 +36,8 @@ AGE_SECONDS_DEFAULT = 24 * 3600
 
 _HOUR_SECONDS = 3600
 _SECOND_US = 1_000_000
-# The first offset of a source file's events. The log has nothing between it and the file's first segment.
+# The offset of a source file's first event. The log stores no bytes between this offset and the start of the
+# file's first segment.
 _FILE_START = 4
 # The files of a segment: its data, or the note about its object in the tier. The index moves last: an index
 # without data is ignored, while data without its index would need a rebuild.
@@ -254,7 +255,7 @@ class Retention:
     def _broken(self, holds: list[Hold], segments: SegmentIndex, due: list[Departure]) -> list[BrokenHold]:
         """Return the holds that exceed a limit and therefore keep nothing."""
         floor = self._hold_bytes_floor(segments)
-        # After a restart, only the start of the log shows which segments have left.
+        # After a restart, only the start of the log shows which segments have been removed.
         gone_to = self._gone_to or (_begin_of(segments[0]) if len(segments) else ())
         broken = []
         within = []

@@ -37,7 +37,7 @@ FORMAT = 1
 
 # A generation ends when its lines exceed this size, or the size of its snapshot if the snapshot is larger.
 LINES_BYTES_MAX = 4 * MIB
-# A longer statement is not stored. Instead, a new generation stores the resulting definitions.
+# A longer statement is not stored. Instead, a new generation stores the resulting table definitions.
 STATEMENT_BYTES_MAX = MIB
 
 _CRC_DIGITS = 8
@@ -49,7 +49,7 @@ class Definitions(Protocol):
     """
 
     def defines(self, text: str, database: str, session: StatementSession) -> bool:
-        """Return whether a statement can change a definition."""
+        """Return whether a statement can change a table definition."""
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession
@@ -57,7 +57,7 @@ class Definitions(Protocol):
         """Apply a statement; return the tables that it changed or put in doubt."""
 
     def take(self, definition: dict[str, Any], position: Position) -> None:
-        """Apply a definition that was read elsewhere, from a position on."""
+        """Store a table definition that was read elsewhere and is valid from a position on."""
 
     def refuse(self, name: TableName, why: str) -> None:
         """Record that the definition of a table in doubt cannot be determined."""
@@ -69,10 +69,12 @@ class Definitions(Protocol):
         """Move doubts that begin before a position, or at an unknown position, to that position."""
 
     def survey(self) -> None:
-        """Record that every table of the server has been taken or refused."""
+        """Record that the definition of every table of the server has been stored or refused."""
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return the definitions in force at a position as JSON, by default the newest."""
+        """Return the table definitions in force at a position as JSON. Without a position, return the newest
+        ones.
+        """
 
 
 class Settling(Protocol):
@@ -82,7 +84,7 @@ class Settling(Protocol):
         """Wait until a table's doubt is settled or refused, or the timeout expires."""
 
     def give(self, name: TableName, since: Position, definition: dict[str, Any]) -> None:
-        """Store a definition supplied by an operator, from a position on.
+        """Store a table definition supplied by an operator, valid from a position on.
 
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """
@@ -180,8 +182,8 @@ class SchemaLog(Generic[_Kept]):
             return self._at(position)
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return the definitions of `at` as JSON that `read` accepts: of one table if it is named, otherwise
-        of all.
+        """Return the definitions of `at` as JSON that `read` accepts. If a table is named, return only its
+        definition.
         """
         return self.at(position).in_force(position, name)
 
@@ -246,7 +248,7 @@ class SchemaLog(Generic[_Kept]):
     # --- Writing ------------------------------------------------------------------------------
 
     def seed(self, history: _Kept, position: Position) -> None:
-        """Start a generation: these definitions hold from a position on, replacing any later ones."""
+        """Start a generation. These table definitions hold from a position on and replace any later ones."""
         with self._lock:
             self._cut(position)
             self._begin(history.in_force(position), position)
@@ -477,7 +479,7 @@ def encode_line(value: dict[str, Any]) -> bytes:
 
 
 def _parse(path: Path, content: bytes) -> _Generation:
-    """Parse a generation. Raises SchemaInvalid without a snapshot, or for an unknown format."""
+    """Parse a generation. Raises SchemaInvalid if it has no snapshot or an unknown format."""
     try:
         lines = list(sound_lines(content))
         first, snapshot_bytes = lines[0]

@@ -57,9 +57,7 @@ class Admission:
             self._handshakes_by_peer[peer] += 1
 
     def renumber(self, descriptor: int, number: int) -> None:
-        """Count a connection that another process serves under a number that is not a descriptor of this
-        process.
-        """
+        """Count a connection that another process serves. Its number is not a descriptor of this process."""
         peer = self._handshakes.pop(descriptor, None)
         if peer is not None:
             self._handshakes[number] = peer

@@ -60,8 +60,8 @@ class DurableInstance:
         return view
 
     def stored_log(self) -> Log:
-        """Return the log with everything that is stored, for members that copy it. Raises what `log`
-        raises.
+        """Return the log with everything that is stored, for members that copy it. Propagates errors from
+        `log`.
         """
         log = self._instance.log()
         assert isinstance(log, Log), "this process writes the log"
@@ -92,7 +92,7 @@ class DurableInstance:
     def confirm(self, member: str, synced: Position) -> None:
         """Record that a member has durably stored everything up to a position.
 
-        Raises what the instance's own log raises.
+        Propagates errors from the instance's own log.
         """
         log = self.stored_log()
         with self._lock:
@@ -154,5 +154,7 @@ class DurableInstance:
 
 
 def stored_log_of(instance: ServedInstance) -> ServedLog:
-    """Return an instance's log with everything that is stored. Raises what the instance's `log` raises."""
+    """Return an instance's log with everything that is stored. Propagates errors from the instance's
+    `log`.
+    """
     return instance.stored_log() if isinstance(instance, DurableInstance) else instance.log()

@@ -47,7 +47,7 @@ class Health:
         return self._has_started
 
     async def checks(self) -> dict[str, bool]:
-        """Return the checks of readiness by name; ready if all are true."""
+        """Return the readiness checks by name. The daemon is ready if all of them are true."""
         checks = {
             "log": not self._unopened() and not self._all_stopped(),
             "listeners": self._listeners <= self.listening,

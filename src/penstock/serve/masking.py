@@ -150,7 +150,7 @@ class Masking:
                 )
 
     def idle_names(self, table: TableName, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return the names in rules for this table alone that match none of its columns."""
+        """Return the column names that occur in rules for this table alone and match none of its columns."""
         own = [
             names for tables, names in self.rules if tables.single() and matches_in_any_case(tables, table)
         ]

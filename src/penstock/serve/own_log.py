@@ -54,7 +54,7 @@ class OwnLog:
         return self.log.head_bytes(epoch, file)
 
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
-        """Return the definitions in force at a position, as JSON. Raises SchemaUnknown."""
+        """Return the table definitions in force at a position, as JSON. Raises SchemaUnknown."""
         return settled_schemas(self.log, self._schemas, position, name, again=again)
 
     def boundary_before(self, position: Position) -> int:

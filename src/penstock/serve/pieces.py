@@ -160,7 +160,7 @@ class Pieces:
 
     @property
     def source(self) -> OwnSource:
-        """The log as a source. Raises what `log` raises."""
+        """The log as a source. Propagates errors from `log`."""
         log = self.log
         if self._source is None or self._source.log is not log:
             # The log was reopened, so the cached state of the old log is invalid.

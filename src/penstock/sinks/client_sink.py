@@ -13,7 +13,7 @@ class Client(Protocol):
     """A client connected to a server."""
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
 
 
 ClientT = TypeVar("ClientT", bound=Client)

@@ -43,7 +43,8 @@ def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
         kept = order[last_of_each(key_columns(rows, target.primary_key), rank)]
     if len(kept) == rows.num_rows:
         return rows
-    # A mask keeps batches separate, while taking by index would join texts of more than 2 GiB.
+    # Filter by a mask, which keeps the batches separate. `take` would concatenate them, which fails for more
+    # than 2 GiB of text.
     mask = numpy.zeros(rows.num_rows, numpy.bool_)
     mask[kept] = True
     return rows.filter(pyarrow.array(mask))
@@ -73,7 +74,7 @@ def unrepresentable_text(rows: pyarrow.Table | pyarrow.RecordBatch, name: str) -
 
 
 def last_of_each(columns: Sequence[pyarrow.ChunkedArray], rank: numpy.ndarray) -> numpy.ndarray:
-    """Return, ascending, the highest rank among the rows of each key.
+    """Return the highest rank of each key's rows, in ascending order.
 
     `columns` have one value per row.
     """
@@ -124,7 +125,7 @@ def with_metadata(rows: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.Re
     index = rows.schema.get_field_index("_metadata")
     metadata = rows.column(index)
     fields = [metadata.type.field(name) for name in names]
-    # The `_metadata` struct itself is never null, so a field is null exactly if its value is.
+    # The `_metadata` struct itself is never null, so its fields can be copied with only their own nulls.
     kept = pyarrow.StructArray.from_arrays([pc.struct_field(metadata, name) for name in names], fields=fields)
     return rows.set_column(index, rows.schema.field(index).with_type(kept.type), kept)
 

@@ -101,7 +101,7 @@ class DebeziumForms(Section):
         return self.deletes in ("rewrite", "rewrite-with-tombstone")
 
     def options(self) -> list[tuple[str, str]]:
-        """Return these forms as names and values for the kernel."""
+        """Return the message options as pairs of name and value for the kernel."""
         names = ("decimal", "time", "bigint_unsigned", "binary")
         flat = [("flat", ",".join(self.fields)), ("deleted", str(self.rewrites_deletes).lower())]
         return [(name, getattr(self, name)) for name in names] + (flat if self.flat else [])

@@ -43,7 +43,7 @@ class Delivery(StrEnum):
 
     # Once: the batch's number is stored in the same commit as its rows.
     EXACTLY_ONCE = "exactly once"
-    # Possibly written several times, with the same result as once.
+    # Possibly written several times, with the same result as writing once.
     IDEMPOTENT = "at least once, idempotent"
     # Possibly present several times.
     AT_LEAST_ONCE = "at least once"
@@ -94,7 +94,9 @@ class BatchMark:
 
 
 def applications_of(pipeline: str) -> str:
-    """Return the prefix of the names for a pipeline's numbers, over all generations."""
+    """Return the prefix that the names of a pipeline's batch numbers share in all generations of the
+    pipeline.
+    """
     return f"penstock/{pipeline}/"
 
 
@@ -140,7 +142,7 @@ class Receipt:
     unrepresentable: Mapping[str, int] = field(default_factory=dict)
     # Rows that were not written because the target has a later version of them.
     outdated: int = 0
-    # Columns of the rows that their table does not have, so that their values were left out, by target.
+    # By target: columns of the rows that the target table does not have. Their values were left out.
     columns_missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # The changes that the writer received, by operation. The engine counts them.
     operations: Mapping[str, int] = field(default_factory=dict)
@@ -198,7 +200,7 @@ class Writer(ABC):
 class Sink(ABC):
     """A target to which changes are written. Can be pickled."""
 
-    # The name of the kind: the name of its folder.
+    # The kind's name, which is also the name of its folder.
     kind: str
     # The pipeline that writes, "" if unknown. Tables that another pipeline created are not altered.
     pipeline: str = ""

@@ -273,7 +273,7 @@ class DaemonLog:
         )
 
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
-        """Return the definitions in force at a position, as JSON."""
+        """Return the table definitions in force at a position, as JSON."""
 
         def ask(client: DaemonClient, shift: int) -> dict[str, Any]:
             table = None if name is None else str(name)
@@ -359,7 +359,7 @@ class DaemonLog:
                 offset = resume_at().offset
                 continue
             if offset < fetch_end and offset >= stop:
-                # The part of this file that the log has ends at this offset, after a whole transaction.
+                # The log has this file up to this offset, which is the end of a transaction.
                 return
             assert offset > fetch_start, "an answer that is whole has what was asked for"
 

@@ -134,7 +134,8 @@ def _tls(scheme: str, argument: Tls | None, options: dict[str, str]) -> Tls | No
             options.get("ssl_key"),
         )
     if scheme == PLAIN:
-        # If the mode makes encryption optional, the scheme of the URL decides against it.
+        # The modes `disabled` and `preferred` allow an unencrypted connection, which this URL scheme
+        # requests.
         return None if tls is None or tls.mode in ("disabled", "preferred") else tls
     if tls is not None and tls.mode == "disabled":
         raise OptionInvalid(f"{ENCRYPTED}:// and ssl mode disabled contradict each other", hint=_HINT)

@@ -106,7 +106,7 @@ class RangeDecoding:
             self.decoder.finish(len(self._partial_event), drop_open=drop_open)
             if self.decoder.state == "done":
                 return
-            # A payload at the end of the bytes may still contain tables to ask about.
+            # The decoder may still request table definitions for a payload at the end of the bytes.
             yield from self._due()
 
     def rest_of_payload(self) -> Iterator[str]:

@@ -173,7 +173,7 @@ def _follow(descriptor: int, followed: _Followed) -> _Followed:
             if last >= starts[-1] + _SPACING_BYTES:
                 starts.append(last)
     except StreamError as problem:
-        # A range that starts after the invalid header reports the header again.
+        # Only log the error here. A range that starts after the invalid header reports it again.
         _log.warning("a file cannot be followed to its end", reason=str(problem))
     return _Followed(followed.file, end, tuple(starts))
 

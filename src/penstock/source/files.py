@@ -180,7 +180,7 @@ class FileSource(OpenedSource):
         try:
             return self._event_start(byte_range.file, byte_range.stop)
         except StreamError:
-            # Reading the range reports the damage, after the rows before it.
+            # The damage is reported when the range is read, after the rows that precede it.
             return None
 
     def head_bytes(self, file: str, epoch: int | None = None) -> bytes:

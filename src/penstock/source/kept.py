@@ -167,7 +167,7 @@ class KeptSource(OpenedSource):
         return log_position
 
     def listed(self, listing: Any = None) -> AbstractContextManager[None]:
-        """Return a context manager in which questions about the log may be answered as of one time."""
+        """Return a context manager in which queries of the log may all be answered as of the same time."""
         return nullcontext()
 
     # --- Lookups ------------------------------------------------------------------------------
@@ -386,8 +386,8 @@ class KeptSource(OpenedSource):
             runs = self._runs()
             earlier = [run for run in runs if run.epoch < epoch]
             first = next(run for run in runs if run.epoch == epoch)
-            # If a new epoch belongs to the same server, an operator has set its position so that readers get
-            # those bytes again.
+            # A new epoch of the same server has a position that an operator has set, so that readers receive
+            # the bytes from there again.
             is_other_server = bool(earlier) and self.server_key(earlier[-1].epoch) != self.server_key(epoch)
             upto = self.gtid_set(earlier[-1].last) if is_other_server else ""
             before = GtidSet.parse(self.gtid_set(first.first) if upto else "")

@@ -107,7 +107,7 @@ class FolderLog:
         return self._ask(lambda reader: reader.head_bytes(epoch, file))
 
     def schemas(self, position: Position, name: TableName | None, *, again: bool = False) -> dict[str, Any]:
-        """Return the definitions in force at a position, as JSON. Raises SchemaUnknown."""
+        """Return the table definitions in force at a position, as JSON. Raises SchemaUnknown."""
         return self._schemas.in_force(position, name)
 
     def boundary_before(self, position: Position) -> int:

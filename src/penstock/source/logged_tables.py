@@ -54,7 +54,7 @@ class LoggedTables:
             try:
                 history = self._source.schema_history(position, name, again=again)
             except SchemaUnknown:
-                # The log was captured without definitions.
+                # The log was captured without table definitions.
                 return None
             doubt = None if history is None else history.doubt(name)
             if history is None or doubt is None:
@@ -94,8 +94,8 @@ class LoggedTables:
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
     ) -> set[TableName]:
-        """Forget definitions that a statement may have changed; the log has the new definitions from the
-        statement's position on.
+        """Forget table definitions that a statement may have changed; the log has the new definitions from
+        the statement's position on.
         """
         spelling = ServerSpelling().under((session or StatementSession()).sql_mode)
         if not effects_of(text, database, spelling):

@@ -104,7 +104,9 @@ class Schemas(Protocol):
         """Return the schema in force at a position, None if it is unknown."""
 
     def reread(self, name: TableName, position: Position) -> TableSchema:
-        """Read the definition at a position from elsewhere. Raises SchemaUnknown."""
+        """Get the definition at a position from the server, directly or through a daemon. Raises
+        SchemaUnknown.
+        """
 
     def apply(
         self, text: str, database: str, position: Position, session: StatementSession | None = None
@@ -438,8 +440,8 @@ class _RangeReader:
             self._decoding.decoder.answer_statement(self._concerns_selection(statement))
 
     def _concerns_selection(self, statement: Any) -> bool:
-        """Return whether a definition belongs in messages: whether all tables are selected, or a table that
-        it names.
+        """Return whether messages include a definition. They do if all tables are selected, or a table that
+        the definition names.
         """
         selected = self._selection.tables
         if selected.selects_all:
@@ -500,8 +502,8 @@ class _RangeReader:
         return Position(self._epoch, file, int(offset))
 
     def _spelling_of(self, statement: Any) -> ServerSpelling:
-        """Return how statements are spelled by the server that wrote the log, and in the statement's
-        session.
+        """Return how a statement is spelled, depending on the server that wrote the log and on the
+        statement's session.
         """
         session = StatementSession.of_event(*statement.session)
         return ServerSpelling.of_server(self._decoding.decoder.server_version).under(session.sql_mode)

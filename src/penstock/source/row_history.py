@@ -43,8 +43,8 @@ from penstock.source.source import ByteRange, Source
 _THREADS = 2
 # The number of ranges that are decoded ahead.
 _AHEAD = 2 * _THREADS
-# The sizes of the ranges that are decoded at once. The first ranges are small, so that the newest changes
-# appear soon.
+# The sizes of the pieces into which ranges are cut for decoding. The first pieces are small, so that the
+# newest changes appear soon.
 _RANGE_BYTES_FIRST, _RANGE_BYTES_MAX = 2 * MIB, 32 * MIB
 # Ranges with a smaller gap than this are joined: reading the gap costs less than beginning another range.
 _GAP_BYTES_MAX = MIB // 2
@@ -182,7 +182,9 @@ class _RangeResult:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The ranges of a segment that may change the table, and the transaction ends that its index has."""
+    """The ranges of a segment that may change the table, and the transaction boundaries that the segment's
+    index lists.
+    """
 
     segment: SegmentRecord
     ranges: Ranges
@@ -203,7 +205,7 @@ class RowHistory:
         self._stopping = threading.Event()
         self._sources: list[Source] = []
         self._own = threading.local()
-        # Whether the log leaves out the names of the table's columns, so that definitions are needed.
+        # Whether the log leaves out the names of the table's columns, so that table definitions are needed.
         self._needs_definitions = False
 
     def parts(self) -> Iterator[HistoryPart]:
@@ -274,7 +276,7 @@ class RowHistory:
         return result
 
     def _transactions(self, byte_range: ByteRange) -> list[tuple[int, int]]:
-        """Return the parts of a range whose transactions may have changes of the row."""
+        """Return the parts of a range whose transactions may change the row."""
         definition = self._definition_at(byte_range.position) if self._needs_definitions else None
         search = self._feed(byte_range, definition)
         if search.needs_definition and not self._needs_definitions:
@@ -318,14 +320,15 @@ class RowHistory:
         return None if schema is None else (columns_of(schema.columns), schema.primary_key)
 
     def _decode(self, byte_range: ByteRange) -> list[HistoryPart]:
-        """Return the parts of the history in transactions that may have the row, in commit order."""
+        """Return, in commit order, the parts of the history whose transactions may contain the row."""
         parts: list[HistoryPart] = []
         columns = (*self._key.columns, *_SYSTEM[:1])
         try:
             if not any(self._is_match(part) for part in self._read(byte_range, columns)):
                 return parts
         except StreamError:
-            # The second pass, which decodes all columns, raises the error after the changes before it.
+            # Do not raise the error here. The second pass, which decodes all columns, raises it after the
+            # changes that precede it.
             pass
         try:
             for part in self._read(byte_range, None):

@@ -66,7 +66,8 @@ def find_gtid_set(source: Source, gtid_set: str) -> Position:
 def find_time(source: Source, time_us: int) -> Position:
     """Return the start of the last file created before the time, else of the first file."""
     files = source.extents()
-    # File times are truncated to seconds: the previous file may have transactions of the rest of that second.
+    # File times are truncated to seconds, so the previous file may contain transactions from the rest of that
+    # second.
     later = bisect_right(files, time_us, key=lambda file: (_begun_seconds(source, file) + 1) * _SECOND_US)
     return files[max(later - 1, 0)].first
 

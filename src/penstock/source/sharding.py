@@ -99,7 +99,7 @@ def sharded(rows: pyarrow.RecordBatch, slots: Slots, preimages: Mask, count: int
 
 
 def with_kinds(rows: pyarrow.RecordBatch, indexes: npt.NDArray[Any], kinds: list[str]) -> pyarrow.RecordBatch:
-    """Return the rows with other change types for the rows at `places`, which are in ascending order."""
+    """Return the rows with new change types at `indexes`, which are in ascending order."""
     column_index = rows.schema.get_field_index(CHANGE_TYPE)
     changed = numpy.zeros(rows.num_rows, numpy.bool_)
     changed[indexes] = True

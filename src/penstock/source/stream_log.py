@@ -371,7 +371,9 @@ def epoch_after(position: Position) -> int:
 
 
 def _with_fingerprint(byte_range: ByteRange, begin: Offset, end: Offset) -> ByteRange:
-    """Return a range with the fingerprint of its file if an end of the batch is in that file."""
+    """Return a range. If the batch begins or ends in the range's file, the range includes the file's
+    fingerprint.
+    """
     for offset in (begin, end):
         place = offset.position
         if offset.fingerprint and (place.epoch, place.file) == (byte_range.epoch, byte_range.file):

@@ -409,7 +409,7 @@ class TableAsOf:
         if self._known.bytes + self._later.bytes + batch_bytes(rows) > AS_OF_BYTES_MAX:
             self._known.compact()
             self._later.compact()
-            # Without this margin, every further batch would be compacted again.
+            # Without this margin, every further batch would cause another compaction.
             self._prove_fits(AS_OF_BYTES_MAX - AS_OF_BYTES_MAX // 8)
         number = known.add(rows, batch.position.epoch)
         self._prove_fits()
@@ -503,5 +503,5 @@ def _is_partial(rows: pyarrow.RecordBatch) -> bool:
 
 
 def _has_same_values(kind: pyarrow.DataType, other: pyarrow.DataType) -> bool:
-    """Return whether a value of one type equals the same value of another type."""
+    """Return whether a value has the same Python form when its column has the other type."""
     return bool(kind == other or (pyarrow.types.is_integer(kind) and pyarrow.types.is_integer(other)))

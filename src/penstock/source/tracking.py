@@ -123,7 +123,7 @@ class TrackedSchemas:
             self._save(self._tracking)
 
     def at(self, position: Position) -> dict[str, Any]:
-        """Return the history in JSON form, without the definitions after a position."""
+        """Return the history in JSON form, without the table definitions after a position."""
         value = self.history.to_json()
         for table in value["tables"]:
             table["definitions"] = [

@@ -183,7 +183,7 @@ class Client:
     async def at(self) -> Cursor | None:
         """Return the cursor, None while the log does not contain the client's start.
 
-        Raises what finding the start raises.
+        Propagates errors from finding the start.
         """
         if self.cursor is None:
             try:
@@ -398,7 +398,7 @@ class Clients:
     # --- Ownership --------------------------------------------------------------------------
 
     async def _bring_here(self, client: Client) -> None:
-        """Take a client from the process of the daemon that has it. Raises what the log raises."""
+        """Take a client from the process of the daemon that has it. Propagates errors from the log."""
         if client.is_here or self._bring is None:
             return
         state = await self._bring(client.destination, client.client_id)

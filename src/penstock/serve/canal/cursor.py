@@ -186,7 +186,7 @@ class Cursor:
             self._pass(self._reached, self._reached_mark)
 
     async def _piece_at(self, gathering: "_Gathering") -> Piece | None:
-        """Return the piece at the position of the gathering, and prefetch the piece after it."""
+        """Return the piece where gathering continues, and prefetch the piece after it."""
         begin = Place(gathering.at.position, gathering.at.part)
         if self._piece is not None and (self._piece.start, self._piece.part) == (begin.position, begin.part):
             return self._piece
@@ -281,7 +281,9 @@ async def news(pieces: Pieces, seen: int, seconds: float | None) -> None:
 
 
 def _place_after(piece: Piece, entry: int = 0) -> Place:
-    """Return the point after a piece, or after a part of a piece, where `entry` continues."""
+    """Return where to continue after a piece. If the piece has further parts, continue at `entry` of the next
+    part.
+    """
     return Place(piece.end) if piece.is_whole else Place(piece.start, piece.part + 1, entry)
 
 

@@ -94,7 +94,7 @@ class Request:
 
 
 def frame_length(header: bytes, limit: int = CANAL_FRAME_BYTES_MAX) -> int:
-    """Return the number of bytes after the first four of a frame. Raises LimitExceeded."""
+    """Return the length of a frame in bytes, not counting its first four bytes. Raises LimitExceeded."""
     (length,) = struct.unpack(">I", header)
     if length > limit:
         raise LimitExceeded(f"a frame announces {length} bytes; at most {limit} are taken")

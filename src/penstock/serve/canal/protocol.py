@@ -116,7 +116,8 @@ class CanalSession:
         self._held: dict[tuple[str, int], tuple[Client, Subscriber]] = {}
         self._shown: dict[tuple[str, int], ExitStack] = {}
         self._read_seconds = self._write_seconds = CANAL_IDLE_SECONDS_DEFAULT
-        # A frame that was read while the session waited for changes, and the frames that arrived in that way.
+        # The read of a frame that began while the session waited for changes, and the frames that arrived
+        # during such waits.
         self._early: asyncio.Task[bytes | None] | None = None
         self._unanswered: deque[bytes] = deque()
         self._superseded = False

@@ -94,7 +94,7 @@ class CanalTables(TablePatterns):
 
 
 def split_filter(text: str) -> list[str]:
-    """Split a filter at commas outside brackets that are not escaped by a backslash."""
+    """Split a filter at its commas, except for commas within brackets or after a backslash."""
     parts, current, depth, escaped = [], "", 0, False
     for character in text:
         if character == "," and depth == 0 and not escaped:

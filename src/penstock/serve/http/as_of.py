@@ -70,7 +70,9 @@ class _TurnLost(Exception):
 
 
 class _Turn:
-    """The turn to read a table: one at a time, because its rows are in memory. Belongs to the event loop."""
+    """The turn to read a table. Only one request reads at a time, because the table's rows are in memory.
+    Belongs to the event loop.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

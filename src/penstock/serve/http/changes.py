@@ -58,7 +58,7 @@ CONSUMED_HEADER = "Penstock-Consumed"
 # Payloads up to this size are joined with the surrounding bytes, which saves calls.
 _GATHERED_BYTES_MAX = 64 * 1024
 
-# The number of the last warnings about masks that are remembered, so that they are not repeated.
+# How many of the latest warnings about masks are remembered, so that they are not repeated.
 _WARNINGS_MAX = 256
 
 # Larger pieces are encoded in a thread, so that other clients do not wait.

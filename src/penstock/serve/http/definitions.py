@@ -47,7 +47,7 @@ class DefinitionRequest(ChangeRequest):
 
 
 def routes(served: Served) -> list[Route]:
-    """Return the routes of definitions."""
+    """Return the routes of table definitions."""
     path = "/v1/instances/{instance}/definitions"
     return [
         Route(path, functools.partial(_definitions, served), methods=["GET"], name="_definitions"),

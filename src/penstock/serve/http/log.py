@@ -390,7 +390,7 @@ async def _schema(served: Served, request: Request) -> Response:
 
 
 async def _give_schema(served: Served, request: Request) -> Response:
-    """Store a table's definition supplied by an operator, from a position on."""
+    """Store a table definition that an operator supplied, valid from a position on."""
     log, query = log_of(served, request), Query(request)
     name, position = TableName.parse(query.text("table")), query.needed_position("position")
     account_of(request).prove_defines(request.path_params["instance"])

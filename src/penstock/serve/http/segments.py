@@ -28,7 +28,7 @@ async def _segments(served: Served, request: Request) -> Response:
 
 
 def _listed(log: Log, limit: int) -> dict[str, Any]:
-    """Return the newest segments, and the totals of all by state."""
+    """Return the newest segments, and the totals of all segments by state."""
     records = list(log.segments)
     totals = {state: {"segments": 0, "bytes": 0} for state in STATES}
     for record in records:

@@ -146,7 +146,8 @@ class ClickHouseSink(ClientSink[ClickHouseSession]):
         return _MirrorWriter(self, session) if self.keeps_state else _FeedWriter(self, session, mark, part)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # After this task started, another task may have written rows that are older than the emptying.
+        # Another task may have written rows since this task started, and those rows may be older than the
+        # statement that empties the table.
         emptied = {(database, table): 0 for receipt in receipts for database, table, _ in receipt.staged}
         for receipt in receipts:
             for database, table, version in receipt.staged:

@@ -79,7 +79,7 @@ class DocumentWriter(Writer, Generic[ClientT]):
 
     @abstractmethod
     def _write(self, target: Target, rows: pyarrow.Table) -> None:
-        """Write the last images of a table."""
+        """Write the last image of each row of a table."""
 
     def _send_all(
         self, send: Callable[[_Request], _Answer], requests: Iterator[_Request]

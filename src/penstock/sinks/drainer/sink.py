@@ -231,7 +231,7 @@ class _FileWriter(Writer):
             with translate_file_errors(str(self._path)):
                 if self._file is None:
                     self._file = self._path.open("wb")
-                # Write three times instead of joining the pieces, because a transaction may be large.
+                # Make three writes instead of joining the pieces, because a transaction may be large.
                 self._file.write(_RECORD_HEAD.pack(_MAGIC, len(transaction)))
                 self._file.write(transaction)
                 self._file.write(_CHECKSUM.pack(_native.crc32c(transaction)))

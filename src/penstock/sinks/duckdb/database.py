@@ -148,7 +148,7 @@ class DuckdbTable(DatabaseFileTable):
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         known = [quoted(name) for name in columns if name in self.schema.names]
-        # DuckDB answers with the table's own spelling.
+        # Alias each column, because DuckDB otherwise returns names as the table spells them.
         names = ", ".join(f"{name} AS {name}" for name in known)
         with self._opened() as database:
             yield from database.batches(f"SELECT {names} FROM {database.name_of(self.name)}")

@@ -258,7 +258,7 @@ class FilesSink(Sink):
     def _changed_schema(
         self, folder: Folder, known: pyarrow.Schema | None, target: Target, evolution: Evolution
     ) -> pyarrow.Schema:
-        """Return the columns for new files, where `known` are those of the folder. Raises SchemaChanged."""
+        """Return the columns for new files. `known` is the folder's current schema. Raises SchemaChanged."""
         changes = pyarrow.schema(_native.arrow_schema(target.declared, mariadb=target.mariadb))
         wanted = stored_schema(target, feed_fields(changes))
         if known is None or evolution is Evolution.IGNORE:

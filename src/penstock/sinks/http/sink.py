@@ -42,7 +42,7 @@ EXTRA = ""
 
 _CONNECT_SECONDS_MAX = 10.0
 _BACKOFF = Backoff(longest=15.0)
-# How much of a rejecting response is shown.
+# How much of an error response is shown.
 _SHOWN_BYTES_MAX = 300
 _TOO_MANY, _TIMEOUT, _EARLY = 429, 408, 425
 _UNAUTHORIZED, _FORBIDDEN, _TOO_LARGE = 401, 403, 413

@@ -19,7 +19,7 @@ from penstock.settings.kafka import KafkaAccount
 ANSWER_SECONDS_MAX = 30.0
 # How long to wait for an open transaction of another producer.
 OPEN_SECONDS_MAX = 30.0
-# Records read from the end of a position topic before the whole topic is read.
+# How many records are read from the end of a position topic. If they do not suffice, the whole topic is read.
 _RECENT_RECORDS = 200
 # Pauses before a retry, because a partition that was just created has no leader yet.
 _BACKOFF = Backoff(first=0.02, longest=0.5)

@@ -192,7 +192,7 @@ def _count_of(table: str, count: int) -> dict[str, Any]:
 
 
 def _begun(instance: str, rows: pyarrow.RecordBatch) -> Iterator[_OpenTransaction]:
-    """Yield the transaction of each row."""
+    """Yield, for each row, the transaction that it belongs to."""
     metadata = rows.column("_metadata")
     files, gtids = (pc.struct_field(metadata, name).to_pylist() for name in ("file", "gtid"))
     times = rows.column("_commit_timestamp").cast(pyarrow.int64()).to_pylist()
@@ -202,7 +202,9 @@ def _begun(instance: str, rows: pyarrow.RecordBatch) -> Iterator[_OpenTransactio
 
 
 def _id_of(file: str, version: int) -> str:
-    """Return the id of a transaction without a GTID, as the kernel writes it into its messages."""
+    """Return the id of a transaction that has no GTID, in the form in which the kernel writes it into
+    messages.
+    """
     if not are_positional(file):
         return f"commit_ts={version}"
     return f"file={file},pos={(version & 0xFFFFFFFF) << 4}"
@@ -216,7 +218,7 @@ def _instance_of(changes: Changes) -> str:
 
 
 def heartbeat_record(topic: str, server: str, milliseconds: int) -> ConnectRecord:
-    """Return a message that says that the pipeline runs, in the first partition."""
+    """Return a message, for the first partition, which shows that the pipeline is running."""
     return ConnectRecord(
         topic,
         {"serverName": server},

@@ -304,8 +304,8 @@ class KafkaSink(Sink):
             )
 
     def _refuse_truncates_by_rows(self, target: Target) -> None:
-        """Refuse messages of truncated tables if the topic depends on rows, because a TRUNCATE has no
-        rows.
+        """Refuse to write messages about TRUNCATE statements if the topic depends on rows, because a TRUNCATE
+        has no rows.
         """
         forms = self.settings.debezium
         if forms is not None and forms.truncates and topic_of(self.settings.topic, target) is None:

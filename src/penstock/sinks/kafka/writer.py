@@ -353,7 +353,7 @@ class KafkaWriter(Writer):
         return split_moved_updates(changes, joined.dictionary_encode().indices.to_numpy(zero_copy_only=False))
 
     def _partition_keys(self, changes: Changes) -> Any:
-        """Return the partition key of each row, None if it is the key of its message."""
+        """Return the partition key of each row. Return None if messages are partitioned by their own keys."""
         if not self._settings.partition_by:
             return None
         texts = [pc.fill_null(column_texts(changes, name), "\0") for name in self._settings.partition_by]

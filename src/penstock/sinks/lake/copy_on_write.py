@@ -143,6 +143,8 @@ def _known_bounds(bounds: Bounds | None) -> tuple[object, object, bool] | None:
 
 
 def _order(bounds: Sequence[Bounds | None]) -> tuple[bool, object]:
-    """Return a sort key that orders files by their first key column, without bounds last."""
+    """Return a sort key that orders files by the bounds of their first key column. Files without bounds are
+    last.
+    """
     first = bounds[0]
     return (True, 0) if first is None or first.low is None else (False, first.low)

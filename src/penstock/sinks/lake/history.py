@@ -82,7 +82,7 @@ class HistoryTable:
         except BaseException:
             self._table.folder.delete([file.path for file in ended.added])
             raise
-        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
+        # Keep the files even if the commit raises: it may have succeeded although its response was lost.
         self._table.commit(ended.added, ended.removed, numbers)
         self._parts = []
         return int(rows.num_rows)
@@ -165,7 +165,8 @@ class _Events:
         stored = group.column(TO_VERSION)
         is_open = pc.is_null(stored).to_numpy()
         later = pc.fill_null(stored, _OPEN).to_numpy() > ends
-        # An end later than the log's own was set by rows that were read ahead of the log.
+        # If the stored end is later than the end in the log, it was set by rows that were read ahead of the
+        # log. Replace it.
         moved = (ends != _OPEN) & (is_open | (later & (ends >= begun)))
         mask = pyarrow.array(moved)
         columns = {

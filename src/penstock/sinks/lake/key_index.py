@@ -23,8 +23,8 @@ class KeyIndex:
         """Build the index from one row per key, with columns in the table's types."""
         self.count = keys.num_rows
         self._parts = [_Part(column) for column in keys.columns]
-        # For each further column: the sorted distinct pairs of the code of the preceding columns and the
-        # column's own code.
+        # For each further column: the sorted distinct pairs of the preceding columns' code and this column's
+        # code.
         self._pairs: list[numpy.ndarray] = []
         codes = self._parts[0].find(keys.column(0))
         for part, column in zip(self._parts[1:], keys.columns[1:], strict=True):

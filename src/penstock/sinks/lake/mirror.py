@@ -111,7 +111,7 @@ class MirrorTable:
         except BaseException:
             self._table.folder.delete([file.path for file in rewritten.added])
             raise
-        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
+        # Keep the files even if the commit raises: it may have succeeded although its response was lost.
         self._table.commit(rewritten.added, [*rewritten.removed, *emptied], numbers)
         return int(keys.num_rows)
 
@@ -142,7 +142,8 @@ class MirrorTable:
         removed_paths = {file.path for file in rewritten.removed}
         added = [file for file in spilled if file.path not in removed_paths] + rewritten.added
         removed = [file for file in files if file.path in removed_paths]
-        # From here on the files belong to the commit, which may exist even if its answer is lost.
+        # From here on, keep the files even if the commit raises: it may have succeeded although its response
+        # was lost.
         self._spilled, self._keys, self._versions = [], [], []
         self._table.commit(added, [*removed, *emptied], numbers)
         self._table.folder.delete([file.path for file in spilled if file.path in removed_paths])

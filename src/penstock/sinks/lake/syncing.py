@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-# Syncs that run at once share the flushes of the disk's cache and the commits of the file system's journal.
+# Concurrent syncs share the flushes of the disk's cache and the commits of the file system's journal.
 _THREADS_MAX = 16
 
 

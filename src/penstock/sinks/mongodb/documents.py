@@ -146,7 +146,7 @@ def _stored_type(target: Target, field: pyarrow.Field) -> pyarrow.DataType:
 
 def _stored(values: pyarrow.Array, wanted: pyarrow.DataType) -> pyarrow.Array:
     if pyarrow.types.is_timestamp(values.type):
-        # Text of a moment without a time zone is in UTC.
+        # A timestamp in text form that has no time zone is in UTC.
         values = values.cast(pyarrow.timestamp("us"))
     return values.cast(wanted)
 

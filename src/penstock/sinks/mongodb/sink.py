@@ -162,7 +162,8 @@ class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
         return _Writer(self, self.settings.gather_bytes, self.settings.connections)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # After this task started, another task may have written rows that are older than the emptying.
+        # Another task may have written rows since this task started, and those rows may be older than the
+        # statement that empties the table.
         for database, collection, version in (staged for receipt in receipts for staged in receipt.staged):
             with translate_errors(f"{database}.{collection}"):
                 self.client[database][collection].delete_many({VERSION: {"$lte": version}})

@@ -89,7 +89,8 @@ _OF_TARGET: Classes = {
     ),
     # Foreign keys, checks, views with a check option, and signals of triggers.
     **dict.fromkeys((1216, 1217, 1369, 1451, 1452, 1644, 3819, 4025), (ValueMalformed, _HINT_REFUSED)),
-    # TiDB has collected the versions that the transaction reads: the next transaction reads later versions.
+    # TiDB has garbage-collected the row versions that this transaction reads. A new transaction reads a newer
+    # snapshot.
     **dict.fromkeys((8055, 9006), (ServerBusy, None)),
     # No space for a file, for a table, or for a temporary file.
     **dict.fromkeys((3, 1021, 1114), (DiskFailed, _HINT_DISK)),
@@ -213,7 +214,7 @@ def connect(address: ServerAddress, *statements: str) -> Session:
 
 # Values stay in the text form that the server sends, and callers convert them.
 _CONVERSIONS: dict[Any, Any] = dict(pymysql.converters.encoders)
-# Strict mode, except for dates that the source may have, so that no value is changed silently.
+# Use strict mode, so that no value is changed silently, but allow the dates that a source may contain.
 SQL_MODE = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 
 

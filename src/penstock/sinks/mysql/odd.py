@@ -36,7 +36,7 @@ class DividedRows:
 
 
 def divide_rows(batch: pyarrow.RecordBatch, target: Target) -> DividedRows:
-    """Divide rows by the kind of odd value that they have."""
+    """Divide rows by the kind of odd value that they contain."""
     none = pyarrow.array([False] * batch.num_rows, pyarrow.bool_())
     unnamed = broken = none
     for column in target.columns:

@@ -76,8 +76,8 @@ def _conditions(
         for _, piece in pieces:
             condition: tuple[bytes, ...] = (quote_name(key[0]).encode(), b" IN (", piece, b")")
             if texts:
-                # A collation may treat different letters as equal: the index finds candidates, the bytes
-                # decide.
+                # A collation may treat different letters as equal. The index finds candidates, and a
+                # comparison of bytes selects among them.
                 condition += (b" AND ", exact[key[0]].encode(), b" IN (", piece, b")")
             yield condition
         return
@@ -92,7 +92,7 @@ def _conditions(
 def delete_equal_statements(
     batch: pyarrow.RecordBatch, target: Target, columns: Sequence[str], mariadb: bool
 ) -> Iterator[bytes]:
-    """Yield a statement for each row, which deletes one of the table's rows that equal it."""
+    """For each row, yield a statement that deletes one of the table's rows that equal this row."""
     compared = [name for name in columns if not target.column(name).type_text.startswith("vector")]
     comparisons = [_equal(target.column(name), mariadb) for name in compared]
     before = [f"DELETE FROM {target.name.sql} WHERE {comparisons[0]}"] + [
@@ -109,7 +109,7 @@ def _equal(column: Column, mariadb: bool) -> str:
     if column.charset is not None:
         return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)<=>"
     if column.type_text == "json" and not mariadb:
-        # A document is compared by the text in which it was read.
+        # Compare a JSON document by its text, because the row was read in that form.
         return f"CAST({name} AS CHAR)<=>"
     return f"{name}<=>"
 

@@ -204,7 +204,7 @@ def stored_number(session: Session, positions: TableName, mark: BatchMark, part:
             f"SELECT number FROM {positions.sql} WHERE application = %s AND part = %s",
             (mark.application, part),
         )
-        # End the snapshot, so that the part's own transaction does not read it.
+        # End this snapshot. Otherwise, the part's own transaction would read from it.
         session.rollback()
     except PenstockError as error:
         if refusal_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):

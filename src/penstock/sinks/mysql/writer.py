@@ -265,7 +265,9 @@ class MysqlWriter(SqlWriter):
         *,
         idempotent: bool,
     ) -> None:
-        """Write rows by the statements that `make_statements` returns, rows with odd values separately."""
+        """Write rows with the statements that `make_statements` returns. Rows with odd values are written
+        separately.
+        """
         self._run(transaction, make_statements(rows.plain), idempotent=idempotent)
         self._run_leniently(transaction, make_statements(rows.unnamed), idempotent=idempotent)
         for index in range(rows.broken.num_rows):

@@ -34,7 +34,7 @@ from penstock.sinks.sql.sql_sink import SqlWriter, table_missing
 # About 0.8 seconds of pauses in all.
 _TRIES_MAX = 5
 _BACKOFF = Backoff(first=0.05)
-# From this many staged rows on, ANALYZE tells the planner their number.
+# If at least this many rows are staged, ANALYZE is run, so that the planner knows their number.
 _ROWS_ANALYZED = 1000
 _STAGE = "pg_temp.penstock_stage"
 _SAVEPOINT = "penstock_copy"
@@ -67,7 +67,7 @@ class PostgresWriter(SqlWriter):
         self._replay_log: list[Callable[[], None]] | None = []
         self._replay_bytes = 0
         self._claimed = False
-        # Whether rows that are new in the source cannot be copied into their table.
+        # Whether copying rows that are new in the source into their table has failed.
         self._copy_failed = False
         self._layouts: dict[TableName, Layout] = {}
 

@@ -36,7 +36,8 @@ _HANDSHAKE_SECONDS_MAX = 30.0
 # A broker without memory or disk space, or a queue without a majority, confirms nothing for a while.
 _CONFIRM_SECONDS_MAX = 60.0
 _CLOSE_SECONDS_MAX = 5.0
-# Bounds of unconfirmed messages. When a bound is reached, the loop runs until half of them are confirmed.
+# Bounds of unconfirmed messages. When a bound is reached, the event loop runs until half of them are
+# confirmed.
 _MESSAGES_UNDER_WAY_MAX = 4000
 _BYTES_UNDER_WAY_MAX = 16 << 20
 
@@ -78,7 +79,7 @@ def parameters(endpoint: Endpoint, password: Secret | None) -> list[Any]:
                 virtual_host=unquote(parts.path[1:]) or "/",
                 credentials=pika.PlainCredentials(account, word, erase_on_connect=False),
                 ssl_options=pika.SSLOptions(context, host.hostname) if context is not None else None,
-                # The sink runs the loop only while it writes, so it cannot answer heartbeats.
+                # The sink runs the library's event loop only while it writes, so it cannot answer heartbeats.
                 heartbeat=0,
                 blocked_connection_timeout=_CONFIRM_SECONDS_MAX,
                 socket_timeout=_CONNECT_SECONDS_MAX,

@@ -172,7 +172,7 @@ class RabbitmqSink(Sink):
         return ConfirmedChannel(self.settings, self.password, self.settings.unroutable == "drop")
 
     def give_back(self, channel: ConfirmedChannel) -> None:
-        """Keep a channel without unconfirmed messages for the next batch."""
+        """Keep a channel for the next batch. All of its messages must have been confirmed."""
         self._idle.append(channel)
 
     def _queues(self, target: Target) -> dict[str, str]:

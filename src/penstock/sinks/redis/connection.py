@@ -114,7 +114,7 @@ def open_stream(endpoint: Endpoint, password: Secret | None) -> socket.socket:
     with translate_errors():
         connection: Any = redis_client.connection_pool.get_connection()
         connection.connect()
-    # The client authenticates. Afterwards the socket is taken over.
+    # Let the client authenticate, and then take over its socket.
     stream: socket.socket | None = connection._sock
     assert stream is not None
     connection._sock = None

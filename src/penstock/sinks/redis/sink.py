@@ -171,7 +171,7 @@ class RedisSink(Sink):
         return connect(self.settings, self.password)
 
     def give_back(self, pipeline: Pipeline | ClusterPipeline) -> None:
-        """Keep a connection without pending commands for the next batch."""
+        """Keep a connection for the next batch. It must have no pending commands."""
         pipeline.bytes = 0
         self._idle.append(pipeline)
 

@@ -271,7 +271,7 @@ class AbortedProducers:
 
     @classmethod
     def of_topics(cls, url: str, topics: str) -> "AbortedProducers":
-        """Return the aborted producers of the cluster at a URL for a topic template."""
+        """Return this process's aborted producers for a cluster's URL and a topic template."""
         return _ABORTED.setdefault((url, topics), cls())
 
     def add(self, producer: Producer) -> None:

@@ -85,7 +85,7 @@ _TEMPORARY = (
 # class, its message, and the method that threw it. Source: `RemotingHelper.exceptionSimpleDesc`.
 _EXCEPTION = re.compile(r"(?P<kind>[\w.$]+): .*, (?P<method>[\w.$]+)\([^()]*\)", re.DOTALL)
 _ACCESS_REFUSED = "org.apache.rocketmq.acl.common.AclException"
-# The method that verifies the account. Other methods check its rights.
+# The method that verifies the account. Other methods check the account's rights.
 _VERIFY_ACCOUNT = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate"
 # The method of version 5 that checks the sizes of a message.
 _CHECK_SIZE = "org.apache.rocketmq.store.MessageExtEncoder.encode"

@@ -206,7 +206,7 @@ class RocketmqSink(Sink):
         return Producer(self.servers())
 
     def give_back(self, producer: Producer) -> None:
-        """Keep a producer without messages in flight for the next batch."""
+        """Keep a producer for the next batch. It must have no messages in flight."""
         self._idle.append(producer)
 
     def queues_of(self, topic: str) -> list[Queue]:

@@ -62,7 +62,7 @@ class SearchClient:
         self._transport = _transport(product, extra, settings, _authorization(settings, password, api_key))
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
         self._transport.close()
 
     def request(

@@ -75,7 +75,7 @@ def mapping(target: Target) -> dict[str, dict[str, Any]]:
 
 
 def holds(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether values for one property can be indexed by another."""
+    """Return whether one property can index the values that belong to another property."""
     existing_type, wanted_type = existing.get("type", "object"), wanted["type"]
     if existing_type == wanted_type:
         return bool(existing_type != "date" or existing.get("format") == wanted["format"])

@@ -126,7 +126,8 @@ class SearchSink(DocumentSink[SearchClient]):
         return _Writer(self, self.settings.gather_bytes, self.settings.connections)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # After this task started, another task may have written rows that are older than the emptying.
+        # Another task may have written rows since this task started, and those rows may be older than the
+        # statement that empties the table.
         for index, version in (staged for receipt in receipts for staged in receipt.staged):
             before = {"range": {VERSION: {"lte": version}}}
             for hits in self._hits(index, before, source=False):

@@ -168,7 +168,7 @@ class CatalogTable:
             self._session.sql(f"CREATE NAMESPACE IF NOT EXISTS {table_name(namespace)}")
 
     def number(self, application: str) -> int | None:
-        """Return the number of the last batch of an application that the table's commits name."""
+        """Return the number of an application's last batch, as recorded in the table's commits."""
         if self._using == "delta":
             history = self._session.sql(f"DESCRIBE HISTORY {self.name}").select("userMetadata").collect()
             marks = [row[0] for row in history]

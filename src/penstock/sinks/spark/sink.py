@@ -352,7 +352,7 @@ def _refuse_inexact(
 
 
 def _outgrown(schema: pyarrow.Schema, existing: Mapping[str, pyarrow.DataType]) -> list[pyarrow.Field]:
-    """Return the fields whose existing column has a different type that is not wider."""
+    """Return the fields whose existing column has a different type, unless that type is wider."""
     return [
         field
         for field in schema

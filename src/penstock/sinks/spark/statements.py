@@ -124,8 +124,8 @@ def merge(table: str, schema: pyarrow.Schema, key: Sequence[str], staged: str, *
 
 
 def is_inexact(field: pyarrow.Field, existing: pyarrow.DataType) -> str:
-    """Return the condition that selects the values of a field that would change in a column of another
-    type.
+    """Return the condition that selects a field's values that a column of another type could not hold
+    unchanged.
     """
     name = quoted(field.name)
     held = f"try_cast({name} AS {type_text(existing)})"

@@ -49,7 +49,7 @@ class WriteCounts:
             self.unrepresentable[name] = self.unrepresentable.get(name, 0) + values
 
     def note_columns(self, target: Target, existing: Collection[str]) -> None:
-        """Note the columns of rows that a table does not have."""
+        """Note which columns of the rows are missing from a table."""
         if absent := [name for name in target.column_names if name not in existing]:
             self.columns_missing[str(target.name)] = absent
 

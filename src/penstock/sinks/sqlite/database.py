@@ -114,7 +114,7 @@ class Database(DatabaseFile):
         return pyarrow.schema(fields)
 
     def delete(self, table: TableName, keys: pyarrow.Table) -> None:
-        # A zero date in a key is stored as null, which IS compares like a value.
+        # A zero date in a key is stored as null. The `IS` operator compares null like any other value.
         same = " AND ".join(f"t.{quoted(name)} IS ?" for name in keys.schema.names)
         self._run_for_rows(f"DELETE FROM {self.name_of(table)} AS t WHERE {same}", keys)
 

@@ -31,7 +31,7 @@ _DECLARED: dict[pyarrow.DataType, str] = {
 _TYPES = {declared: kind for kind, declared in _DECLARED.items()}
 _DECIMAL = re.compile(r"DECIMAL_TEXT\((\d+), ?(\d+)\)")
 _FLOAT_BYTES = 4
-# An integer type with as many digits as any decimal type.
+# An integer type with enough digits for the unscaled value of any decimal.
 _WHOLE = pyarrow.decimal128(38, 0)
 
 
@@ -110,7 +110,7 @@ def _decimal_texts(column: pyarrow.Array) -> pyarrow.Array:
 
 def _vector_bytes(column: pyarrow.Array) -> pyarrow.Array:
     """Return vectors as the bytes of their little-endian 32-bit floats."""
-    # A slice keeps the offsets and floats of all rows.
+    # A slice of an Arrow array still refers to the offsets and floats of all rows.
     offsets = column.offsets.to_numpy()
     ends = ((offsets - offsets[0]) * _FLOAT_BYTES).astype(numpy.int32)
     floats = column.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy(zero_copy_only=False)
