@@ -79,7 +79,7 @@ REFERENCE: dict[str, Rule] = {
     "canal.instance.master2.*": missing("one instance for each cluster: write one more under instances"),
     "canal.instance.standby1.*": missing("one instance for each cluster: write one more under instances"),
     "canal.instance.standby2.*": missing("one instance for each cluster: write one more under instances"),
-    # The instance: where it starts.
+    # Properties that determine where an instance starts.
     **{
         f"canal.instance.{server}.{name}": rule
         for server, rule in (

@@ -13,7 +13,8 @@ _MODES = {
     "bigint.unsigned.handling.mode": "bigint_unsigned",
     "binary.handling.mode": "binary",
 }
-# The names of the property since Debezium 2.5 and before, with the choice that each value stands for.
+# The names of the property, since Debezium 2.5 and before it. Each maps the property's values to choices of
+# the setting.
 _DELETES = {
     "delete.tombstone.handling.mode": {
         "tombstone": "tombstone",

@@ -63,7 +63,7 @@ REFERENCE: dict[str, Rule] = {
     "gtid.source.filter.dml.events": needless("only with gtid.source.includes"),
     "gtid.ignore.on.recovery": missing("GTIDs are used if the log has them", "false"),
     "read.only": needless("the source is never written to"),
-    # The messages.
+    # Properties of the messages.
     "topic.prefix": carried("source.name, and sink.kafka.topic"),
     "database.server.name": carried("source.name, and sink.kafka.topic"),
     "topic.delimiter": carried("sink.kafka.topic"),
@@ -167,7 +167,7 @@ REFERENCE: dict[str, Rule] = {
     "statistics.metrics.enabled": needless("metrics are always complete"),
     "log.position.check.enable": needless("the position is always checked"),
     "openlineage.integration.*": missing("there is no OpenLineage"),
-    # The schema history.
+    # Properties of the schema history.
     "schema.history.internal": needless("definitions come from the log, or are kept with it"),
     "schema.history.internal.kafka.bootstrap.servers": carried("sink.kafka.servers"),
     **options_below("schema.history.internal.producer."),

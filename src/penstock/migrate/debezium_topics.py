@@ -54,7 +54,9 @@ def topics_of(properties: OriginalProperties, prefix: str, *, flat: bool) -> dic
 
 
 def leave_out_topics(properties: OriginalProperties) -> None:
-    """Account for the topics of these messages if there is an outbox: its sink writes only outbox events."""
+    """If there is an outbox, account for the topics of all other messages as not carried: a sink with an
+    outbox writes only outbox events.
+    """
     remark = "a sink with an outbox writes its events alone"
     for name in (_STATEMENTS, _TRANSACTIONS):
         properties.not_carried(name, remark=remark, attention=properties.flag(name))

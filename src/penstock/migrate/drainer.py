@@ -256,7 +256,9 @@ def _kafka_sink(properties: OriginalProperties) -> dict[str, Any]:
 
 
 def _statements(properties: OriginalProperties) -> dict[str, Any]:
-    """Return the setting of a sink in Drainer's form that leaves out statements, if they are not synced."""
+    """Return the setting with which a sink in Drainer's form leaves out statements; {} if statements are
+    synced.
+    """
     properties.carried("syncer.sync-ddl", remark="sink.statements")
     return {} if properties.flag("syncer.sync-ddl", default=True) else {"statements": False}
 

@@ -46,7 +46,7 @@ PRODUCER_OPTIONS: dict[str, Rule] = {
 
 
 def options_below(prefix: str) -> dict[str, Rule]:
-    """Return the reference of a producer's options with a prefix. Other options with the prefix are not
+    """Return the rules for a producer's options with a prefix. Options without a rule of their own are not
     carried.
     """
     rules = {f"{prefix}{name}": rule for name, rule in PRODUCER_OPTIONS.items()}

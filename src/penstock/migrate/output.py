@@ -174,7 +174,9 @@ class Migration:
 
 
 def _plain(value: Any, folder: Path) -> Any:
-    """Return a setting as plain values, with literal text protected from variables."""
+    """Return a setting as plain values. A `$` in literal text is escaped, so that it does not refer to a
+    variable.
+    """
     if isinstance(value, dict):
         return {key: _plain(inner, folder) for key, inner in value.items()}
     if isinstance(value, list | tuple):

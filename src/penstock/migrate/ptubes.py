@@ -161,7 +161,9 @@ def _instance(migration: Migration, folder: Path, task: str, start: str | None) 
 
 
 def _shard_columns(text: str, name: str) -> dict[str, list[str]]:
-    """Return the columns of each table in `{"db.table": "a,b"}`; none for the primary key."""
+    """Parse `{"db.table": "a,b"}` into the columns of each table. An empty list stands for the primary
+    key.
+    """
     if not text:
         return {}
     try:

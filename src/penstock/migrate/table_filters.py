@@ -55,7 +55,7 @@ def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
     begin, end = regex.startswith("^"), regex.endswith("$") and not regex.endswith("\\$")
     regex = regex[1:] if begin else regex
     regex = regex[:-1] if end else regex
-    # A dot stands for a character of this name, and never for the dot between both names.
+    # A dot stands for any character of this name, but never for the dot between the database and the table.
     inside = re.sub(
         r"\\.|\[(?:\\.|[^\]])*\]|\.", lambda token: "[^.]" if token[0] == "." else token[0], regex
     )
@@ -72,7 +72,7 @@ def patterns_of(text: str, name: str) -> list[str]:
 
 
 def both(first: str, second: str) -> str:
-    """Return the expression for names that match two expressions as a whole."""
+    """Return an expression for the names that match both of these expressions as a whole."""
     return f"(?=(?:{first})\\Z)(?:{second})"
 
 

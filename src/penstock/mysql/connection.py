@@ -56,7 +56,7 @@ class ServerIdentity:
 
     @property
     def is_tidb(self) -> bool:
-        """Whether it is a TiDB server, which speaks MySQL's protocol."""
+        """Whether the server is a TiDB server, which speaks MySQL's protocol."""
         return "-TiDB-" in self.version_text
 
     @property

@@ -400,8 +400,8 @@ class ListenerProcesses:
             # The process notices that the connection is closed, and refuses the request.
             _log.error("a forwarded request is not served", why="the daemon has no free descriptor")
             return
-        # The address that was recorded when the connection was accepted. Nobody waits for the answer if the
-        # client has left.
+        # The client's address, recorded when the connection was accepted. It is missing if the client has
+        # left; then nobody waits for the answer.
         client = process.peers.get(number)
         if client is None:
             forwarded.close()

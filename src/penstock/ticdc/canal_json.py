@@ -38,8 +38,8 @@ class CanalJsonRows:
         self._columns = {column.name: _reader(column, zone) for column in columns}
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
-        """Return the rows of all complete lines, and the number of bytes that they occupy. Raises what
-        `read_message` raises.
+        """Return the rows of all complete lines, and the number of bytes that they occupy. Propagates errors
+        from `read_message`.
         """
         end = content.rfind(b"\n") + 1
         return [self.read_message(line) for line in content[:end].split(b"\n")[:-1]], end
@@ -53,7 +53,7 @@ class CanalJsonRows:
         return self.read_row(parse_message(line))
 
     def read_row(self, message: Message) -> RowChange:
-        """Return the row of a parsed message. Raises what `read_message` raises."""
+        """Return the row of a parsed message. Propagates errors from `read_message`."""
         if (message.get("database"), message.get("table")) != self._names:
             raise EventMalformed(
                 f"a message is about {message.get('database')}.{message.get('table')}, in a file of"

@@ -44,7 +44,7 @@ class DataReader:
         self._size = 0
         self._last_ts = 0
         self._rows: deque[RowChange] = deque()
-        # The commit timestamp of the row at the offset, while no rows are held.
+        # The commit timestamp of the row at the offset, set while no rows are buffered.
         self._peeked_ts: int | None = None
         # The size of a file that ended inside a row, and the checkpoint at that time.
         self._torn: tuple[int, int] | None = None
@@ -99,8 +99,8 @@ class DataReader:
         return rows
 
     def _fill(self, checkpoint: int, chunk_bytes: int) -> None:
-        """Read the next rows. Raises EventMalformed and what the format's reader raises, with file and
-        byte.
+        """Read the next rows. Raises EventMalformed, and propagates errors from the format's reader with the
+        file and the byte.
         """
         while not self._rows and self._offset < self._size:
             wanted = min(chunk_bytes, self._size - self._offset)

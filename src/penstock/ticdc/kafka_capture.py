@@ -66,7 +66,7 @@ class TicdcKafkaCapture(MergedCapture):
                 sink_log.append_new(transaction, end)
                 if self._stopping.is_set():
                     # Changes that were not appended are read again in the next run, because the recorded
-                    # offsets do not pass them.
+                    # offsets are not past them.
                     break
             else:
                 self._progress.heard_at = time.time()

@@ -287,7 +287,7 @@ class KafkaReader:
     def _consume(self) -> list[Any]:
         """Return the next messages. Raises SequenceGap if messages have expired, and Kafka's errors."""
         with translate_errors("read"):
-            # The library waits for the full number of messages, so wait for the first one.
+            # The library waits until it has the full number of messages, so wait only for the first one.
             first = self._consumer.poll(_POLL_SECONDS)
             messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, timeout=0)] if first else []
         for message in messages:

@@ -67,7 +67,7 @@ class SinkColumn:
 
     @property
     def fraction_digits(self) -> int | None:
-        """The digits of a second's fraction; None for a type without a time of day."""
+        """The number of digits of a second's fraction; None for a type without a time of day."""
         if self.kind not in _TIMES:
             return None
         return int(self.type_text.partition("(")[2].rstrip(")") or 0)

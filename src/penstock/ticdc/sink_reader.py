@@ -41,8 +41,8 @@ class SinkSchemas:
         self._schemas: dict[tuple[str, str, int], TableSchema] = {}
 
     def add(self, file: SchemaFile) -> TableSchema | None:
-        """Read a schema file; return its definition, None if it is known. Raises what `read_schema`
-        raises.
+        """Read a schema file; return its definition, None if it is known. Propagates errors from
+        `read_schema`.
         """
         key = (file.database, file.table, file.version)
         if key in self._schemas:
@@ -196,8 +196,8 @@ class SinkReader:
                 f"{self.last_file}, the last file that was read, is missing, so later ones may be, too",
                 hint="It was deleted or not copied: begin a new log, and read the tables again",
             )
-        # From here on the last file may be missing: a sink without changes may expire completely while it is
-        # read.
+        # From here on the last file may be missing: all files of a sink without changes may expire while it
+        # is read.
         self._has_advanced = False
 
     def _record_last(self, commit_ts: int, file: DataFile) -> None:

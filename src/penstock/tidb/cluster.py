@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
-    # A lock, or no trace at all. Such a transaction may still commit.
+    # The cluster has a lock of the transaction, or no trace of it. Such a transaction may still commit.
     UNDECIDED = "undecided"
 
 
@@ -260,7 +260,8 @@ def _region_retry() -> Retry:
 def _status_of(response: Message, address: str) -> TransactionStatus:
     if response.has(2):
         error = response.message(2)
-        # txn_not_found, or the lock of the transaction: the transaction may still commit.
+        # TiKV does not know the transaction (txn_not_found), or has a lock of it. The transaction may still
+        # commit.
         if error.has(8) or error.has(1):
             return UNDECIDED
         raise ConnectionLost(f"{address}: TiKV answered: {error.text(2) or error.text(3) or 'a key error'}")
@@ -272,7 +273,9 @@ def _status_of(response: Message, address: str) -> TransactionStatus:
 
 
 def memcomparable(key: bytes) -> bytes:
-    """Return a key as PD orders regions: groups of 8 bytes, each followed by 255 minus its padding."""
+    """Encode a key in the form by which PD orders regions: groups of 8 bytes, each followed by 255 minus its
+    padding.
+    """
     groups = bytearray()
     for at in range(0, len(key) + 1, _KEY_GROUP_BYTES):
         group = key[at : at + _KEY_GROUP_BYTES]
@@ -282,7 +285,7 @@ def memcomparable(key: bytes) -> bytes:
 
 
 def decode_memcomparable(key: bytes) -> bytes:
-    """Return the key of `memcomparable`. Raises EventMalformed."""
+    """Decode a key that `memcomparable` encoded. Raises EventMalformed."""
     decoded = bytearray()
     for at in range(0, len(key), _KEY_GROUP_BYTES + 1):
         group = key[at : at + _KEY_GROUP_BYTES + 1]

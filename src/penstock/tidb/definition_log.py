@@ -59,7 +59,7 @@ class DefinitionLog:
         self.definitions = definitions
 
     def seed(self, definitions: Definitions) -> None:
-        """Replace all stored definitions by these, durably. Raises LogFull, DiskFailed."""
+        """Replace all stored definitions with these, durably. Raises LogFull, DiskFailed."""
         self.close()
         first = encode_line({"format": FORMAT, "definitions": definitions.to_json()})
         self._disk.write_atomic(self._path, first)
@@ -78,8 +78,8 @@ class DefinitionLog:
         return self._store(job, commit_ts)
 
     def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
-        """Apply a job durably before its version, like `Definitions.apply_early`. Raises what `apply`
-        raises.
+        """Apply a job durably before its version, like `Definitions.apply_early`. Propagates errors from
+        `apply`.
         """
         if self._known.is_early(job) and self._known.is_logged(job) >= is_logged:
             return ()

@@ -63,8 +63,8 @@ class EarlyJob:
     """A job whose definitions took effect before the job's schema version."""
 
     schema_version: int
-    # Whether the job's statement is logged where the definitions came into force, instead of where the job
-    # finished.
+    # Whether the job's statement is logged when the definitions take effect, not when the job's own binlog
+    # arrives.
     is_logged: bool
 
 

@@ -47,7 +47,7 @@ LATE_FILE = "tidb-late.json"
 
 _TAKE_SECONDS = 0.5
 _DURABLE_SECONDS = 1.0
-# A Pump that the merge waits for longer than this is named in the status.
+# If the merge waits for a Pump for longer than this, the status names the Pump.
 _STALL_SECONDS = 10.0
 # A merge that is further behind the cluster than this does not count as caught up. Idle Pumps advance every 3
 # seconds.
@@ -352,7 +352,8 @@ def check_late(log: Log) -> None:
     """
     path = log.folder / LATE_FILE
     if log.disk.exists(path):
-        # The operator compares the tables before the next run, so that run requests no earlier transactions.
+        # The operator compares the tables before the next run. That run therefore requests no earlier
+        # transactions.
         KnownPumps(log.disk, log.folder).settle()
         # Even a damaged record shows that a transaction is missing.
         values = unseal_json(log.disk.read(path))

@@ -48,7 +48,7 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._run, name=f"pump-store-{name}", daemon=True)
 
     def start(self) -> None:
-        """Open the store and begin to store. Raises what `PumpStore` raises."""
+        """Open the store and begin to store. Propagates errors from `PumpStore`."""
         self._store = self._open_store()
         self._thread.start()
 

@@ -78,7 +78,8 @@ class GrpcCall:
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Let a coroutine answer the call. It is cancelled if the client gives up."""
-        # The call holds the only reference to the task, which is garbage collected without a reference.
+        # `on_cancel` also keeps the task alive: without a strong reference, the task could be garbage
+        # collected.
         self.on_cancel = asyncio.get_running_loop().create_task(self._run(work)).cancel
 
     async def send(self, messages: list[bytes], *, gzip: bool = False) -> None:

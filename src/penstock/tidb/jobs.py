@@ -58,7 +58,8 @@ class Action(IntEnum):
     DROP_RESOURCE_GROUP = 70
 
 
-# Statements about how TiDB stores a table, or that MySQL does not have. They change no rows or columns.
+# Statements that concern only how TiDB stores a table, or that MySQL does not have. They change no rows or
+# columns.
 NOT_LOGGED = frozenset(
     {
         Action.LOCK_TABLE,

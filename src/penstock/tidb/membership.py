@@ -94,7 +94,7 @@ class PumpMembers:
             if reached is None:
                 reached = self._left.get(pump, joined_at)
             if node.max_commit_ts <= reached:
-                # Until its last transactions are durable, a restart has to read them again.
+                # Until the Pump's last transactions are durable, a restart has to read them again.
                 if reached <= self._durable_ts():
                     self._leave(pump, reached)
                 return False

@@ -130,7 +130,7 @@ class MergeQueue:
                 self._merge.offer(pump, transaction)
             except TransactionLate as problem:
                 self.late = self.late or problem
-                # Record it before anything else, because no Pump sends it again.
+                # Record the late transaction before anything else, because no Pump sends it again.
                 self._record_late(self.late)
                 raise
             self._changed.notify_all()
@@ -266,7 +266,9 @@ class PumpReader:
         retry.wait(problem)
 
     def _read(self, retry: Retry) -> None:
-        """Read one stream to its end. Raises what `_translate_refusal` returns, and what the merge raises."""
+        """Read one stream to its end. Raises what `_translate_refusal` returns, and propagates errors from
+        the merge.
+        """
         reached = self._queue.reached(self.pump)
         if reached is None:
             self._stopping.set()

@@ -145,7 +145,7 @@ class Pump:
         self._wake.set()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end. Returns whether it came in time."""
+        """Wait for the Pump to end; return whether it ended in time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -155,7 +155,7 @@ class Pump:
         return self._state
 
     def run_upkeep(self) -> None:
-        """Trim, compress and tier the log, in one small step. Raises what `Upkeep.run` raises."""
+        """Trim, compress and tier the log, in one small step. Propagates errors from `Upkeep.run`."""
         store = self._open_store()
         if store is not None:
             self._upkeep.run(store.log.log)

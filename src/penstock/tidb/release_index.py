@@ -211,7 +211,9 @@ class ReleaseIndex:
             self._disk.remove(first.path)
 
     def clear(self) -> None:
-        """Remove all entries: the log cannot replay what is missing after the last one."""
+        """Remove all entries, because the log can no longer replay the entries that are missing after the
+        last one.
+        """
         self.close()
         for name in self._disk.list(self._folder):
             if _NAME.fullmatch(name):

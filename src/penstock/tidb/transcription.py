@@ -168,7 +168,7 @@ class Transcription:
 
     def _define(self, changed: Iterable[TableVersion]) -> None:
         for table in changed:
-            # A dropped table keeps its definition: rows from before the drop may still be to come.
+            # A dropped table keeps its definition: rows from before the drop may still arrive.
             if table.info is None or table.info.get("view") or table.info.get("sequence"):
                 continue
             info = json.dumps(table.info).encode()
