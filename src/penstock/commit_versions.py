@@ -21,7 +21,7 @@ TIDB_LOG_NAME = "tidb-binlog"
 
 
 def are_positional(file: str) -> bool:
-    """Return whether commit versions of a file's transactions follow from their positions.
+    """Return whether the commit versions of a file's transactions can be computed from their positions.
 
     The commit versions of a TiDB cluster are its commit timestamps.
     """

@@ -83,8 +83,8 @@ __all__ = ["Daemon", "check_instances", "make_capture"]
 
 _log = structlog.get_logger(__name__)
 
-# The time for all captures to end: each may have a buffer to write and a sync to wait for, or an unresponsive
-# server. After a signal, the command line waits for this time plus DRAIN_SECONDS_MAX.
+# How long to wait for all captures to end. Each capture may have to write a buffer and wait for a sync, or
+# its server may not respond. After a signal, the command line waits for this time plus DRAIN_SECONDS_MAX.
 _JOIN_SECONDS_MAX = 10.0
 # Capture processes end by themselves within the time for all captures, and are killed soon after it.
 _PROCESS_JOIN_SECONDS_MAX = 15.0

@@ -12,8 +12,8 @@ READ_BYTES = MIB
 # Capture flushes its buffer at this size, or as soon as no more bytes are waiting.
 CAPTURE_CHUNK_BYTES = 4 * MIB
 
-# How often the log records its durable position, at the next sync. Recovery reads everything after that
-# position event by event.
+# The log records its durable position at the first sync after this time has passed or this many bytes were
+# written. Recovery reads everything after that position event by event.
 POSITION_NOTED_SECONDS = 1.0
 POSITION_NOTED_BYTES = 64 * MIB
 
@@ -23,8 +23,8 @@ LOG_SYNC_BYTES_MAX = 32 * MIB
 
 # An Arrow batch closes at the end of the transaction in which it reaches either bound.
 BATCH_ROWS_MAX = 65_536
-# The bound of an Arrow batch in bytes of row images. Touching new memory costs more than decoding into it,
-# and a short range ends before it could reuse that memory.
+# This bound is in bytes of row images. It is low, because touching new memory costs more than decoding into
+# it, and a short range ends before it could reuse that memory.
 BATCH_BYTES_MAX = 8 * MIB
 
 # An Arrow batch for Spark. The JVM iterates over single rows, and a small batch stays in the CPU cache.
@@ -89,8 +89,8 @@ FAIL_OVER_SECONDS_MAX = 600.0
 # The maximum number of copies of a log. Each copy reads the whole log from the capturing member.
 COPIES_MAX = 5
 
-# How long a reader waits for a table definition that is being read from the server before it fails with a
-# transient error. DEFINITION_WAIT_SECONDS is the part that a daemon spends on one response.
+# How long a reader waits while a table definition is being read from the server. After that, the reader fails
+# with a transient error. DEFINITION_WAIT_SECONDS is the part that a daemon spends on one response.
 DEFINITION_PENDING_SECONDS_MAX = 10.0
 DEFINITION_WAIT_SECONDS = 5.0
 # A new log requests its first bytes once the server's table definitions are read, or after this long.
@@ -129,13 +129,13 @@ PIPELINE_HOLD_PAUSE_SECONDS = 60.0
 # Processes that share a local pipeline. Each process reads the whole log.
 SHARDS_MAX = 64
 
-# Files whose event starts are cached, per process and in the host's temporary folder. The cache needs 8 bytes
-# for each MiB of a file.
+# The maximum number of files whose event starts are cached, per process and in the host's temporary folder.
+# The cache needs 8 bytes for each MiB of a file.
 FILES_FOLLOWED_MAX = 256
 FILES_REMEMBERED_MAX = 4096
 
-# Connections to all listeners together, and from one address. Each needs a file descriptor and buffers, and
-# one host may run hundreds of subscribers.
+# The maximum number of connections to all listeners together, and from one address. Each connection needs a
+# file descriptor and buffers, and one host may run hundreds of subscribers.
 CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_PEER_MAX = 1024
 # How many connections may be unauthenticated or in their TLS handshake.
@@ -168,9 +168,9 @@ PIECE_BYTES_AT_ONCE = 64 * 1024
 # Minimum interval between short pieces of a view under load, because every piece has a fixed cost for its
 # subscribers.
 PIECE_GAP_SECONDS = 0.001
-# The minimum interval grows by this time with each follower of the view. Sending a piece to a follower takes
-# about half of this time, however few rows the piece has, so the followers of a view use about half of a
-# core.
+# The minimum interval is at least this time multiplied by the number of followers of the view. Sending a
+# piece to a follower takes about half of this time, however few rows the piece has, so the followers of a
+# view use about half of a core.
 PIECE_GAP_FOLLOWER_SECONDS = 0.0001
 # Cache of recent pieces for subscribers that follow shortly after, over all instances and views.
 PIECES_BYTES_MAX = 128 * MIB
@@ -231,8 +231,8 @@ PTUBES_FETCH_BYTES_MAX = 32 * MIB
 PTUBES_FETCH_SECONDS_MAX = 10.0
 # Tables in one request. Ptubes clients list every table by name.
 PTUBES_TABLES_MAX = 4096
-# Ptubes reads requests up to this size. A request above Penstock's own limit is read up to this size, so that
-# its client receives the error response.
+# The original Ptubes accepts requests up to this size. A request above Penstock's own limit is read up to
+# this size, so that its client receives the error response.
 PTUBES_BODY_BYTES_READ_MAX = 8 * MIB
 
 # Bytes of transactions that were read from some Pumps of a TiDB cluster and wait for another Pump. Once this

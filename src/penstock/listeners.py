@@ -59,8 +59,8 @@ def as_served(
 def store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
     """Return a function that opens the store of the Canal clients' cursors; None without a Canal listener.
 
-    A file is checked now. An ensemble may be unavailable for a while, and then capture runs without it.
-    Raises OptionInvalid, DiskFailed.
+    A store in a file is checked at once. A ZooKeeper ensemble may be unavailable for a while; capture then
+    runs without it. Raises OptionInvalid, DiskFailed.
     """
     if settings.listen.canal is None:
         return None

@@ -127,7 +127,7 @@ impl CutCounts {
 ///
 /// After each `feed`, `state` tells the caller what to do next: "input" (feed more), "file" (a new source file begins:
 /// take the output, then call `take_file`), "hole" (source bytes are missing: take the output, then call `take_hole`).
-/// Output before an error can still be taken. Not safe for concurrent use.
+/// Output from before an error can still be taken. Not safe for concurrent use.
 #[pyclass(module = "penstock._native")]
 pub struct BlockCutter {
     inner: blocks::BlockCutter,

@@ -17,8 +17,8 @@ pub struct Framer {
 
 #[pymethods]
 impl Framer {
-    /// `semi_sync`: packets start with the two bytes that the server adds for replicas that requested semi-synchronous
-    /// replication.
+    /// With `semi_sync`, each packet starts with two bytes that the server adds for replicas that requested
+    /// semi-synchronous replication.
     #[new]
     #[pyo3(signature = (*, semi_sync=false))]
     fn new(semi_sync: bool) -> Framer {

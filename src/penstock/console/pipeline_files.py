@@ -25,8 +25,8 @@ class PipelineFiles:
     def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
         self._paths = tuple(paths)
         self._states = states
-        # Held by a replay or a purge. Two concurrent replays of an entry would write its rows twice, and a
-        # purge during a replay would lose them.
+        # Held while a replay or a purge runs. Two concurrent replays of an entry would write its rows twice,
+        # and a purge during a replay would lose them.
         self._replaying = threading.Lock()
 
     def find(self, store: int, name: str) -> Path | None:

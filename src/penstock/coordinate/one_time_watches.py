@@ -51,7 +51,7 @@ class PersistentWatch:
         # The watched paths.
         self.known: set[str] = set()
         # The store registers a callback for a path only once, provided that it is always the same object.
-        # Each access to the method would create another object.
+        # Each access to the method would create another bound-method object.
         self.fired = self._fired
 
     def close(self) -> None:

@@ -229,8 +229,8 @@ def without_password(url: str) -> str:
     return re.sub(r"(//[^:/@]*):.*@", r"\1:********@", url, flags=re.DOTALL)
 
 
-# The hint for subscription records. Checkpoints, the assignment and leases are stored below the path of the
-# subscription.
+# The hint for errors about unreadable subscription records. Checkpoints, the assignment and leases are stored
+# below the path of the subscription.
 HINT_RECORD = "Use the version that wrote it, or begin again: penstock subscriptions delete"
 
 

@@ -42,7 +42,8 @@ class FleetControl:
         self._open = open_store
 
     def jobs(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the workers, and the status of every job with the number of failures in place of the exits.
+        """Return the workers, and the status of every job. In the status, the number of failures replaces the
+        list of exits.
 
         The store is queried once for all jobs.
         """

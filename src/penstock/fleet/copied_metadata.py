@@ -12,8 +12,8 @@ from penstock.logstore.prepared import HOLD_NAME
 from penstock.model import Position, StatementSession
 from penstock.source.daemon_client import DaemonClient
 
-# The interval between refreshes. Definitions that the capturing member reads from its server become available
-# after the statements that they concern.
+# The interval between refreshes. Refreshes are necessary because the capturing member may read a definition
+# from its server only after the statement that the definition concerns.
 _REFRESH_SECONDS = 10.0
 
 

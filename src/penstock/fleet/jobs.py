@@ -190,8 +190,8 @@ def read_run(store: CoordinationStore, name: str) -> JobRun:
 def apply_job(store: CoordinationStore, wanted: JobSpec) -> tuple[JobSpec, bool]:
     """Store the desired state of a job; return it, and whether it has changed.
 
-    A new version of a job stays paused, or with the worker that it was moved to. Raises VersionConflict if
-    another client changes the job at the same time, CoordinationLost, LimitExceeded.
+    If the job is paused or was moved to a worker, that also applies to its new version. Raises
+    VersionConflict if another client changes the job at the same time, CoordinationLost, LimitExceeded.
     """
     check_job_name(wanted.name)
     record = store.get(job_path(wanted.name), latest=True)

@@ -162,7 +162,7 @@ class MergeCapture(GeneratedCapture):
 
     def _is_final(self, problem: PenstockError) -> bool:
         """Record a failure, and return whether it is final. It is final if a log has lost transactions,
-        because they never return.
+        because lost transactions never return.
         """
         is_lost = isinstance(problem, PositionPurged | PositionInvalid | SequenceGap | ServerChanged)
         return super()._is_final(problem) or (is_lost and self._stop_with(problem))

@@ -41,8 +41,8 @@ def migrate_drainer(
 ) -> None:
     """Add the daemon and the pipeline of a drainer.toml.
 
-    `savepoint` is the file of the checkpoint; with `from_server` it is read from its table in the target.
-    Raises OptionInvalid, and propagates the server's errors.
+    `savepoint` is the file of the checkpoint; with `from_server` the checkpoint is read from its table in the
+    target. Raises OptionInvalid, and propagates the server's errors.
     """
     document = _parse(path)
     properties = OriginalProperties(migration.report, path.name, _flatten(document), REFERENCE)

@@ -75,7 +75,8 @@ class Migration:
     _secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
 
     def secret(self, setting: str, name: str, value: str) -> dict[str, Any]:
-        """Keep a secret outside the settings, and return the setting that refers to it; {} if it is empty.
+        """Keep a secret outside the settings, and return the setting that refers to it; {} if the secret is
+        empty.
 
         `setting` is the name of the setting without `_file`, `name` the name of the file or variable.
         Raises OptionInvalid if another secret has the name already.

@@ -25,8 +25,8 @@ def split_expressions(text: str) -> list[str]:
 def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
     """Return the pattern of a regular expression over the whole `database.table`.
 
-    Raises OptionInvalid if the expression means something else in Penstock than in Java; `name` is its
-    property.
+    Raises OptionInvalid if the expression means something else in Penstock than in Java; `name` is the
+    property that contains the expression.
     """
     slashed = expression.replace("\\/", "/").replace("/", "\\/")
     pattern = f"/{'(?i)' if ignore_case else ''}{slashed}/"
@@ -41,11 +41,12 @@ def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
 
 
 def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
-    """Return the expression of a database or table name that a regex matches, by default anywhere in it.
+    """Return an expression for the database or table names that a regex matches. By default, the regex may
+    match any part of a name.
 
     With `is_anchored`, the original puts `^` and `$` around the regex without a group, so that each anchor
-    applies to one alternative only. Raises OptionInvalid if the anchors cannot be translated; `name` is its
-    property.
+    applies to one alternative only. Raises OptionInvalid if the anchors cannot be translated; `name` is the
+    property that contains the regex.
     """
     if "|" in regex and (is_anchored or re.search(r"[\^$](?![^\[]*\])", regex)):
         raise OptionInvalid(

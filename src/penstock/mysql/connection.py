@@ -232,7 +232,8 @@ class Connection(Closing):
     def send_query(self, sql: str | bytes) -> socket.socket:
         """Send a query and return the socket, which delivers the response as raw packets.
 
-        A caller that reads the whole response can keep using the session. Otherwise it must close it.
+        A caller that reads the whole response can keep using the session. Otherwise the caller must close the
+        session.
         """
         assert self._session is not None, "the connection is closed"
         try:

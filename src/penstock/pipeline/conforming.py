@@ -77,8 +77,8 @@ def conform_changes(changes: Changes, prepared: Target, reread: frozenset[str] =
 
 
 def columns_reread(changes: Changes, prepared: Target, current: Target | None) -> frozenset[str]:
-    """Some rows were logged before the type of a column changed to the type in the `current` target. Return
-    these columns.
+    """Return the columns whose type in the `current` target is newer than these rows: the type was changed
+    after the rows were logged.
 
     The statement that changed the type is still ahead in the log, and causes the table to be read again. A
     column whose type only seems different, because the log describes types in less detail than the server,

@@ -182,7 +182,8 @@ def count_letters(settings: PipelineSettings) -> int:
 def rows_of_letter(settings: PipelineSettings, name: str, *, replayed: bool = False) -> Changes:
     """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed.
 
-    Only names of listed entries are accepted, so that a path instead of a name cannot read another file.
+    Only names of listed entries are accepted, so that nobody can read another file by passing a path as the
+    name.
     """
     folder = _folder_of(settings, replayed=replayed)
     folder.select([name])

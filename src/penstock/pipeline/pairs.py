@@ -116,9 +116,9 @@ def position_of(changes: Changes) -> str | None:
 def try_splitting(
     changes: Changes, work: Callable[[Changes], Changes], on_error: str | None, verb: str
 ) -> Iterator[Changes | Rejected]:
-    """Yield the result of work on changes, and separately each single change that it fails on.
+    """Yield the result of `work` on changes, and separately each single change on which `work` fails.
 
-    If work raises StepFailed, it is retried on halves, down to a single change whose images stay together.
+    If `work` raises StepFailed, it is retried on halves, down to a single change whose images stay together.
     With `on_error` "stop" or None the error is raised with the first row's position.
     """
     try:

@@ -45,7 +45,7 @@ def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], reader: str)
 def rename_metadata(
     rows: pyarrow.RecordBatch, names: Mapping[str, Sequence[str]], *, keep_absent: bool = False
 ) -> pyarrow.RecordBatch:
-    """Return rows whose `_metadata` uses the new names of each column, without columns that have no new name.
+    """Rename columns in the `_metadata` of rows. A column without a new name is removed from `_metadata`.
 
     With `keep_absent` the list of columns missing from an image is not changed.
     """
@@ -99,8 +99,8 @@ def exact_texts(rows: pyarrow.RecordBatch, column: str) -> pyarrow.Array | None:
 def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -> pyarrow.RecordBatch:
     """Return rows that do not list MariaDB's hidden hash columns as absent.
 
-    The log of 11.8.9 omits these columns, as it omits generated columns. The `current` definition of the
-    table comes from the server, which does not show hidden columns.
+    MariaDB 11.8.9 omits these columns from its log, as it omits generated columns. The `current` definition
+    of the table comes from the server, which does not show hidden columns.
     """
     absent = compute.struct_field(rows.column(_METADATA), "absent")
     if absent.null_count == len(absent):

@@ -366,10 +366,11 @@ class PipelineState(ResnapshotRequests):
     def confirm(self) -> None:
         """Check, as the runner, that this process still owns the pipeline. Raises LeaseLost.
 
-        A new runner writes the checkpoint first, so nobody had taken over at the time of this read. A runner
-        that is suspended right after it, until its lease has expired, can still perform one write. A sink
-        that stores batch numbers recognises that batch. Other sinks get the rows of one batch again, possibly
-        after those of the next batch.
+        A new runner writes the checkpoint before it does anything else. If the checkpoint is unchanged, no
+        other process had taken over when this method read it. A runner that is suspended right after this
+        check, until its lease has expired, can still perform one write. A sink that stores batch numbers
+        recognises that batch. Other sinks get the rows of one batch again, possibly after those of the next
+        batch.
         """
         record = self.store.get(self._at("standing"), latest=True)
         if self._lease is None or self._lease.lost:
@@ -484,9 +485,10 @@ class PipelineState(ResnapshotRequests):
         """Ask the pipeline to read a table of a source again; return the request's number.
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
-        `where`, a condition on the source's columns in the server's SQL, restricts both. Only the pipeline's
-        own requests pass a `number`, or set `by_pipeline` without a number. With `reuse`, a request that has
-        not begun and reads the same rows is returned instead. Raises OptionInvalid if the pipeline never ran.
+        `where`, a condition on the source's columns in the server's SQL, restricts both the read and the
+        deletion. Only the pipeline's own requests pass a `number`, or set `by_pipeline` without a number.
+        With `reuse`, a request that has not begun and reads the same rows is returned instead. Raises
+        OptionInvalid if the pipeline never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(

@@ -81,15 +81,15 @@ class Step(ABC):
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
         """Yield the changes after the step, and rejected rows.
 
-        Each target is the one that `target` returns, or one of several if rows are routed by their values.
-        Keeps the order of rows, and keeps both images of an update together.
+        The target of the changes is the one that `target` returns or, if rows are routed by their values, one
+        of several targets. Keeps the order of rows, and keeps both images of an update together.
         """
 
     def named_by_rows(self, target: Target) -> bool:
         """Return whether the name of a row's target table depends on the row's values.
 
-        If so, `target` returns the columns and keys that all of these tables share, under a name with
-        placeholders in braces that no table has.
+        If so, `target` returns the columns and keys that all possible target tables share, under a name
+        with placeholders in braces that no table has.
         """
         return False
 

@@ -45,7 +45,7 @@ def _is_summarized(path: str) -> bool:
 def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
     """Return the status of a pipeline.
 
-    With several sinks or shards, `sinks` or `shards` has the status of each, and the position is the smallest
+    With several sinks or shards, `sinks` or `shards` has the status of each, and the position is the lowest
     of all. A source has to keep its log from that position on. A sink or shard without rows to write advances
     like the others.
     """

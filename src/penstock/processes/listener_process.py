@@ -229,8 +229,8 @@ class ListenerProcess(HttpListener):
                 served_by = self._ptubes if listener == "ptubes" else self
                 await served_by.serve_accepted(accepted, over_tls=self._over_tls)
         except OSError as problem:
-            # Most of these errors are failed handshakes, so log them only for debugging, like a listener that
-            # accepts its own connections.
+            # Most of these errors are failed handshakes, so log them only at debug level. A listener that
+            # accepts its own connections does the same.
             _log.debug("a connection ended in its handshake", why=str(problem))
 
     def _connect_daemon(self, scope: Scope) -> socket.socket:

@@ -12,7 +12,7 @@ from penstock.telemetry.log_lines import log_to_stderr
 
 
 def begin() -> list[socket.socket]:
-    """Prepare the process, and return the sockets whose descriptors are its arguments.
+    """Prepare the process, and return the sockets whose descriptors were passed to it as arguments.
 
     From now on, a defect in any thread ends the process, and the daemon starts another. A process that
     continued after a defect might be in an inconsistent state and still look alive.

@@ -236,7 +236,7 @@ class _Draft:
     def may_drop_hash(self, step: Step) -> bool:
         """Return whether a step may remove the hidden hash of a unique key.
 
-        A wrong answer is noticed: the table map of the next row then has another number of columns.
+        A wrong answer is noticed: the table map of the next row then has a different number of columns.
         """
         match step:
             case ChangeColumn(name=name) | DropColumn(name=name):

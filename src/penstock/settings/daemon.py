@@ -365,7 +365,7 @@ class InstanceSettings(Section):
         """Return every server of the cluster in the order to try them. Raises ValueError.
 
         A further server that is written as host and port takes everything else from `source`. A TiDB cluster
-        has the server of `tidb.sql`, or none, and the output of TiCDC and a merge have none.
+        has the server of `tidb.sql`, or none. The output of TiCDC has no server, and neither has a merge.
         """
         password = one_secret(self.password, self.password_file, self.password_env, "password")
         if self.is_ticdc or self.merge:
@@ -531,7 +531,7 @@ class Settings(Section):
     def process_groups(self) -> list[list[str]]:
         """Return the instances of each capture process, [] if the daemon captures all instances itself.
 
-        The daemon always captures instances with a log in memory itself.
+        An instance whose log is in memory is always captured by the daemon itself.
         """
         if self.processes == "single":
             return []

@@ -89,7 +89,7 @@ def secrets_unread() -> Iterator[None]:
 
 
 def one_secret(text: Secret | None, file: Path | None, variable: str | None, name: str) -> Secret | None:
-    """Return the secret that is set as text, in a file or in a variable, read now. Raises ValueError.
+    """Read a secret that is set as text, in a file or in a variable, and return it. Raises ValueError.
 
     Inside `secrets_unread`, a placeholder is returned instead of reading the secret.
     """
@@ -146,8 +146,8 @@ def columns_by_table(columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str
 
 
 def conditions_by_table(conditions: dict[str, str]) -> dict[str, str]:
-    """Return conditions by table pattern unchanged. Raises ValueError unless each key is one pattern, and
-    each value is a condition.
+    """Validate conditions, which are keyed by table pattern, and return them unchanged. Raises ValueError
+    unless each key is one pattern, and each value is a condition.
     """
     if not conditions:
         return conditions

@@ -21,8 +21,8 @@ from penstock.telemetry.alerts import Alert, Notification
 _SECONDS_MAX = 10.0
 # How many characters of the response are shown if a receiver refuses.
 _SHOWN_MAX = 300
-# These chat services refuse a message with status 200 and a number other than 0 in one of these fields. For
-# other receivers, any of these may mean success.
+# If these chat services refuse a message, they still answer with status 200, and one of these fields contains
+# a number other than 0. For other receivers, any of these may mean success.
 _CODE_FIELDS = {"dingtalk": ("errcode",), "wecom": ("errcode",), "feishu": ("code", "StatusCode")}
 _HINT_MAIL = "Check alerts.mail, then: penstock alerts test --config penstock.yaml"
 _REFUSALS = (

@@ -212,8 +212,8 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
 def _lag(meter: _SinkMeter, now: float) -> float | None:
     """Return how far the target is behind: 0 if the last batch ended at the end of the logs.
 
-    Without a new report, the lag stays 0, because a new change begins a batch, and long batches and failed
-    sources are reported.
+    A lag of 0 stays correct while no new report arrives: a new change would begin a batch, and long batches
+    and failed sources are reported.
     """
     reached = max(meter.applied or 0.0, meter.caught_up or 0.0)
     if not reached:

@@ -18,7 +18,7 @@ def exposition(
 ) -> tuple[bytes, str]:
     """Return the readings in the format that an Accept header prefers, and its media type.
 
-    With `alias`, they are repeated under the names of another system.
+    With `alias`, the readings are also returned under the metric names of another system.
     """
     encode, media_type = choose_encoder(accept)
     aliases = canal_metrics(readings) if alias == "canal" else ()

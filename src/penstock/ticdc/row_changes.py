@@ -37,7 +37,8 @@ class RowChange:
 def utc_text(text: str, zone: ZoneInfo | None, column: SinkColumn) -> str:
     """Convert a TIMESTAMP from the time zone of TiCDC's server to UTC.
 
-    Raises OptionInvalid if the zone is not set, ValueMalformed for a time that the zone has twice or never.
+    Raises OptionInvalid if the zone is not set, ValueMalformed for a local time that occurs twice or never in
+    the zone.
     """
     if zone is None:
         raise OptionInvalid(

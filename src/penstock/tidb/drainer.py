@@ -154,7 +154,8 @@ class TidbCapture(MergedCapture):
             self._stopping.wait()
 
     def _refuse_late(self, log: Log) -> None:
-        """Raise the TransactionLate of this run or an earlier one. Also raises LogFull, DiskFailed.
+        """Raise TransactionLate if this run or an earlier one met a late transaction, and record the
+        transaction. Also raises LogFull, DiskFailed.
 
         No Pump sends the transaction again, so only the record keeps a restart from skipping it.
         """

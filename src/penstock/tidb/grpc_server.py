@@ -83,7 +83,7 @@ class GrpcCall:
         self.on_cancel = asyncio.get_running_loop().create_task(self._run(work)).cancel
 
     async def send(self, messages: list[bytes], *, gzip: bool = False) -> None:
-        """Add messages to the answer, and wait until the client has room for more. Clears the list.
+        """Add messages to the answer, and wait until the client has room for more. Clears `messages`.
 
         With `gzip`, all messages of the answer are compressed.
         """

@@ -94,9 +94,9 @@ class Matching(Generic[Location]):
     ) -> None:
         self.released_ts = released_ts
         self._was_released = was_released
-        # Committed transactions at or below `released_ts` when their outcome became known. Another Pump must
-        # have acknowledged them, because their writer obtained the commit timestamp without this Pump's
-        # acknowledgement.
+        # The number of transactions that were at or below `released_ts` when it became known that they were
+        # committed. Another Pump must have acknowledged them, because their writer obtained the commit
+        # timestamp without this Pump's acknowledgement.
         self.late = 0
         self._open: dict[int, OpenPrewrite[Location]] = {}
         self._open_heap: list[int] = []

@@ -241,7 +241,8 @@ class Registration:
         self._thread = threading.Thread(target=self._run, name="drainer-registration", daemon=True)
 
     def start(self) -> None:
-        """Register as online, read the Pumps that are registered, and keep both up to date.
+        """Register as online, read the Pumps that are registered, and keep the registration and the list of
+        Pumps up to date.
 
         Raises ConnectionLost, AccessDenied, VersionConflict.
         """

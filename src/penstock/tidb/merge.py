@@ -60,7 +60,8 @@ class Merge:
         return tuple(self._members)
 
     def join(self, pump: str, after_ts: int | None = None) -> int:
-        """Add a Pump; return the commit timestamp after which it has to send, by default the position.
+        """Add a Pump; return the commit timestamp after which the Pump has to send transactions, by default
+        the position.
 
         A Pump that announces itself joins at the position before it accepts its first transaction. A Pump
         that is discovered later joins at an earlier position, at which it was not yet known to be registered.

@@ -182,8 +182,8 @@ class PumpStore:
         return Write(encode_binlog(kind, start_ts, commit_ts), is_decision=True, by_operator=by_operator)
 
     def _judge(self, writes: Sequence[Write]) -> list[_Judged]:
-        """Return the binlogs that have to be stored. Repeated binlogs and probes are finished without that;
-        refused binlogs have a `problem`.
+        """Return the binlogs that have to be stored. Repeated binlogs and probes need not be stored and are
+        finished at once. Refused binlogs have a `problem`.
         """
         judged: list[_Judged] = []
         # Prewrites and outcomes of this batch, which matching does not know yet.
@@ -284,7 +284,7 @@ class PumpStore:
         """Yield the commit timestamp and the binlog of released transactions, in commit order.
 
         Yields at most `count` transactions, and stops once they have `bytes_max` bytes. Raises PositionPurged
-        if some are no longer kept, and an error for a damaged log.
+        if some of these transactions are no longer kept, and an error for a damaged log.
         """
         size = 0
         for entry in self.index.after(after_ts, count):

@@ -19,8 +19,8 @@ from penstock.ticdc.storage import open_storage, read_checkpoint
 def check_surroundings(settings: Settings) -> list[str]:
     """Connect to every server and examine the disk of every log; change nothing.
 
-    Returns warnings that do not prevent the daemon from working, such as one server of a cluster that does
-    not answer. Raises OptionInvalid with all problems.
+    Returns warnings about problems that do not prevent the daemon from working, for example that one server
+    of a cluster does not answer. Raises OptionInvalid with all problems.
     """
     problems: list[str] = []
     remarks: list[str] = []

@@ -63,8 +63,8 @@ def replay_dead_letters(
 ) -> None:
     """Replay rows from the dead letter through the current steps into the sink.
 
-    A sink that keeps state must not receive outdated rows. For such a sink the pipeline reads the keys of
-    these rows again from the source, at its next batch.
+    A sink that keeps state must not receive outdated rows. For such a sink the pipeline's next batch reads
+    the current rows with the same keys from the source instead.
     """
     from penstock.pipeline.dead_letter import replay
     from penstock.pipeline.settings import load_pipeline

@@ -258,7 +258,7 @@ def first_in(source: Source, byte_range: ByteRange, condition: Condition) -> Pos
 
 
 def commit_times(batch: pyarrow.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return the commit time of each transaction in a batch, microseconds UTC since 1970.
+    """Return the commit time of each transaction in a batch, in microseconds UTC since 1970.
 
     Uses the column's own buffer: pyarrow's conversion to numpy or scalars imports pandas, which takes a
     second.

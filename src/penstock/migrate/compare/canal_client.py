@@ -91,7 +91,7 @@ class CanalClient:
         self._socket.close()
 
     def fetch(self, wait_seconds: float = 1.0) -> list[memoryview]:
-        """Return the entries of the next batch, and acknowledge it; waits at most this long for a batch.
+        """Wait for the next batch for up to `wait_seconds`, acknowledge it, and return its entries.
 
         Raises ConnectionLost, AccessDenied, EventMalformed.
         """

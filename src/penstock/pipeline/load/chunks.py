@@ -183,8 +183,8 @@ def hold_order(session: LoadSession, chunk: Chunk) -> None:
         return
     if not session.tidb:
         session.begin()
-        # Run any statement on the table, because it takes a metadata lock. The read that follows reports any
-        # problem with the table.
+        # Run an arbitrary statement on the table, because that takes a metadata lock. The read that follows
+        # reports any problem with the table.
         with suppress(ServerUnsupported):
             session.query(f"SELECT 1 FROM {chunk.table.sql} LIMIT 0")
     order = _current_order(session, chunk)

@@ -48,7 +48,7 @@ class ExactSnapshot(Closing):
 
 
 def open_exact(address: ServerAddress, tables: Sequence[TableName], *, epoch: int = 0) -> ExactSnapshot:
-    """Open a snapshot of tables whose log position is known exactly.
+    """Open a snapshot of tables at a log position that is known exactly.
 
     On a MySQL server with constant commits the tables are locked against writes for a few milliseconds.
     Tables of an engine without transactions are locked until the snapshot is closed. Locking requires the

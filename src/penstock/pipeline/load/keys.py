@@ -106,8 +106,8 @@ class KeyColumn:
         """Return the value of a literal, in the Python type that Arrow uses.
 
         The result is text or bytes; an int, Decimal or float; or a date, a datetime without a zone, or a
-        timedelta. Addresses and dates that do not exist in the calendar are returned as text, and members of
-        ENUM and SET as their numbers.
+        timedelta. Addresses are returned as text, and so are dates that do not exist in the calendar. Members
+        of ENUM and SET are returned as their numbers.
         """
         if self.is_text:
             return self._text(literal)

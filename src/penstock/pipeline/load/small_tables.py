@@ -19,7 +19,7 @@ _TABLES_PER_STATEMENT = 50
 
 
 def small_chunks(session: LoadSession, targets: Sequence[Target], rows: int) -> Iterator[Chunk]:
-    """Yield a chunk with all rows of a table for each small table. A small table has few rows, and never more
+    """For each small table, yield one chunk with all of its rows. A small table has few rows, and never more
     than `rows`.
 
     The chunk has no key and no order: it is read from its beginning if the connection is lost. Tables that

@@ -387,9 +387,10 @@ class Comparison:
         return still_moving
 
     def _wait_until_passed(self, heads: Mapping[str, Position]) -> bool:
-        """Wait until the pipeline has passed positions, and return whether it has.
+        """Wait until the pipeline has passed the given positions; return whether it has.
 
-        False if it stopped before. Raises ServerBehind if it makes no progress for `_SETTLE_SECONDS_MAX`.
+        The result is False if the pipeline stopped first. Raises ServerBehind if it makes no progress for
+        `_SETTLE_SECONDS_MAX`.
         """
         deadline, before = time.monotonic() + _SETTLE_SECONDS_MAX, None
         while True:

@@ -41,10 +41,11 @@ def removals(
     The first of `sources` is the table that is read again. `target` is its target after the steps, and the
     other sources are further tables whose rows go to that target. With `shard`, only the rows of that shard
     are deleted. With the step `shard`, only rows that the step passes are deleted. No rows are deleted if a
-    step keeps deletes or loads from the target. Deletes go through no step, but mark rows if `soft_delete`
-    does. They carry the version of a log position that this function takes, so later changes win. If ranges
-    of the source's keys do not match ranges of the target's, all rows are checked with the first chunk of the
-    table, and none with the others. Rows that may belong to rejected source rows are kept.
+    step withholds deletes or loads from the target. The deletes do not pass through the steps, but they only
+    mark rows as deleted if the step `soft_delete` is used. They carry the version of a log position that this
+    function takes, so later changes win. If a range of source keys does not correspond to a range of target
+    keys, all rows are checked with the first chunk of the table, and none with the others. Rows that may
+    belong to rejected source rows are kept.
 
     Raises OptionInvalid if the sink keeps no table or if rows of other pipelines cannot be distinguished,
     SchemaPending if another source table was altered during the read.
@@ -140,9 +141,10 @@ def _in_columns(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatc
 
 
 def _existing_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the target's rows. Raises OptionInvalid if its table has changed.
+    """Yield the target's rows.
 
-    SchemaChanged would tell the caller that the source's table has changed.
+    If the target's table has changed, raises OptionInvalid. It does not raise SchemaChanged, because that
+    would tell the caller that the source's table has changed.
     """
     try:
         yield from target_rows(share)

@@ -49,8 +49,8 @@ _CHARACTER_BYTES_MAX = {
     **dict.fromkeys(("utf8mb3", "ujis", "eucjpms"), 3),
     **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "gb18030"), 4),
 }
-# The longest VARCHAR or VARBINARY in bytes, without its length. The server turns a longer one into a TEXT or
-# BLOB, or rejects it.
+# The longest VARCHAR or VARBINARY in bytes, without its length prefix. The server turns a longer one into a
+# TEXT or BLOB, or rejects it.
 _VARCHAR_BYTES_MAX = 65_532
 _VARYING = re.compile(r"var(?:char|binary)\((\d+)\)")
 

@@ -51,7 +51,8 @@ class RowChange:
     may_cascade: bool = False
 
     def doubt(self, accessed: Sequence[str] | None, selected: TablePatterns) -> str:
-        """Return why selected tables that the text does not name may have changed; "" for no reason.
+        """Return why selected tables that the text does not name may have changed; "" if there is no reason
+        to assume this.
 
         `accessed` are the databases listed in the event, None if the log does not say. MySQL logs the
         databases that were read or changed, also through views, triggers and functions, but none if there are
@@ -73,7 +74,7 @@ class RowChange:
 
 
 def change_of(text: str, database: str, spelling: ServerSpelling) -> RowChange | None:
-    """Return what a statement changes without logging rows; None if it is not known to change any.
+    """Return what a statement changes without logging rows; None if, as far as is known, it changes none.
 
     `database` is the session's current database. CREATE TABLE ... SELECT counts as a change of its table: in
     row format it is logged without the SELECT. Tables that are only read do not count. Never raises.

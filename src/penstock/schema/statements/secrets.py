@@ -30,8 +30,9 @@ _PASSWORD_FUNCTIONS = words_of("PASSWORD OLD_PASSWORD")
 def without_secrets(text: str) -> str:
     """Return a statement with `'***'` in place of each password, password hash, and connection string.
 
-    In statements about accounts, servers and replication, it replaces every literal after IDENTIFIED or an
-    option that is a password, except the parts of account names. It hides too much rather than too little.
+    In statements about accounts, servers and replication, it replaces every literal after IDENTIFIED and
+    after an option whose value is a password, except the parts of account names. It hides too much rather
+    than too little.
     """
     if not _MAY_HOLD_SECRET.search(text):
         return text

@@ -331,7 +331,8 @@ def _keys_of(column: ColumnSpelling, *, if_none: bool = False) -> list[Step]:
 def _key_definition(
     part: TokenCursor, statement: Statement, period: tuple[str, str] | None = None
 ) -> list[Step] | None:
-    """Parse a key or constraint into steps, [] if it does not shape rows; return None for a column.
+    """Parse a key or constraint into steps. Return [] if it does not affect rows, and None if the text
+    defines a column instead.
 
     `period` are the columns of the table's application-time period, if the statement has it.
     """
@@ -397,7 +398,8 @@ def unique_key(part: TokenCursor, *, if_none: bool = False) -> AddUnique:
 def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool | None:
     """Return whether MariaDB needs a hidden hash for a unique key, by types and prefix lengths.
 
-    None if that depends on more: on the bytes of a character, and on the storage engine.
+    Return None if these are not enough to decide, because the answer also depends on the bytes per character
+    and on the storage engine.
     """
     characters = 0
     for type_text, prefix in zip(types, prefixes, strict=True):
