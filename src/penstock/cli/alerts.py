@@ -36,7 +36,7 @@ def list_alerts(url: Url = None, config: DaemonConfig = None, ca: Ca = None, jso
 def test(
     config: Annotated[Path, typer.Option(help="The daemon's settings file, whose `alerts` is tested.")],
 ) -> None:
-    """Send an alert and its end to the webhook or mail address of a settings file."""
+    """Send a test alert, and the notice of its end, to the webhook or mail address of a settings file."""
     from penstock.settings.daemon import load_settings
     from penstock.telemetry.channel import Channel
 

@@ -120,7 +120,9 @@ class _Group(TyperGroup):
 
 
 def exit_code(problem: PenstockError) -> int:
-    """Return the exit code for an error, which depends on who has to act. A defect counts as a bug."""
+    """Return the exit code for an error, which depends on who has to act. An error that is not in the list
+    counts as a bug.
+    """
     return next((code for kind, code in _EXIT_CODES.items() if isinstance(problem, kind)), EXIT_BUG)
 
 

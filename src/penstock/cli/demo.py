@@ -150,8 +150,8 @@ def _only_warnings() -> Iterator[None]:
 
 
 def _compare(name: str, folder: Path, keys: Sequence[str], tables: Mapping[str, Sequence[Row]]) -> int:
-    """Compare the rows that replaying a table's files yields with the server's rows; return how many
-    differ.
+    """Compare the rows that result from replaying a table's files with the rows on the server; return how
+    many differ.
     """
     target = _replay(folder, keys)
     source = {_key(row, keys): row for row in tables[name]}

@@ -187,7 +187,7 @@ def _instances_table(shown: dict[str, Any]) -> Table:
 
 
 def _reasons(row: dict[str, Any]) -> list[str]:
-    """Return why an instance is in its state, and which members have a damaged log of it."""
+    """Return why an instance is in its state, and which members have a damaged copy of its log."""
     # A daemon of an earlier version does not report damaged logs.
     damages = [
         f"the log of {damage['member']} is damaged: {damage['why']}" for damage in row.get("damaged", ())

@@ -67,8 +67,8 @@ class FakeChanges:
         self._add(table, [("delete", row) for row in rows])
 
     def arrow(self, table: str, rows: pyarrow.RecordBatch | pyarrow.Table) -> None:
-        """Add a transaction of Arrow rows: all inserts, or of the change types in their `_change_type`
-        column.
+        """Add a transaction of Arrow rows. If the rows have no `_change_type` column, all of them are
+        inserts.
         """
         batch = rows if isinstance(rows, pyarrow.RecordBatch) else rows.combine_chunks().to_batches()[0]
         kinds = ["insert"] * batch.num_rows

@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class _Link:
-    """The current daemon, the cut of each shard's rows, and the position of the stream."""
+    """The current daemon, the `Cut` of each shard, and the position of the stream."""
 
     daemon: int
     version: int

@@ -74,7 +74,7 @@ class ServerLog:
         return {number: self._survey() for number in numbers}
 
     def have_something(self) -> bool:
-        """Return True: a server's log always has an end position. Raises the server's errors."""
+        """Return True: a server's log always has an end position. Propagates errors from the server."""
         self._ask(lambda source: source.head())
         return True
 
@@ -284,7 +284,9 @@ class ServerAnswer:
         return located, source.gtid_set(located), start["gtid_set"]
 
     def _schemas(self, source: ServerSource, begin: Position) -> Schemas | None:
-        """Return the definitions in force at a position. While reading, statements are applied to them."""
+        """Return the table definitions in force at a position. While reading, statements are applied to
+        them.
+        """
         settings = ReadSettings(source.options, self._selection.tables, TYPED)
         tracked = TrackedSchemas.open(settings, begin)
         return known_schemas(source.options, None) if tracked is None else tracked.history

@@ -122,7 +122,7 @@ def _fresh(
 
 
 def _with_halves(batch: pyarrow.RecordBatch, fresh: npt.NDArray[numpy.bool_]) -> pyarrow.RecordBatch:
-    """Return the rows, where an update with a single new image becomes a delete or an insert."""
+    """Return the rows. An update of which only one image is new becomes a delete or an insert."""
     if CHANGE_TYPE not in batch.schema.names:
         return batch
     (updates,) = preimages_of(batch).nonzero()

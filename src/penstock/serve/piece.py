@@ -109,7 +109,8 @@ class Follower:
         self.position = byte_range.position
         self.part = 0
         self._run_end = run_end
-        # The offset up to which bytes were fed. It is past the position once a part of a piece was produced.
+        # The offset up to which bytes were fed. Once a part of a piece was produced, this offset is beyond
+        # `position`.
         self._at = self.position.offset
         # Batches decoded for a later part, and whether the piece is decoded completely.
         self._pending: list[Batch] = []

@@ -47,8 +47,8 @@ class Subscriber:
             self.position = position
 
     def joined(self, other: "Subscriber") -> "Subscriber":
-        """Return one subscriber for the requests that two processes have served; its position is the later of
-        the two positions.
+        """Merge the records of a subscriber whose requests two processes have served. The result has the
+        later of the two positions.
         """
         latest = max(self, other, key=lambda subscriber: (subscriber.requests > 0, subscriber.seen_us))
         return replace(

@@ -180,7 +180,7 @@ class Cursor:
         self._plain = view
         self.view = replace(view, gtid_after=started.gtid_after) if started.gtid_after else view
         pieces.follow(view, self)
-        # Only a whole piece shows whether it contains an end that is not a position.
+        # If the end is not a position, only a whole piece shows whether it contains the end.
         self._part = 0 if in_parts and (until is None or until.position is not None) else None
         self._until = until
         self._end: Position | None = None

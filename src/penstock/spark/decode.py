@@ -32,7 +32,7 @@ def decode_table(frame: Any, table: str, schema: TableSchema | TableShape, *, ma
 def decode_batches(
     shape: TableShape, batches: Iterable[pyarrow.RecordBatch]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield a typed batch for each definition among the rows of each envelope batch of one table."""
+    """Yield a typed batch for each table definition among the rows of each envelope batch of one table."""
     declared = [(column.name, column.type_text, column.charset, column.nullable) for column in shape.columns]
     expected = shape.arrow()
     for batch in batches:

@@ -118,7 +118,8 @@ class SparkDriver:
         """Return a frame with a partition for each part."""
         if hasattr(frame, "repartitionById"):
             return frame.repartitionById(parts, frame["part"])
-        # Below Spark 4.1, rows are placed by a hash: use numbers whose hashes are the parts.
+        # Before Spark 4.1, rows are assigned to partitions by a hash, so use numbers whose hashes equal the
+        # numbers of the parts.
         numbers = ", ".join(map(str, self._numbers_by_hash(parts)))
         return frame.repartition(parts, expr(f"element_at(array({numbers}), part + 1)"))
 

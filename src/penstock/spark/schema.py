@@ -61,7 +61,7 @@ def envelope_arrow() -> pyarrow.Schema:
 
 
 def spark_schema(arrow: pyarrow.Schema) -> StructType:
-    """Return the Spark schema for an Arrow schema, with which Spark accepts batches of the Arrow schema."""
+    """Return the Spark schema with which Spark accepts batches that have an Arrow schema."""
     schema = from_arrow_schema(arrow, prefer_timestamp_ntz=True)
     assert to_arrow_schema(schema, **_UTC).equals(arrow), f"Spark would not take {arrow}"
     return schema
@@ -85,8 +85,8 @@ def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
 
 
 def newest_kept(source: Source, bounds: Bounds, name: TableName) -> TableShape | None:
-    """Return a table's definition at the end of the read from a log's own schemas; None if there is no such
-    definition.
+    """Return a table's definition at the end of the read, according to the schemas stored in the log; None if
+    there is no such definition.
     """
     if not source.options.is_kept:
         return None

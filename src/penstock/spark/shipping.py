@@ -20,7 +20,9 @@ _cloudpickle: Any = pyspark.cloudpickle
 
 
 def pickle_for_executors(value: Any, steps: Sequence[StepSettings]) -> bytes:
-    """Return a value as bytes that `pickle.loads` reads anywhere, including the functions of its steps."""
+    """Pickle a value, including the functions of its steps, so that `pickle.loads` can read it on any
+    host.
+    """
     with _pickling_by_value(steps):
         data: bytes = _cloudpickle.dumps(value)
     return data

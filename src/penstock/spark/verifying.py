@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 from penstock.pipeline.verify.comparison import in_this_process
 from penstock.pipeline.verify.shares import Share, Suspects, TouchedBySource, suspects_of
 
-# Fewer shares are compared faster in this process than Spark takes to start.
+# If there are fewer shares than this, comparing them in this process is faster than starting Spark.
 SHARES_MIN = 8
 # Every task gets the keys that the log touched. If there are more keys than this, compare in this process.
 TOUCHED_BYTES_MAX = 64 << 20

@@ -40,7 +40,9 @@ class Instances(Protocol):
     """The instances stored in the coordination store. Every method may wait for the store."""
 
     def want(self, name: str, document: InstanceDocument | None, *, dry_run: bool) -> dict[str, Any]:
-        """Store an instance, or remove it with None; return its version and the resulting changes."""
+        """Store the document of an instance, or remove the instance if the document is None. Return the
+        stored version and the resulting changes.
+        """
 
     def forget(self, name: str, *, dry_run: bool) -> dict[str, Any]:
         """Delete the stored settings of an instance; return the resulting changes."""

@@ -81,7 +81,7 @@ def _proved(log: Log, instance: str, position: Position) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Reset:
-    """One request to set checkpoints. It runs while this process has the store."""
+    """One request to set checkpoints. `run` applies it to the store."""
 
     instance: str
     name: str

@@ -115,8 +115,9 @@ class _Ptubes:
         return await call(client, request, body)
 
     def _came_by_own_name(self, request: Request) -> bool:
-        """Return whether a web page in a browser cannot have sent the request (see DNS rebinding in
-        `guard`)."""
+        """Return whether it is certain that no web page in a browser sent the request (see DNS rebinding in
+        `guard`).
+        """
         host, _ = request.scope.get("server") or ("", 0)
         if self._access.asks(_LISTENER) or not is_loopback(str(host)):
             return True

@@ -27,7 +27,7 @@ from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor
 
-# Reserved at the end of a request's timeout, so that the response reaches the client in time.
+# The time reserved at the end of a request's timeout, so that the response reaches the client in time.
 _MARGIN_SECONDS = 0.010
 
 # If there is something to send, wait this long for more events for the same response.
@@ -185,7 +185,7 @@ class Session:
         view: View,
         shown: Subscriber,
     ) -> "Session":
-        """Return a session at its checkpoint. Raises what `start_of` raises."""
+        """Return a session at its checkpoint. Propagates errors from `start_of`."""
         started, skip = await start_of(pieces, subscription.checkpoint)
         return cls(subscription, account, Cursor(pieces, view, started, in_parts=True), skip, shown)
 

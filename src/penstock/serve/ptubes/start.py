@@ -87,7 +87,7 @@ def _find(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Ski
 
 
 def _complete_since_us(source: OwnSource) -> int:
-    """Return a time before which the log may miss transactions, in microseconds UTC since 1970."""
+    """Return a time before which transactions may be missing from the log, in microseconds UTC since 1970."""
     earliest = source.earliest()
     epoch = source.log.epochs.get(earliest.epoch)
     assert epoch is not None, "what the log holds belongs to an epoch"
@@ -221,8 +221,9 @@ def _boundary(source: OwnSource, position: Position) -> int | None:
 
 
 def _file_name(source: OwnSource, epoch: EpochRecord, number: int) -> str:
-    """Return the name of a server's file: from the log if it has the file, else built like the server
-    does."""
+    """Return the name of a server's file. If the log does not have the file, derive the name in the same way
+    as the server.
+    """
     for extent in source.log.extents():
         if extent.epoch == epoch.epoch and Position(extent.epoch, extent.file, 0).file_number == number:
             return extent.file
