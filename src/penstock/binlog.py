@@ -145,8 +145,8 @@ def _charset_of(type_text: str) -> str | None:
 
 
 def schemas_of_server(source: Source) -> SchemaHistory | LoggedTables | None:
-    """Return the definitions that the source itself supplies: a live server, or a log that keeps them. None
-    for files.
+    """Return the table definitions that the source itself supplies: a live server, or a log that keeps them.
+    None for files.
     """
     if source.options.is_kept:
         return LoggedTables(source)

@@ -51,7 +51,8 @@ _EARLIEST, _LATEST = "earliest", "latest"
 
 _UPKEEP_SECONDS = 10.0
 _LAG_SECONDS = 5.0
-# How soon after connecting to a server Penstock asks it which part of its log it still has.
+# How often to check for new connections, whose servers are then asked which part of their log they still
+# have.
 _SURVEY_POLL_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)

@@ -123,7 +123,7 @@ class StatementOrigin:
     offset: int = 0
     gtid: str = ""
     server_id: int = 0
-    # Commit time of its transaction, in microseconds since 1970.
+    # The commit time of the transaction, in microseconds since 1970.
     commit_us: int = 0
 
 
@@ -162,7 +162,7 @@ class Changes:
     origin: Origin = Origin.LOG
 
     def with_rows(self, rows: pyarrow.RecordBatch) -> Self:
-        """Return other rows of the same table."""
+        """Return changes of the same table with other rows."""
         return replace(self, rows=rows)
 
     def __len__(self) -> int:

@@ -76,8 +76,8 @@ def next_epoch(epoch: int, file_number: int) -> int:
 
 
 def shifted_epoch(epoch: int, shift: int) -> int:
-    """Return the number of an epoch in a log whose bases are `shift` higher. The order of epochs is
-    preserved.
+    """Return the number that an epoch has in a log whose epoch bases are higher by `shift`. The order of
+    epochs is preserved.
     """
     return _epoch_of_base(epoch_base(epoch) + shift)
 

@@ -421,7 +421,7 @@ class _Fleet:
         self.instances = self._new_instances(settings.instances)
 
     def change(self, settings: Settings, change: InstanceChange) -> None:
-        """Take part with changed instances. Their captures and copies end and start again."""
+        """Continue in the fleet with changed instances. Their captures and copies end and start again."""
         self._settings = settings
         kept = settings.instances.keys() - {*change.added, *change.changed}
         self.instances = {
@@ -445,7 +445,7 @@ class _Fleet:
         return as_served(self._settings, instances, self._arrivals)
 
     def start(self, failed: Callable[[], None]) -> None:
-        """Take part; `failed` is called if this daemon cannot."""
+        """Take part in the fleet; `failed` is called if this daemon cannot take part."""
         self._directory.start()
         self.member.start(failed)
 

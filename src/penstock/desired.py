@@ -229,7 +229,7 @@ class DesiredSettings:
         except OptionInvalid:
             settings, usable = self._load(text, {}), {}
         while added := [name for name in sections if name not in usable]:
-            # Try the instances that are left out again, because a merge may come before its members.
+            # Repeat while another instance becomes usable, because a merge may be listed before its members.
             for name in added:
                 try:
                     candidate = self._load(text, {**usable, name: sections[name]})

@@ -108,8 +108,8 @@ class LostGtids:
         )
 
     def precede(self, gtid_set: str) -> bool:
-        """Return whether a MariaDB set ends with a transaction of the later epoch, in a domain with a
-        loss.
+        """Return whether a MariaDB set's last transaction in any domain with a loss belongs to the later
+        epoch.
         """
         lost, kept = self._ends(self.lost), self._ends(self.kept)
         domains = {domain for domain, _ in lost}

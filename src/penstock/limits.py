@@ -272,7 +272,7 @@ PUMP_DECIDE_SECONDS_MIN = 600.0
 # group commit waits for the lock several times: with Python's default of 5 ms, writers would wait longer for
 # the lock than for the disk.
 PUMP_SWITCH_SECONDS_MAX = 0.0005
-# How long the end of a Pump waits for an answer from TiKV.
+# How long a Pump that is ending waits for an answer from TiKV.
 PUMP_STOP_SECONDS_MAX = 5.0
 
 # A transaction in the form of TiDB-Binlog's Drainer: one record, which is held in memory whole.

@@ -184,7 +184,7 @@ class StatementSession:
     def of_event(
         cls, databases: Iterable[str] | None, charset: str | None, sql_mode: Iterable[str] = ()
     ) -> Self:
-        """Convert the kernel's values; a list without names means unknown."""
+        """Convert the kernel's values. If no database is named, the databases are unknown."""
         named = frozenset(name for name in databases or () if name)
         return cls(named or None, charset, frozenset(sql_mode))
 

@@ -200,7 +200,7 @@ impl Decoder {
         self.inner.table_request().map(|inner| TableRequest { inner: inner.clone() })
     }
 
-    /// Say whether the last returned statement becomes a message. Without an answer, it does.
+    /// Tell the decoder whether the last returned statement becomes a message. Without an answer, it does.
     fn answer_statement(&mut self, wanted: bool) {
         self.inner.answer_statement(wanted);
     }
@@ -307,7 +307,7 @@ impl Decoder {
         Ok(location.map(|location| (location.file.to_string(), location.start, location.end)))
     }
 
-    /// Return whether the commit or rollback of the XA transaction with this id, prepared before the range, was read.
+    /// For an XA transaction that was prepared before the range, return whether its commit or rollback was read.
     fn has_outcome(&self, py: Python<'_>, id: &str) -> PyResult<bool> {
         self.inner.has_outcome(id).map_err(|error| raise(py, &error))
     }

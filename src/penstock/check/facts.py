@@ -10,7 +10,7 @@ from penstock.mysql.connection import MARIADB, Connection, ServerIdentity
 
 Severity = Literal["ok", "warning", "error"]
 
-# MySQL can keep a setting across restarts with SET PERSIST since 8.0.
+# Since 8.0, MySQL can keep a setting across restarts with SET PERSIST.
 _PERSIST_SINCE = (8, 0, 0)
 
 _VARIABLES = (

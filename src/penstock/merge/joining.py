@@ -86,7 +86,9 @@ class Joining:
     # --- Inside -----------------------------------------------------------------------------
 
     def _read_clock(self) -> int:
-        """Return this host's time. If the clock was set back, reduce all later times in the order to it."""
+        """Return this host's time. If the clock was set back, reduce all later times in the commit order to
+        this time.
+        """
         now_us, before_us = time.time_ns() // 1000, self._now_us
         self._now_us = now_us
         if now_us < before_us:

@@ -127,7 +127,7 @@ class Member:
         ]
 
     def events(self, transaction: MemberTransaction) -> Iterator[Buffer]:
-        """Yield the bytes of a transaction, in pieces of any size. Raises the errors of reading the log."""
+        """Yield the bytes of a transaction, in pieces of any size. Propagates errors from reading the log."""
         if transaction.events is not None:
             yield transaction.events
             return

@@ -26,7 +26,8 @@ from penstock.mysql.server_errors import HINT_GRANT, SPELLED_OTHERWISE, number_o
 MYSQL = "mysql"
 MARIADB = "mariadb"
 
-# Limits the wait for one response. A server that takes longer hangs, and another may have taken over.
+# Limits the wait for one response. A server that takes longer is considered hung, and another server may have
+# taken over.
 ANSWER_SECONDS_MAX = 10.0
 # The limit for long queries. On a cold server, reading the columns of 100,000 tables takes minutes, and so
 # does the query of a full load.

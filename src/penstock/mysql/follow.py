@@ -90,7 +90,7 @@ def follow(
                 retry.succeeded()
             start = resumed
         if failure is None:
-            # The consumer left the stretch early, so nothing failed.
+            # The consumer stopped reading early, so nothing failed.
             continue
         if isinstance(failure, DumpReplaced) and address.server_id is None:
             name = ReplicaName.choose(None)

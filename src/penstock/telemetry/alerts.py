@@ -90,7 +90,7 @@ class Alerts:
         self._refused: dict[tuple[str, str, bool], _RefusedPause] = {}
 
     def update(self, current: Iterable[Alert], now_us: int) -> None:
-        """Replace the alerts by the conditions that are true now."""
+        """Replace the alerts with the conditions that are true now."""
         self._firing = {alert.key: replace(alert, since_us=self._since(alert, now_us)) for alert in current}
 
     def firing(self) -> list[Alert]:

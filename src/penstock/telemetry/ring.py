@@ -52,7 +52,7 @@ class Ring:
         self._advance()
         steps = min(max(seconds // STEP_SECONDS, 1), _SLOTS)
         size = -(-steps // points)
-        # Use whole parts, which end with the newest step.
+        # Use whole parts. The last part ends with the newest step.
         steps = min(-(-steps // size) * size, _SLOTS // size * size)
         slots = numpy.arange(self._newest - steps + 1, self._newest + 1) % _SLOTS
         series: dict[str, list[float | None]] = {}

@@ -78,7 +78,9 @@ def _new_defaults(job: DdlJob, known_columns: frozenset[int]) -> Iterator[dateti
 
 
 def _zone_of_defaults(job: DdlJob, text: str, defaults: Sequence[datetime]) -> str:
-    """Return the offset between the literals of a statement and the defaults that they became."""
+    """Return the name of the time zone offset by which a statement's literals differ from the resulting
+    defaults in UTC.
+    """
     if not defaults:
         return ""
     literals = [moment for literal in _LITERAL.findall(text) if (moment := _moment(literal)) is not None]

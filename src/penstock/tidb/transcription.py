@@ -96,9 +96,10 @@ class Transcription:
 
     def _write_statement(self, transaction: PulledTransaction, text: str, job_id: int, state: int) -> None:
         if text.lstrip().lower().startswith("select setval("):
-            # The binlog has the next values of a sequence. There is no job for them.
+            # This binlog only records the next values of a sequence. No job exists for it.
             return
-        # Definitions are stored only after all earlier transactions, and readers do not wait for the job.
+        # Flush first: definitions are stored only after all earlier transactions, and readers must not wait
+        # for the job.
         self._merged.flush()
         job = self._finished_job(job_id)
         if not job.schema_version:
