@@ -49,6 +49,15 @@ class Daemon:
         with urllib.request.urlopen(url, timeout=_START_SECONDS_MAX) as answer:
             return json.load(answer)
 
+    def wait_until_running(self) -> None:
+        """Wait until the capture has chosen its start. A log that starts with `latest` contains only what is
+        committed from then on.
+        """
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        while (state := self.ask("status")["state"]) != "running":
+            assert time.monotonic() < deadline, f"the capture does not start: it is {state}"
+            time.sleep(0.05)
+
     def wait_for(self, file: str, offset: int) -> None:
         """Wait until the daemon's log has reached a position of the server."""
         deadline = time.monotonic() + _CAPTURE_SECONDS_MAX
@@ -102,7 +111,10 @@ def serving(
         program = _PENSTOCK if marks is None else (sys.executable, "-m", "bench.stages", str(marks))
         process = subprocess.Popen([*program, "serve", str(config)], stdout=said, stderr=said, cwd=_ROOT)
     try:
-        yield Daemon(_ports(process, output), folder, process)
+        daemon = Daemon(_ports(process, output), folder, process)
+        if start == "latest":
+            daemon.wait_until_running()
+        yield daemon
     finally:
         process.terminate()
         process.wait(_START_SECONDS_MAX)

@@ -5,6 +5,7 @@ signal.
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -52,3 +53,35 @@ def test_child_exits_if_its_parent_has_ended_before(
     with pytest.raises(SystemExit) as ended:
         child._end_with(PARENT)
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+PROGRAM = """
+import os, sys, threading
+from penstock.cli.shared import child
+from penstock.cli.shared.signals import stopped_by_signals
+
+child._end_with(os.getppid())
+stop = threading.Event()
+with stopped_by_signals(stop.set):
+    print("running", flush=True)
+    stop.wait()
+    print("stopping", flush=True)
+    sys.stdin.readline()
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a parent-death signal")
+def test_child_stops_in_order_despite_a_signal_from_every_thread_of_its_parent() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        for line in ("running\n", "stopping\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGUSR1)
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stdout.readline() == "stopped\n"
+    assert process.returncode == 0

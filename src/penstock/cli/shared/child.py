@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
@@ -36,12 +37,23 @@ def main() -> None:
 def _end_with(parent: int) -> None:
     """Request SIGTERM for this process when its parent ends. Exit if the parent has already ended."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.signal(signal.SIGUSR1, _end_once)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != parent:
         # The parent ended before the signal was requested, so no signal will arrive.
         sys.exit(128 + signal.SIGTERM)
     if sys.platform != "linux":
         threading.Thread(target=_watch, args=(parent,), name="watch-parent", daemon=True).start()
+
+
+def _end_once(_number: int, _frame: FrameType | None) -> None:
+    """Send SIGTERM to this process, and ignore further parent-death signals.
+
+    When a parent with several threads is killed, the kernel gives the child to the remaining threads in turn,
+    and signals the end of each. A second SIGTERM would end this process at once, without releasing its lease.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _watch(parent: int) -> None:
