@@ -109,8 +109,8 @@ def make_capture(
     lease: CaptureLease | None = None,
     captures: Mapping[str, Capture] = MappingProxyType({}),
 ) -> Capture:
-    """Return the capture of an instance, not started. `arrived` is called with the instance's name when more
-    of its log is visible.
+    """Create the capture of an instance without starting it. `arrived` is called with the instance's name
+    when more of its log is visible.
 
     In a fleet, `lease` permits this daemon to capture. `captures` holds the captures of a merge's members.
     """

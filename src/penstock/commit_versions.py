@@ -59,7 +59,7 @@ def epoch_base(epoch: int) -> int:
 
 
 def next_epoch(epoch: int, file_number: int) -> int:
-    """Return the number of the epoch that follows an epoch with this highest file number.
+    """Return the number of the epoch that follows `epoch`, in which `file_number` is the highest file number.
 
     The first epochs are counted, so that two daemons on one cluster number them alike. The base of a
     later epoch is one above the highest sum of base and file number used until then. Raises LimitExceeded.

@@ -50,8 +50,8 @@ STATEMENT_TOKENS_MAX = 250_000
 # The largest event: the server's maximum for max_allowed_packet, plus headers.
 EVENT_BYTES_MAX = (1 << 30) + 64 * 1024
 
-# One read of rows from a server's socket, and the buffer that holds them until they are decoded. Each table
-# read concurrently has its own buffer.
+# The size of one read of rows from a server's socket, and of the buffer that holds the rows until they are
+# decoded. Each table read concurrently has its own buffer.
 LOAD_READ_BYTES = MIB // 4
 # A batch of rows read from a table. Each table read concurrently holds one batch.
 LOAD_BATCH_ROWS_MAX = 16_384
@@ -186,7 +186,7 @@ SUBSCRIBER_SHOWN_SECONDS = 60
 # Idle subscribers listed in the status, most recent first.
 SUBSCRIBERS_IDLE_SHOWN_MAX = 1000
 # Clients choose the names of readers and holds, and each name becomes a time series. So the metrics name only
-# the readers that were active last, and the holds that keep the most.
+# the readers that were active last, and the holds that retain the most data.
 METRICS_READERS_MAX = 500
 METRICS_HOLDS_MAX = 50
 # Concurrent searches for the history of a row. Each keeps both cores of a small machine busy, which readers
@@ -265,8 +265,8 @@ TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB
 PUMP_PULLS_MAX = 8
-# A Pump does not roll back an undecided transaction in the cluster before it has been open for this long. The
-# original Pump waits equally long.
+# A Pump does not roll back an undecided transaction in the cluster before the transaction has been open for
+# this long. The original Pump waits equally long.
 PUMP_DECIDE_SECONDS_MIN = 600.0
 # How long a thread in a process with a Pump keeps the interpreter lock while another thread waits for it. A
 # group commit waits for the lock several times: with Python's default of 5 ms, writers would wait longer for

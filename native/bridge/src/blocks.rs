@@ -114,8 +114,8 @@ impl CutCounts {
         self.counts.events()
     }
 
-    /// Return the numbers of inserts, updates and deletes by table; the key "" sums the tables that are not counted
-    /// separately.
+    /// Return the numbers of inserts, updates and deletes by table; the key "" has the totals of the tables that are
+    /// not counted separately.
     fn rows(&self) -> Vec<(String, [u64; 3])> {
         let mut rows = self.counts.tables_rows();
         rows.push((String::new(), self.counts.other_rows()));

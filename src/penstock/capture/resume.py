@@ -259,7 +259,7 @@ class Resumption:
     def _resume_without_loss(self, position: Position, gtid_set: LoggedSet) -> Beginning | None:
         """Return where to resume if the log has all transactions of the purged files, else None.
 
-        When a log ends at the end of a server's file, its position names that file until the next file
+        When a log ends at the end of a server's file, the log's position names that file until the next file
         arrives.
         """
         if not gtid_set:

@@ -383,7 +383,8 @@ class Capture:
     ) -> Beginning:
         """Return where to receive from, in a new epoch if the log is empty or comes from another server.
 
-        An epoch is recorded with its first byte, so no epoch is created if the server refuses the dump.
+        An epoch is recorded together with its first byte, so no epoch is created if the server refuses the
+        dump.
         """
         log = self._log
         assert log is not None, "the log was opened before"

@@ -96,8 +96,8 @@ class Daemons:
     ) -> ChangesAnswer:
         """Start a changes request.
 
-        Everything before `consumed`, in that daemon's epoch numbers, has been consumed. Raises the daemon's
-        errors, and ConnectionLost.
+        `consumed` is the position, in that daemon's epoch numbers, before which everything has been consumed.
+        Raises the daemon's errors, and ConnectionLost.
         """
         return ChangesAnswer(self._clients[daemon], body, silence_seconds, consumed)
 

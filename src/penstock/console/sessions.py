@@ -20,8 +20,8 @@ COOKIE = "penstock_console"
 
 _SECONDS_MAX = 12 * 3600.0
 _SESSIONS_MAX = 1000
-# The maximum number of failed logins from one address, so that tokens cannot be guessed while other users can
-# still log in.
+# The maximum number of failed logins from one address, so that nobody can guess tokens. Users at other
+# addresses can still log in.
 _FAILURES_MAX = 20
 _FAILURES_SECONDS = 60.0
 

@@ -31,12 +31,12 @@ def tail_changes(
     wanted: dict[str, Any],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes after this moment as parts of the kinds begin, row, skipped, idle and end.
+    """Yield the changes after this moment as parts of the kinds `begin`, `row`, `skipped`, `idle` and `end`.
 
-    The begin part contains the position after which every change is yielded, None if the log is empty.
-    `wanted` holds the fields tables, where and changes of the daemon's `changes` call. A skipped part counts
-    the rows left out since the previous part. An idle part says that nothing has arrived for a while. Raises
-    the daemon's errors.
+    The `begin` part contains the position after which every change is yielded, None if the log is empty.
+    `wanted` holds the fields `tables`, `where` and `changes` of the daemon's `changes` call. A `skipped` part
+    counts the rows left out since the previous part. An `idle` part says that nothing has arrived for a
+    while. Raises the daemon's errors.
     """
     # Determine the position first: requesting "latest" each time would lose changes between two responses.
     head = fleet.ask_instance(url, instance, "head")["position"]

@@ -153,7 +153,7 @@ class CoordinationStore(Protocol):
         """
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
-        """Return all records below a path by their paths, in far fewer requests than with `get`.
+        """Return all records below a path, keyed by path. This takes far fewer requests than `get`.
 
         For a path that is not `wanted`, the value is None, and a store may leave out the records below it.
         The result may be stale, and each record may be from a different time. Raises CoordinationLost.

@@ -41,7 +41,8 @@ class Driver(Protocol):
         """
 
     def cancelling(self, stop: threading.Event, seconds: float) -> AbstractContextManager[None]:
-        """Return a context manager that cancels tasks still running `seconds` after `stop` was set.
+        """Return a context manager that cancels the tasks that are still running `seconds` after `stop` was
+        set.
 
         `run` then raises a TransientError.
         """

@@ -52,8 +52,8 @@ class ColumnCheck:
     def find(
         self, prepared: Mapping[TableName, Target], current: Mapping[TableName, Target]
     ) -> list[DroppedColumns]:
-        """Return the targets that are missing columns. A column counts if the target was prepared with it and
-        new rows have it.
+        """Return the targets that are missing columns. A missing column counts only if the target was
+        prepared with it and new rows have it.
 
         A column that the source has dropped is null in all new rows, so a target need not have it.
         """

@@ -69,7 +69,7 @@ def record_written(state: PipelineState, record: BatchRecord, receipts: Sequence
 def _lowest_version(chunk: ChunkWork, begin: Offset) -> int:
     """Return the lowest `_commit_version` that rows of a chunk can have.
 
-    A TiDB cluster is read at its load's planning timestamp or later.
+    A TiDB cluster is read as of the timestamp at which the load was planned, or later.
     """
     planned_ts: int | None = chunk.chunk.get("commit_ts")
     return begin.position.commit_version - 1 if planned_ts is None else planned_ts

@@ -226,8 +226,8 @@ class CaptureTenure(CaptureLease):
     def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
         """Write the holds of the last host into a log on disk, once; `has_epoch` is false for a new log.
 
-        Otherwise, a reader that is not connected at the time would lose its hold together with the last host.
-        Earlier holds in this folder are outdated, because their readers have continued elsewhere.
+        Without this, a reader that is not connected at the time would lose its hold together with the last
+        host. Earlier holds in this folder are outdated, because their readers have continued elsewhere.
         """
         recorded, self._holds_before = self._holds_before, None
         if recorded is None or (self._is_own_folder and has_epoch):

@@ -145,7 +145,7 @@ class Locator:
 
         Accepts MySQL's `uuid:5` and MariaDB's `0-1-5`. For a transaction that the log does not have yet, the
         boundary is the end of the log. Raises PositionPurged if the transaction precedes the log,
-        OptionInvalid.
+        OptionInvalid for an invalid GTID.
         """
         wanted = GtidSet.parse(gtid)
         return self._after(

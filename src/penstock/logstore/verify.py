@@ -421,8 +421,8 @@ def _first_difference(stored: Records, rebuilt: Records, base: int, *, may_be_sh
     """Return the number of the first block whose record differs from the data; None if all match."""
     count = min(len(stored), len(rebuilt))
     stored_part, rebuilt_part = stored[:count].copy(), rebuilt[:count].copy()
-    # A run of GTIDs may have begun before the segment. A capture that started in the middle of a segment
-    # records a later start, which covers less but is correct.
+    # A run of consecutive GTIDs may have begun before the segment. If capture started in the middle of a
+    # segment, the recorded start of the run is later. That is also correct, but covers fewer GTIDs.
     claims = stored_part["sequence_start"]
     claims_more = (claims != 0) & (
         (rebuilt_part["sequence_start"] == 0) | (np.maximum(claims, base) < rebuilt_part["sequence_start"])

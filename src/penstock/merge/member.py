@@ -213,7 +213,7 @@ class Member:
         return False
 
     def hold(self, merge: str, position: Position, seconds: float) -> None:
-        """Hold the log after a position, for `seconds` unless called again.
+        """Hold the log after a position, for `seconds` unless this is called again.
 
         If data has left the log by then, `read` notices it. Raises QuotaReached, LogFull, DiskFailed.
         """

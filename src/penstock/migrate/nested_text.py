@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Callable
 from typing import Any
 
-# The maximum depth. No file of these systems is nested nearly as deep, and code that walks a value may
-# recurse up to this depth.
+# The maximum nesting depth. The files of these systems are never nested nearly this deeply, and code that
+# walks a value may recurse up to this depth.
 _DEPTH_MAX = 100
 
 

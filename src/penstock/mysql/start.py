@@ -132,7 +132,7 @@ def begin_after(connection: Connection, gtid_set: str, lookup: LogLookup, epoch:
     excluded = GtidSet.parse(gtid_set)
     if excluded.contains(GtidSet.parse(connection.executed().text)):
         # The server may have logged transactions that it does not count as executed yet, so only its log
-        # proves that there are none outside the set.
+        # proves that it has no transactions outside the set.
         head = _head_of(connection, epoch)
         logged = lookup.gtid_set(head)
         if excluded.contains(GtidSet.parse(logged)):

@@ -410,7 +410,8 @@ class _Folder:
     def write(self, name: str, rows: pyarrow.RecordBatch, description: Mapping[str, Any]) -> None:
         """Write an entry atomically.
 
-        On a disk only the owner can read it, because it holds values that `mask` hides from the target.
+        On a local disk, only the owner can read the entry, because it holds values that `mask` hides from the
+        target.
         """
         schema = rows.schema.with_metadata({_DESCRIPTION_KEY: json.dumps(dict(description)).encode()})
         options = pyarrow.ipc.IpcWriteOptions(compression="zstd")

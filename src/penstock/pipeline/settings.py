@@ -270,10 +270,11 @@ def load_pipeline(path: str | Path, environment: Mapping[str, str] | None = None
 
 
 def place_of_state(path: str | Path, document: Document | None = None) -> StatePlace:
-    """Read from a pipeline file, or its `document`, where its state is stored, and whether it begins with a
-    load.
+    """Return where a pipeline stores its state and whether it begins with a load, according to its file or to
+    `document`.
 
-    Needs no secrets, because an operator may not have those of the runner. Raises OptionInvalid.
+    Works without the pipeline's secrets, which may be available only to the process that runs it. Raises
+    OptionInvalid.
     """
     path = Path(path)
     document = document or read_yaml(path, os.environ, _HINT_FILE)

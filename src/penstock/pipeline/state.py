@@ -404,8 +404,8 @@ class PipelineState(ResnapshotRequests):
     def skip(self, source: str, begin: Mapping[str, Any], end: Mapping[str, Any]) -> None:
         """Skip a range of a source's log.
 
-        An unfinished batch that may contain the range is abandoned with its number. Acquires the lease:
-        raises LeaseLost while the pipeline runs.
+        An unfinished batch that may contain the range is abandoned, and its number is not used again.
+        Acquires the lease: raises LeaseLost while the pipeline runs.
         """
         checkpoint = self.take()
         begun = self.begun(checkpoint)

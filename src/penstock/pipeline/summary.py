@@ -13,8 +13,8 @@ from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verification_record import read_verification
 
-# Cache this, because a page about thousands of pipelines checks every few seconds whether the progress of
-# each can be read.
+# How many results of `_is_readable` are cached, and for records of up to how many bytes. They are cached
+# because a page about thousands of pipelines repeats these checks every few seconds.
 _PROGRESSES_CACHED, _CACHED_BYTES_MAX = 4096, 4096
 
 

@@ -63,7 +63,8 @@ class Cascade:
 
 
 def read_cascades(connection: Connection, patterns: TablePatterns) -> list[Cascade]:
-    """Return the foreign keys of selected tables whose actions change rows without a log entry.
+    """Return those foreign keys of the selected tables whose referential actions change rows without logging
+    them.
 
     The list is empty if the server logs the actions.
     """

@@ -42,8 +42,8 @@ GROUP BY s.TABLE_SCHEMA, s.TABLE_NAME"""
 _UNIQUE = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.STATISTICS WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}"""
-# The value of MariaDB's old_mode under which `utf8` means `utf8mb3`. This value is a default in all versions
-# that know it.
+# The value of MariaDB's old_mode under which `utf8` means `utf8mb3`. In all versions that have this value, it
+# is set by default.
 _UTF8_MODE, _UTF8_MODE_SINCE = "UTF8_IS_UTF8MB3", (10, 6, 1)
 _VERSIONED = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`
@@ -89,8 +89,8 @@ def read_table(connection: Connection, name: TableName) -> TableDefinition | Non
         connection, "{prefix}TABLE_SCHEMA = %s AND {prefix}TABLE_NAME = %s", (name.database, name.table)
     )
     exact = [definition for definition in definitions if definition.schema.name == name]
-    # information_schema compares names without case. A name that differs in case is this table only if the
-    # server folds names.
+    # information_schema compares names without case. A name that differs only in case denotes this table only
+    # if the server ignores case in table names.
     if (
         exact
         or not definitions

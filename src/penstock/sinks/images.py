@@ -160,9 +160,10 @@ class LastImages:
             self._reduce()
 
     def empty(self, version: int) -> None:
-        """Discard all changes so far, because the table was emptied at a version.
+        """Discard all changes so far, because the table was emptied.
 
-        Rows of an earlier load that arrive later are dropped.
+        `version` is the version at which it was emptied. Rows of an earlier load that arrive later are
+        dropped.
         """
         self.emptied = version
         self._parts, self._bytes_reduced, self.bytes = [], 0, 0

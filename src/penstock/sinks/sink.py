@@ -271,7 +271,7 @@ class Sink(ABC):
         yield
 
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
-        """Return the columns that the tables of prepared targets do not have, by target.
+        """Return, for each prepared target, the columns that are missing from its table.
 
         Called at the start of a run, and before a table is altered, because a column may have been dropped by
         hand. Tables that do not exist are left out: writing their rows fails. Sinks whose tables have no
@@ -299,7 +299,7 @@ class Sink(ABC):
         """
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        """Make visible what the writers of a batch staged, in one commit per table.
+        """Make the rows visible that the writers of a batch have staged, in one commit per table.
 
         Called after all writers have finished, with their receipts in the order of parts.
         """
@@ -329,7 +329,7 @@ class Sink(ABC):
         )
 
     def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Return rows of `target.arrow()` as the target stores them.
+        """Return rows, which have the types of `target.arrow()`, in the form in which the target stores them.
 
         Values that its types cannot represent are null, as in `read`. Keys are unchanged, because a sink
         refuses keys that it cannot represent.

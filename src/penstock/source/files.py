@@ -98,7 +98,7 @@ class FileSource(OpenedSource):
     def head(self) -> Position:
         """Return the end of the last whole transaction at this moment.
 
-        A file that is in use or compressed is walked, starting where the last call ended.
+        A file that is in use or compressed is scanned, starting where the last call ended.
         """
         last = list_files(self.options.paths)[-1]
         if last.compression is None and not self._in_use(last):
@@ -281,7 +281,7 @@ class FileSource(OpenedSource):
     def _in_use(self, located: LocatedFile) -> bool:
         """Return whether a server may be writing the file.
 
-        The result is not cached, because the server clears the flag when it completes the file.
+        The result is not cached, because the server clears the in-use flag when it completes the file.
         """
         if located.path.stat().st_size == 0:
             # The server has created the file but not written to it yet.

@@ -102,7 +102,7 @@ class TrackedSchemas:
     def advance(self, source: Source, ranges: Sequence[ByteRange]) -> None:
         """Apply the statements of consecutive ranges that were not applied yet, and save the result.
 
-        Reads event headers, no row values.
+        Reads only event headers, not row values.
         """
         for byte_range in whole_files(ranges):
             done = self._position

@@ -57,7 +57,7 @@ def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
     """Return the transaction with a GTID.
 
     Raises SourceMissing if the log does not have it, PositionPurged if the transaction precedes the log,
-    OptionInvalid.
+    OptionInvalid for an invalid GTID.
     """
     start = log.locate_gtid(gtid).position
     for extent in log.extents():
@@ -75,7 +75,8 @@ def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
 def find_at(log: LogReader, source: Source, position: Position) -> FoundTransaction:
     """Return the transaction that contains a position or begins there.
 
-    Raises PositionInvalid at the end of the log and between transactions, PositionPurged.
+    Raises PositionInvalid if the position is at the end of the log or between transactions, and
+    PositionPurged if it precedes the log.
     """
     begin = log.boundary_before(position)
     byte_range = ByteRange(position.epoch, position.file, begin, position.offset + 1, aligned=True)

@@ -47,8 +47,8 @@ class CanalJsonRows:
     def read_message(self, line: bytes) -> RowChange:
         """Read a message.
 
-        Raises EventMalformed for a message of another form, EventUnsupported for a message that lacks its
-        commit timestamp or columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
+        Raises EventMalformed for a message in an unexpected format, EventUnsupported for a message that lacks
+        its commit timestamp or columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
         """
         return self.read_row(parse_message(line))
 

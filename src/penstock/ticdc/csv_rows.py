@@ -57,8 +57,8 @@ class CsvRows:
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
         """Return the rows of all complete lines, and the number of bytes that they occupy.
 
-        Raises EventMalformed for a line of another form, EventUnsupported for an update without its old row,
-        ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
+        Raises EventMalformed for a line in an unexpected format, EventUnsupported for an update without its
+        old row, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
         """
         rows: list[RowChange] = []
         # The end of the last complete row, and the end of the last complete line.

@@ -62,8 +62,8 @@ class KafkaMessages:
     def read(self, content: bytes) -> Watermark | SinkStatement | SinkRow:
         """Read a message.
 
-        Raises EventMalformed for a message of another form, EventUnsupported for a message that lacks its
-        commit timestamp or columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
+        Raises EventMalformed for a message in an unexpected format, EventUnsupported for a message that lacks
+        its commit timestamp or columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
         """
         message = parse_message(content)
         if message.get("type") == _WATERMARK:

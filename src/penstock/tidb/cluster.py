@@ -109,11 +109,11 @@ class Cluster:
     def transaction_status(
         self, start_ts: int, primary_key: bytes, *, roll_back_at: int = 0
     ) -> TransactionStatus:
-        """Return what TiKV recorded about a transaction. Changes nothing in the cluster.
+        """Return what TiKV recorded about a transaction.
 
-        With `roll_back_at`, a current timestamp, an undecided transaction is rolled back, unless it holds a
-        lock that has not expired by then: this writes to the cluster, and the transaction can never commit.
-        Raises ConnectionLost, ServerChanged, AccessDenied.
+        By default, nothing changes in the cluster. With `roll_back_at`, a current timestamp, an undecided
+        transaction is rolled back, unless it holds a lock that has not expired by then: this writes to the
+        cluster, and the transaction can never commit. Raises ConnectionLost, ServerChanged, AccessDenied.
         """
         with self._lock:
             return _region_retry().run(lambda: self._check_status(start_ts, primary_key, roll_back_at))
@@ -123,8 +123,8 @@ class Cluster:
     ) -> list[tuple[bytes, bytes]]:
         """Return up to `limit` keys in [start, end) with their present values, in ascending order.
 
-        With `newest` they are the last keys in descending order, all from the last region of the range.
-        Raises ConnectionLost, ServerChanged, AccessDenied.
+        With `newest`, the result has the last keys in descending order, all from the last region of the
+        range. Raises ConnectionLost, ServerChanged, AccessDenied.
         """
         pairs: list[tuple[bytes, bytes]] = []
         with self._lock:

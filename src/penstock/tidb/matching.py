@@ -181,9 +181,9 @@ class Matching(Generic[Location]):
         self.late += commit_ts > 0 and not self._was_released(commit_ts, start_ts)
 
     def add_fake(self, timestamp: int) -> None:
-        """Add a timestamp of the cluster. It is released like a transaction without content.
+        """Add a timestamp of the cluster, which is released like a transaction without content.
 
-        It is ignored while an earlier timestamp waits for open prewrites.
+        While an earlier timestamp waits for open prewrites, a new one is ignored.
         """
         if timestamp > self.released_ts and not self._fake_waits:
             self._fake_waits = True

@@ -201,9 +201,9 @@ class PumpLog:
                 yield from self._replay_extent(number, first, extent.end)
 
     def _replay_extent(self, number: int, start: int, end: int) -> Iterator[tuple[bytes, Location]]:
-        """Yield the payloads of a part of a file that begins at an event.
+        """Yield the payloads in one part of a file. The part begins at an event.
 
-        A payload that lacks its last parts was never acknowledged, and is skipped.
+        A payload whose last parts are missing was never acknowledged, and is skipped.
         """
         pending, offset = bytearray(), start
         # Offsets in `pending`: where the events of the current payload begin, and where the next event

@@ -148,7 +148,7 @@ class PumpStore:
     # --- Writing ----------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Store a batch of binlogs durably, and release what can be released.
+        """Store a batch of binlogs durably, and release the transactions that can be released.
 
         A binlog that is refused has its `problem` set, and the others are stored. Raises DiskFailed, after
         which nothing of the batch may be acknowledged and the store has to be opened again.

@@ -90,7 +90,7 @@ class Resolver:
     ) -> list[Decision]:
         """Return the outcomes that are known now. `open_prewrites` are all open prewrites.
 
-        An operator's decisions about any other transactions are kept for later.
+        An operator's decisions about any other transactions are ignored for now.
         """
         now = self._clock()
         prewrites = {prewrite.start_ts: prewrite for prewrite in open_prewrites}

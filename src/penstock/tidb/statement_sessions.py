@@ -91,8 +91,8 @@ def _zone_of_defaults(job: DdlJob, text: str, defaults: Sequence[datetime]) -> s
     if len(shared) == 1:
         return zone_of_offset(int(shared.pop().total_seconds()))
     if job.action == Action.CREATE_TABLE:
-        # A new table has no existing rows to which the default applied, and each logged row has its value, so
-        # the zone does not matter.
+        # A new table has no existing rows to which the default applied, and each logged row contains the
+        # column's value, so the zone does not matter.
         return ""
     raise EventUnsupported(
         f"the time zone of {text[:200]!r} is unknown, and a default of TIMESTAMP depends on it",

@@ -98,7 +98,7 @@ impl Counts {
         tables.entry(name.into()).or_default().clone()
     }
 
-    /// Returns the number of events by type, for the types that occurred. Types that print the same name are listed
+    /// Returns the number of events by type, for the types that occurred. Types with the same printed name are listed
     /// separately.
     pub fn events(&self) -> Vec<(&'static str, u64)> {
         let counted = EventKind::ALL.iter().map(|kind| (kind.name(), self.events[*kind as usize].get()));

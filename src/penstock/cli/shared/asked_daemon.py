@@ -128,7 +128,8 @@ class AskedDaemon:
     def _first(
         self, source: DaemonSource, start: Position, condition_from: Callable[[Position], Condition]
     ) -> Position:
-        """Return the first matching transaction from `start` on, otherwise the end of the log.
+        """Search for a matching transaction from `start` on, and return where it begins. If none matches,
+        return the end of the log.
 
         `condition_from` is called with the start position of each contiguous run of the log.
         """
@@ -188,7 +189,7 @@ class AskedDaemon:
         yield from self._client.lines("history", row, HISTORY_SILENCE_SECONDS_MAX)
 
     def as_of_file(self, wanted: dict[str, Any]) -> tuple[Mapping[str, str], Iterator[bytes]]:
-        """Return the headers and the pieces of a file with the rows of a table as of a moment.
+        """Request a file with a table's rows as of a moment; return its headers and its pieces.
 
         Raises the daemon's errors. Reading the pieces raises ConnectionLost if the connection breaks before
         the end of the file.

@@ -188,7 +188,8 @@ def end_of(reader: LogReader, record: SegmentRecord) -> int:
 
 
 def parse_time(text: str, now: datetime | None = None) -> int:
-    """Parse a time: ISO 8601, or a time of day, which means its last occurrence. The default zone is UTC.
+    """Parse a time: ISO 8601, or a time of day, which refers to its most recent occurrence. The default zone
+    is UTC.
 
     Returns microseconds since 1970. Raises OptionInvalid.
     """

@@ -33,7 +33,7 @@ def compared_tables(
     tables: TablePatterns,
     columns_left_out: Sequence[str] = (),
 ) -> list[ComparedTable]:
-    """Return the selected tables, by the name of the target's table or of a source table.
+    """Return the tables that are selected by the name of the target's table or of a source table.
 
     Source tables that the pipeline continues without, or has not completely loaded, are left out. Raises
     OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches,

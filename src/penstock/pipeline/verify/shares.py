@@ -127,7 +127,7 @@ class SourceRows:
 def suspects_of(share: Share, touched: TouchedBySource) -> Suspects:
     """Return the keys whose rows differ between the two sides of a share.
 
-    Errors limited to one table are returned, others are raised.
+    Errors limited to one table are returned; other errors are raised.
     """
     try:
         return _suspects(share, touched)

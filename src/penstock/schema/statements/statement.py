@@ -72,7 +72,7 @@ _NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
 
 
 def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
-    """Return a statement's effects on definitions, in order; [] if it has none. Never raises.
+    """Return a statement's effects on table definitions, in order; [] if it has none. Never raises.
 
     `database` is the session's current database, for names without one.
     """

@@ -250,7 +250,7 @@ async def _change(
 
 
 def _held_log(served: Served, request: Request) -> ServedLog | None:
-    """Return the log whose holds belong to a subscription, None if it is not open.
+    """Return the log that has a subscription's holds, None if the log is not open.
 
     Raises CapturedElsewhere if another fleet member has the log, because that member also has its holds.
     """

@@ -117,8 +117,8 @@ class ClusterPipeline:
     def _repeat_redirected(self) -> None:
         """Repeat redirected commands in order. Requires that no command is pending.
 
-        The slot assignment is refreshed only now. With an earlier refresh, a command could reach a key's new
-        master before an earlier command for the key that the old master redirects.
+        The slot assignment is refreshed only now. If it were refreshed earlier, a command could reach a key's
+        new master while the old master still has to redirect an earlier command for the same key.
         """
         redirected = [command for pipeline in self._pipelines.values() for command in pipeline.take()]
         if redirected:

@@ -114,7 +114,8 @@ def runs(batch: pyarrow.RecordBatch) -> Iterator[tuple[bool, pyarrow.RecordBatch
 
 
 def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarrow.Table]:
-    """Divide rows into lanes of similar size that share no value of a key. Keeps the order of rows.
+    """Divide rows into lanes of similar size, so that rows in different lanes share no key value. Keeps the
+    order of rows.
 
     A group consists of rows connected by key values. Groups are assigned to lanes by the position of their
     first row, so that rows close together in the target are mostly in one lane.
