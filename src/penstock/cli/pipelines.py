@@ -120,7 +120,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 def pause(
     file: PipelineFile, why: Annotated[str, typer.Option(help="The reason to show in the status.")] = ""
 ) -> None:
-    """Stop a pipeline after its current batch, and prevent it from starting."""
+    """Stop a pipeline after its current batch, and prevent it from starting again."""
     with _opened_state(file) as state:
         state.pause(why)
     typer.echo(f"{state.name} is paused; penstock pipelines resume {file}")

@@ -88,8 +88,8 @@ def _request(
     *,
     keep: bool,
 ) -> "tuple[PipelineState, list[str]]":
-    """Request the tables for one sink. Return the sink's state, which `states` closes, and the request
-    numbers.
+    """Request the tables for one sink. Return the sink's state and the request numbers. `states` closes the
+    state.
     """
     from penstock.pipeline.load.session import check_condition, open_session
     from penstock.pipeline.state import PipelineState

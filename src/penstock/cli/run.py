@@ -155,7 +155,7 @@ def _metered(
 
 
 class _Summary:
-    """Summarizes a run from its reports, which one thread at a time sends."""
+    """Summarizes a run from its reports. Only one thread at a time sends reports."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

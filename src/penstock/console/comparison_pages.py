@@ -113,7 +113,9 @@ def _without_texts(visit: Visit, comparison: Comparison) -> Comparison:
 
 
 def _without_masked(difference: Mapping[str, Any], is_masked: Callable[[str], bool]) -> Mapping[str, Any]:
-    """Return a differing row without the values of masked columns, whose names it lists."""
+    """Return a differing row without the values of masked columns. The row lists the names of these
+    columns.
+    """
     masked: set[str] = set()
     parts = {}
     for part in ("key", "source", "target"):

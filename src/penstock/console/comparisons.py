@@ -73,8 +73,8 @@ class Comparisons:
             return self._newest.get(key)
 
     def start(self, key: ComparisonKey, file: Path, *, repair: bool) -> None:
-        """Start a comparison. Raises QuotaReached while another comparison runs, OptionInvalid without a
-        command.
+        """Start a comparison. Raises QuotaReached while another comparison runs, and OptionInvalid if there
+        is no command to run.
         """
         if not self._command:
             raise OptionInvalid(

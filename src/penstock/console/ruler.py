@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT_OF_MARK = 960, 26
 _LEFT, _RIGHT = 12, 12
-# Bytes of the scale's ticks: 1 KiB, 1 MiB and so on.
+# The scale has a tick at each of these numbers of bytes: 1 KiB, 1 MiB and so on.
 _TICKS = tuple(1 << (10 * power) for power in range(1, 6))
 
 

@@ -161,7 +161,7 @@ class CheckpointWriter(Closing):
         token: int,
         on_lost: Callable[[PenstockError], None] | None = None,
     ) -> ShardCheckpoint:
-        """Start writing the checkpoints of a shard taken under a token.
+        """Start writing the checkpoints of a shard that is held under a fencing token.
 
         `on_lost` must not block.
         """

@@ -294,7 +294,8 @@ class Member:
             _log.warning("a shard is not taken", member=self.name, shard=shard, error=str(error))
             lease.release()
             return
-        # A deleted generation starts with new checkpoints, which must not be consumed.
+        # If the generation was deleted in the meantime, its checkpoints were created again, and must not be
+        # consumed.
         if current is None or not _same_shards(current, subscription):
             lease.release()
             if current is None:

@@ -57,7 +57,7 @@ class Watch(Protocol):
     """A subscription to changes below a path."""
 
     def close(self) -> None:
-        """Stop the calls. Does not wait for a call in progress."""
+        """Stop calling the callback. Does not wait for a call in progress."""
 
 
 class Session(Protocol):

@@ -281,7 +281,8 @@ class Subscriptions:
         error.
         """
         top = subscription_path(instance, name)
-        # Without the record, nobody takes a lease, so deleted records are not created again.
+        # Delete the record first: without it, no member acquires a lease, so the deleted records are not
+        # created again.
         self._store.delete(top + "/record")
         self._delete_below(top)
 

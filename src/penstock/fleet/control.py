@@ -77,7 +77,7 @@ class FleetControl:
             return before
 
     def move_job(self, name: str, worker: str | None, *, dry_run: bool) -> dict[str, Any]:
-        """Assign a job to a worker, or to any worker with None; return its previous status.
+        """Assign a job to a worker, or with None to any worker; return its previous status.
 
         Raises SourceMissing, OptionInvalid.
         """

@@ -29,7 +29,7 @@ class CopiedMetadata:
         self._files = GenerationFiles(log.disk, log.layout)
         self._holds = Holds(log.disk, log.layout)
         self._client = client
-        # The end of the capturing member's log when its definitions were listed.
+        # The end of the capturing member's log when its table definitions were listed.
         self._copied_to: Position | None = None
         self._due = 0.0
 

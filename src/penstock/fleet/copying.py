@@ -108,7 +108,8 @@ class LogCopy:
         self._member = member
         self._note_readable = note_readable
         self._stopping = threading.Event()
-        # Held while the log is changed, so that `stop` need not wait for an answer from a lost member.
+        # This lock is held while the log is changed, so that `stop` need not wait for an answer from a lost
+        # member.
         self._writing = threading.Lock()
         self._log: Log | None = None
         self._why: str | None = None
@@ -283,7 +284,7 @@ class LogCopy:
         )
 
     def _close_log(self, *, finish: bool = True) -> None:
-        # The next log that is opened may be shorter, so it is not known to be complete.
+        # The next log that is opened may be shorter, so forget that this log was complete.
         self._has_caught_up, self._behind_bytes = False, None
         log, self._log = self._log, None
         if log is not None:

@@ -133,11 +133,11 @@ class FleetMember:
 
     @property
     def failure(self) -> PenstockError | None:
-        """Why this daemon no longer takes part, None while it takes part."""
+        """Why this daemon no longer takes part in the fleet, None while it does."""
         return self._failure
 
     def start(self, failed: Callable[[], None]) -> None:
-        """Start taking part; `failed` is called once `failure` is set."""
+        """Start taking part in the fleet; `failed` is called once `failure` is set."""
         self._failed = failed
         self._thread.start()
         self._recording.start()

@@ -314,7 +314,8 @@ class CaptureTenure(CaptureLease):
         try:
             if capture is not None:
                 record = self._fenced.record
-                # Once stopped, the capture closes its log. Bytes after that are read from the server again.
+                # Once stopped, the capture closes its log. Bytes that arrive after that are read from the
+                # server again.
                 try:
                     changed = self._progress_of(capture, record)
                 finally:

@@ -121,7 +121,7 @@ def may_cascade(rows: pyarrow.RecordBatch, columns: Collection[str]) -> bool:
         return True
     names = {name.lower() for name in columns}
     if any(name.lower() in names for name in absent_columns(rows)):
-        # Values before and after the change cannot be compared in these columns.
+        # For these columns, the values before and after the change cannot be compared.
         return True
     return any(
         not before.column(name).equals(after.column(name))

@@ -64,7 +64,9 @@ def keeps_characters(old: str | None, new: str | None) -> bool:
 
 
 def keeps_column_values(old: Column, new: Column) -> bool:
-    """Return whether every value of a column, including null, is unchanged in a new column."""
+    """Return whether every value of a column, including null, remains unchanged under a new definition of the
+    column.
+    """
     required = old.nullable and not new.nullable
     return (
         not required

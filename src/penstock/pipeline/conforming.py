@@ -58,7 +58,7 @@ def conform_changes(changes: Changes, prepared: Target, reread: frozenset[str] =
         else:
             array = rows.column(field.name)
             if array.type == field.type and field.name in reread:
-                # The SQL type became narrower within one Arrow type: the column may refuse these values.
+                # The SQL type became narrower but kept its Arrow type, so the column may refuse these values.
                 array = pyarrow.nulls(rows.num_rows, field.type)
             elif array.type != field.type:
                 try:

@@ -147,7 +147,7 @@ def open_dead_letter(
 
 
 def _source_rows(rejected: Rejected, source: Changes) -> Changes:
-    """Return the source's own rows of the rejected changes, with both images of updates."""
+    """Return the rejected changes as rows of the source, with both images of updates."""
     wanted = _identities(rejected.changes.rows)
     mask = compute.is_in(_identities(source.rows), value_set=wanted.unique())
     return source.with_rows(source.rows.filter(mask))
@@ -167,8 +167,8 @@ def _identities(rows: pyarrow.RecordBatch) -> pyarrow.Array:
 
 
 def dead_letters(settings: PipelineSettings, *, replayed: bool = False) -> list[DeadLetter]:
-    """Return the entries that were not replayed, or with `replayed` those that were, oldest first. Raises
-    DiskFailed.
+    """Return the entries that were not replayed, or with `replayed` the entries that were, oldest first.
+    Raises DiskFailed.
     """
     folder = _folder_of(settings, replayed=replayed)
     return [folder.entry(name) for name in folder.names("")]
@@ -236,7 +236,7 @@ def overwrites(sink: Sink) -> bool:
 
 
 def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Changes) -> int:
-    """Ask the pipeline to read the keys of some rows again, and return the number of those rows."""
+    """Ask the pipeline to read the rows with these keys again, and return the number of rows."""
     key = changes.target.primary_key
     if not key:
         raise OptionInvalid(

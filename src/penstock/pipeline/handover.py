@@ -32,7 +32,7 @@ def adopt(state: PipelineState, sink: str) -> None:
 
 
 def refuse_adopting(state: PipelineState, sink: str) -> PipelineState:
-    """Return the state of the sink that would receive the progress. Raises the errors of `adopt`."""
+    """Return the state of the sink that would receive the progress. Propagates errors from `adopt`."""
     checkpoint, adopted = state.checkpoint(), PipelineState(state.store, state.name, sink)
     if checkpoint is None:
         raise OptionInvalid(

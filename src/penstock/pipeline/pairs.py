@@ -28,7 +28,7 @@ _KIND_COLUMN = "_change_type"
 
 @cache
 def _kind_names() -> pyarrow.StringArray:
-    """Return KINDS as an Arrow array. Built at first use, because pyarrow then imports pandas."""
+    """Return KINDS as an Arrow array. Built at first use, because building it makes pyarrow import pandas."""
     return pyarrow.array(KINDS)
 
 

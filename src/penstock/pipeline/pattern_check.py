@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 def tables_on_servers(settings: PipelineSettings) -> dict[str, list[TableName]]:
-    """Return every table of each source that has a server, by source. Raises the errors of `connect`."""
+    """Return every table of each source that has a server, by source. Propagates errors from `connect`."""
     return {
         source.name: table_names(source.server) for source in settings.sources if source.server is not None
     }

@@ -57,6 +57,6 @@ class Resnapshot:
         """Read what `encode` wrote. Raises SchemaInvalid for a record of another version of Penstock."""
         with reading_record("the request of a resnapshot", HINT_STATE):
             fields = json.loads(value)
-            # Version 0.1 did not record `by_pipeline`, but gave the requests of users numbers with a hyphen.
+            # Version 0.1 did not record `by_pipeline`. It gave requests of users a number with a hyphen.
             by_pipeline = fields.get("by_pipeline", "-" not in fields["number"])
             return cls(**{**fields, "table": TableName(*fields["table"]), "by_pipeline": by_pipeline})

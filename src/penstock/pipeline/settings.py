@@ -454,7 +454,7 @@ class _Reading:
         if variant is None:
             return None
         kind, settings = variant
-        # A sink that supports several apply modes uses the pipeline's, unless it sets its own.
+        # A sink that supports several apply modes uses the pipeline's apply mode, unless it sets its own.
         if apply is not None and getattr(settings, "apply", "") is None:
             settings = settings.model_copy(update={"apply": apply})
         return SinkSettings(kind, settings)

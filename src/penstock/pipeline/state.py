@@ -140,7 +140,7 @@ class Checkpoint:
 
     @property
     def loading(self) -> bool:
-        """Whether a table, other than the stopped ones, is not completely loaded."""
+        """Whether any table that has not been stopped is not completely loaded yet."""
         loads = (load for key, load in self.loads.items() if key not in self.stopped)
         return not self.planned or not all(load.finished for load in loads)
 
@@ -235,7 +235,9 @@ class PipelineState(ResnapshotRequests):
         return "/".join(map(str, filter(None, (self.sink, self.shard))))
 
     def parts(self) -> list[Self]:
-        """Return the states that record progress: one for each sink and shard, else this state."""
+        """Return the states that record progress: one for each sink and shard, or this state if there is one
+        of each.
+        """
         sinks = [type(self)(self.store, self.name, sink) for sink in self.sinks()] or [self]
         return [shard for sink in sinks for shard in sink.shard_states()]
 
@@ -510,7 +512,9 @@ class PipelineState(ResnapshotRequests):
     # --- Handing over -----------------------------------------------------------------------
 
     def shard_states(self) -> list[Self]:
-        """Return the states that record progress: one for each shard, else this state."""
+        """Return the states that record progress: one for each shard, or only this state if there is one
+        shard.
+        """
         count = self.shards.count()
         if count == 1 or self.shard is not None:
             return [self]
@@ -521,7 +525,9 @@ class PipelineState(ResnapshotRequests):
         self.store.put(self._at("standing"), checkpoint.encode())
 
     def copy_to(self, other: Self) -> None:
-        """Copy every record of this progress, the checkpoint last: without it, a copy is incomplete."""
+        """Copy every record of this progress, and the checkpoint last. A copy without a checkpoint is
+        incomplete.
+        """
         for name in sorted(self._own_names(), key=lambda name: name == "standing"):
             self._copy_below(self._at(name), other._at(name))
 

@@ -94,7 +94,9 @@ class Step(ABC):
         return False
 
     def empties(self, target: Target) -> bool:
-        """Return whether emptying a source table empties its target: not if the target has other rows too."""
+        """Return whether emptying a source table also empties its target. It does not if the target has other
+        rows.
+        """
         return True
 
     def shard_of(self, target: Target, instance: str) -> ShardValue | None:
@@ -105,7 +107,9 @@ class Step(ABC):
         return None
 
     def slots_of(self, target: Target) -> Slots | None:
-        """Return which rows of a table pass by a hash of columns, None if the step does not hash."""
+        """Return the hash slots whose rows pass the step, None if the step does not select rows by a hash of
+        columns.
+        """
         return None
 
     def removes(self, target: Target) -> bool:
@@ -117,7 +121,7 @@ class Step(ABC):
 
 
 def run_steps(chain: Sequence[Step], changes: Changes) -> Iterable[Changes | Rejected]:
-    """Yield the result of a chain of steps on changes, without empty batches."""
+    """Apply a chain of steps to changes, and yield the results without empty batches."""
     if not len(changes):
         return
     if not chain:

@@ -124,7 +124,7 @@ def summarize_part(state: PipelineState) -> dict[str, Any]:
 
 
 def _open_requests(state: PipelineState) -> dict[str, str]:
-    """Return the resnapshots that wait, run, or failed without a later success."""
+    """Return the resnapshots that are waiting or running, or that failed without a later success."""
     states: dict[str, str] = {}
     for request in state.requests():
         key = f"{request.source}/{request.table}"

@@ -166,7 +166,7 @@ def alters_values(steps: Sequence[Step], words: list[str], before: TableBefore) 
     known = None if before.columns is None else {column.name.lower(): column for column in before.columns}
     dropped = before.dropped | {step.name.lower() for step in steps if isinstance(step, DropColumn)}
     adds = sum(isinstance(step, AddColumn) for step in steps)
-    # Without `explicit_defaults_for_timestamp` a TIMESTAMP column gets a default unless it says NULL.
+    # Without `explicit_defaults_for_timestamp` a TIMESTAMP column gets a default unless it is declared NULL.
     says_null = words.count("NULL") >= adds
     for step in steps:
         match step:

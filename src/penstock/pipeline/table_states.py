@@ -47,7 +47,7 @@ def table_states(state: PipelineState) -> list[TableState]:
         if not request.ended_us
     }
     is_run = state.runner() is not None
-    # The last report of a runner that has ended may name a source that answers again by now.
+    # The last report of a runner that has ended may name a source that is reachable again by now.
     aside = state.shown().get("sources_aside", {}) if is_run else {}
     usual = "streaming" if is_run else "idle"
     keys = sorted(known.keys() | progress.loads.keys() | progress.stopped.keys())

@@ -147,7 +147,7 @@ class CaptureProcess:
     # --- Requests ---------------------------------------------------------------------------
 
     def _answer_requests(self) -> None:
-        """Answer the daemon's requests until it ends, which ends this process too."""
+        """Answer the daemon's requests until the daemon ends, which ends this process too."""
         with (
             ThreadPoolExecutor(_REQUEST_THREADS, "request") as threads,
             ThreadPoolExecutor(_WAITING_THREADS, "waiting-request") as waiting_threads,

@@ -220,8 +220,8 @@ class SchemaHistory:
         return None
 
     def versions(self, name: TableName) -> list[tuple[Position | None, TableSchema | None]]:
-        """Return the definitions of a table, each with the position from which it holds; None means
-        dropped.
+        """Return the definitions of a table, each with the position from which it applies; None means that
+        the table was dropped.
         """
         entries = self._entries.get(self._key(name), [])
         return [(since, None if entry is None else entry.schema) for since, entry in entries]

@@ -139,7 +139,7 @@ def _undo_alter(
 
 
 def _undo_step(definition: TableDefinition, step: Step, statement: LoggedStatement) -> TableDefinition:
-    """Return the definition without one step of ALTER TABLE. Raises CannotRewind."""
+    """Return the definition as it was before one step of an ALTER TABLE. Raises CannotRewind."""
     schema = definition.schema
     match step:
         case AddColumn(column=column, keep=False):

@@ -110,13 +110,15 @@ class ServerTables:
         return Retry("reading definitions again", backoff=_BACKOFF, tries=_TRIES_MAX).run(run_query)
 
     def _statements_after(self, position: Position) -> list[LoggedStatement]:
-        """Return the statements that change definitions, from a position to the current head of the log."""
+        """Return the statements after a position that change table definitions, up to the current head of the
+        log.
+        """
         self._read_statements(position)
         return [statement for statement in self._statements if statement.position > position]
 
     def _read_statements(self, position: Position) -> None:
-        """Cache the statements that change definitions, from the position or an earlier one to the head of
-        the log.
+        """Cache the statements that change table definitions, from this position or an earlier one to the
+        head of the log.
         """
         if self._from is None or self._read_to is None or not self._from <= position < self._read_to:
             # Drop the range between the previous read and a later position: no caller needs it, and the

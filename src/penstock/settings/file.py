@@ -95,7 +95,9 @@ class Scalar:
 
 
 def scalars_of(text: str) -> list[Scalar]:
-    """Return the texts and numbers of a file that are not empty, in its order. Raises OptionInvalid."""
+    """Return the texts and numbers of a file in the order of the file, without empty ones. Raises
+    OptionInvalid.
+    """
     with _reading_yaml():
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     # An alias is another path to the same scalar, so identify scalars by their start.

@@ -228,7 +228,7 @@ class ListenSettings(Section):
         return zone_seconds_of(self.ptubes_zone)
 
     def secret(self) -> Secret | None:
-        """Return the token, read now; None if there is none. Raises ValueError."""
+        """Read and return the token; None if none is set. Raises ValueError."""
         return one_secret(self.token, self.token_file, self.token_env, "token")
 
 
@@ -305,11 +305,11 @@ class AccountSettings(Section):
         return [value] if isinstance(value, str) else value
 
     def token_secret(self) -> Secret | None:
-        """Return the token, read now; None if there is none. Raises ValueError."""
+        """Read and return the token; None if none is set. Raises ValueError."""
         return one_secret(self.token, self.token_file, self.token_env, "token")
 
     def password_secret(self) -> Secret | None:
-        """Return the password, read now; None if there is none. Raises ValueError."""
+        """Read and return the password; None if none is set. Raises ValueError."""
         return one_secret(self.password, self.password_file, self.password_env, "password")
 
 

@@ -57,7 +57,7 @@ def _end_once(_number: int, _frame: FrameType | None) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Send SIGTERM to this process once its parent has changed."""
+    """Send SIGTERM to this process once it has another parent, because its original parent has then ended."""
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -29,7 +29,7 @@ from penstock.source.server import ServerSource
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# Lost data above this size is not read merely to count its transactions.
+# If more data than this was lost, it is not read just to count its transactions.
 _COUNTED_BYTES_MAX = 256 * MIB
 
 _HINT_ASK = "Let the server be asked: penstock position set --config penstock.yaml INSTANCE"
@@ -97,8 +97,8 @@ class AskedServer:
         return total
 
     def _at_time(self, time_us: int) -> Position:
-        """Return the first transaction committed at or after a time, otherwise the end of the server's
-        log.
+        """Return the first transaction committed at or after a time, or the end of the server's log if there
+        is none.
         """
         start = self._source.find_time(time_us)
         for extent in self._source.extents(start):

@@ -117,7 +117,7 @@ def apply_line(store: CoordinationStore, job: JobSpec) -> str:
 
 
 def check_values(values: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise OptionInvalid for a value that no document refers to."""
+    """Raise OptionInvalid for a `--set` value whose name no document refers to."""
     unused = sorted(values.keys() - set(known))
     if unused:
         name = unused[0]

@@ -184,7 +184,7 @@ class SqliteStore:
         with self._failures(path), self._alone(path):
             watch = _SqliteWatch(path, changed)
             if self._poller is None:
-                # Take the poller's place in the list of changes now, so that every change after this point is
+                # Record the poller's position in the list of changes now, so that every later change is
                 # reported.
                 poll = _Poll(self)
                 self._poller = threading.Thread(target=poll.run, name=f"watch-{self._path.name}", daemon=True)

@@ -322,7 +322,7 @@ class _Planner:
         return ranges if self._is_believable(ranges) else None
 
     def _is_believable(self, ranges: Sequence[_Range]) -> bool:
-        """Check the size of the middle range by reading that many index entries."""
+        """Check the estimated size of the middle range by reading as many index entries."""
         middle = ranges[len(ranges) // 2]
         return self._has_at_most(within(self._names, middle.low, middle.high), middle.rows)
 
@@ -334,7 +334,7 @@ class _Planner:
         return self._key(condition, "ASC", offset=rows) is None
 
     def _scan_ranges(self, low: tuple[str, ...], last: tuple[str, ...]) -> Iterator[_Range]:
-        """Yield ranges by scanning the whole index, used if estimates are not usable."""
+        """Yield ranges by scanning the whole index. Used if the estimates are not usable."""
         while True:
             high = self._key(at_or_after(self._names, low), "ASC", offset=self._wanted_rows)
             yield _Range(low, last, high, self._wanted_rows)

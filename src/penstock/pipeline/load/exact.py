@@ -21,7 +21,7 @@ from penstock.pipeline.load.watermark import Watermark, now_us, open_snapshot
 
 # How many times to look for a moment without commits before the tables are locked instead.
 _QUIET_TRIES = 3
-# Writers queue behind a pending lock, so the request times out early and is retried.
+# Writers queue behind a pending lock, so the lock request times out early and is retried.
 _LOCK_WAIT_SECONDS = 5
 _LOCK_TRIES = 6
 

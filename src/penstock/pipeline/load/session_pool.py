@@ -20,8 +20,8 @@ from penstock.pipeline.load.watermark import Watermark, watermark_of
 
 # Servers, and the networks in between, close sessions that are idle for some minutes, often without notice.
 _IDLE_SECONDS_MAX = 20.0
-# Reads use a watermark for this long. Changes after the watermark are applied again to the rows that were
-# read.
+# How long reads may use the same watermark. Changes after the watermark are applied again to the rows that
+# were read.
 _WATERMARK_SECONDS_MAX = 1.0
 
 

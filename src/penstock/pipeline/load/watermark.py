@@ -16,7 +16,7 @@ from penstock.model import Position, ServerAddress
 from penstock.mysql.committed import wait_until_committed
 from penstock.pipeline.load.session import LoadSession, open_session
 
-# Shown as the file of rows that were read from a TiDB cluster. It sorts before all files of the cluster's
+# The file name shown for rows that were read from a TiDB cluster. It sorts before all files of the cluster's
 # log.
 _CLUSTER_FILE = "tidb-binlog.000000"
 # The logical part of a TiDB timestamp. The other bits are milliseconds.

@@ -80,7 +80,7 @@ def _compile(text: str) -> Predicate:
 
 @contextmanager
 def _refusing(advice: str = "") -> Iterator[None]:
-    """Add the step's name to the error about its condition."""
+    """Add the step's name to an error about the step's condition."""
     try:
         yield
     except OptionInvalid as problem:

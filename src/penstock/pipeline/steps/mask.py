@@ -198,7 +198,7 @@ def _texts(rows: pyarrow.RecordBatch, name: str) -> pyarrow.Array:
 def _star_middle(values: pyarrow.Array, first: int, last: int) -> pyarrow.Array:
     """Return texts with stars between the first and last characters.
 
-    A text without further characters becomes all stars.
+    A text with no characters in between becomes all stars.
     """
     length = compute.utf8_length(values)
     hidden = compute.subtract(length, first + last)

@@ -69,8 +69,8 @@ class OnlyStep(Step):
         return [changes.with_rows(changes.rows.filter(passes))]
 
     def removes(self, target: Target) -> bool:
-        # If the step drops the rows of full loads, the target has rows that no load confirms, so no row can
-        # be judged missing.
+        # If the step drops the rows of full loads, no load confirms the target's rows, so no row can be
+        # considered missing.
         return self.empties(target) and (not self.settings.applies_to(target) or self.settings.load)
 
     def empties(self, target: Target) -> bool:

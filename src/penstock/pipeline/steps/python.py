@@ -107,7 +107,7 @@ class PythonStep(Step):
         key = target.primary_key if self.settings.key is None else self.settings.key
         for name in key:
             resolve_column(name, columns, VERB, target.name)
-        # The function may change any value, so further unique keys are not guaranteed.
+        # The function may change any value, so other unique keys are not guaranteed.
         return replace(target, columns=tuple(columns.values()), primary_key=tuple(key), unique_keys=())
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:

@@ -328,7 +328,7 @@ class Comparison:
     # --- A running pipeline -----------------------------------------------------------------
 
     def _compare_running(self) -> bool:
-        """Compare while the pipeline runs. Return whether it ran until the end."""
+        """Compare while the pipeline runs. Return whether the pipeline ran until the end."""
         pending = list(zip(self._shares, self._find_suspects({}), strict=True))
         pending = [(share, self._apply_limit(share, keys)) for share, keys in pending if len(keys)]
         moved: list[_Moved] = []

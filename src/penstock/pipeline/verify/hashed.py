@@ -28,7 +28,7 @@ def hashes(rows: pyarrow.RecordBatch, columns: Sequence[str]) -> Hashes:
 
 
 def is_among(values: Hashes, ascending: Hashes) -> npt.NDArray[numpy.bool_]:
-    """Return for each value whether it is among ascending values."""
+    """For each value, return whether it is among the values of `ascending`."""
     if not len(ascending):
         return numpy.zeros(len(values), numpy.bool_)
     indexes = numpy.searchsorted(ascending, values)

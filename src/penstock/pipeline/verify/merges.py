@@ -36,7 +36,7 @@ class Emptied(Enum):
 
 
 def emptied_through(chain: Sequence[Step], table: Target) -> Emptied:
-    """Return the effect of emptying a source table after a chain of steps."""
+    """Return the effect that emptying a source table has after a chain of steps."""
     effect, loads = Emptied.WHOLE, True
     target: Target | None = table
     for step in chain:

@@ -115,7 +115,7 @@ def _repair_table(result: TableResult, checkpoint: Checkpoint, pipeline: str) ->
             if table.target.primary_key:
                 writes = _rows_to_write(result, hashes_of(repairs), checkpoint.offsets)
             else:
-                # Of rows that are equal, write only as many as are missing.
+                # If several rows are equal, write only as many of them as are missing.
                 writes = _rows_as(
                     result, [difference.source for difference in repairs], "insert", checkpoint.offsets
                 )

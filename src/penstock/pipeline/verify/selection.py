@@ -100,7 +100,9 @@ class _Merge:
     mixed: str = ""
 
     def take_scope(self, chain: Sequence[Step], steps: Sequence[StepSettings], table: Target) -> None:
-        """Add the scope of a source table. If it cannot be separated from other pipelines, record why."""
+        """Add the scope of a source table. If the table cannot be separated from other pipelines, record
+        why.
+        """
         try:
             self.scopes.append(scope_of(chain, steps, table))
             self.slots = joint_slots(self.scopes)

@@ -19,7 +19,8 @@ from penstock.errors import LimitExceeded, ServerUnsupported
 from penstock.model import Column
 from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among
 
-# The memory limit for earlier rows. A pipeline that needs more is too far behind, and should catch up first.
+# The memory limit for the earlier states of touched rows. A pipeline that needs more is too far behind, and
+# should catch up first.
 HELD_BYTES_MAX = 1 << 30
 
 _HINT_IMAGES = "SET GLOBAL binlog_row_image = FULL on the server; the log before that cannot be undone"
@@ -48,7 +49,7 @@ class Touched:
         return self._bytes + self.keys.nbytes
 
     def add(self, changes: Changes) -> None:
-        """Add changes that follow those added before. Raises ServerUnsupported, LimitExceeded."""
+        """Add changes that come after the changes added so far. Raises ServerUnsupported, LimitExceeded."""
         rows = changes.rows
         self.events += rows.num_rows
         _refuse_partial(changes)

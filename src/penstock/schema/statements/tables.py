@@ -39,7 +39,7 @@ from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor,
 _INDEX_WORDS = ("INDEX", "KEY")
 _KEY_KINDS = ("FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "INDEX", "KEY")
 
-# ALTER TABLE actions that leave the columns of its rows unchanged.
+# ALTER TABLE actions that leave the columns of the table's rows unchanged.
 _SHAPELESS = words_of(
     """ALGORITHM ANALYZE COALESCE CHECK DISABLE DISCARD ENABLE EXCHANGE FORCE IMPORT LOCK NOWAIT OPTIMIZE
     ORDER REBUILD REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
@@ -291,7 +291,7 @@ def _convert(part: TokenCursor, statement: Statement, *, database_is_current: bo
         # MariaDB's CONVERT PARTITION ... TO TABLE and CONVERT TABLE ... TO PARTITION move whole tables.
         raise NotUnderstood
     charset = accept_charset(part, statement.spelling)
-    # DEFAULT is the charset of the session's current database, not of the table's.
+    # DEFAULT is the charset of the session's current database, not of the table's database.
     if charset is None or not (charset or database_is_current):
         raise NotUnderstood
     return [ConvertCharset(charset or None)]
@@ -362,7 +362,9 @@ def _key_definition(
 
 
 def _key_columns(part: TokenCursor, period: tuple[str, str] | None) -> tuple[str, ...]:
-    """Parse the columns of a primary key. Raises NotUnderstood if it has a period that is not known here."""
+    """Parse the columns of a primary key. Raises NotUnderstood if the key has a period that is not known
+    here.
+    """
     parentheses = part.within_parentheses()
     if parentheses is None:
         raise NotUnderstood
