@@ -31,7 +31,7 @@ from penstock.telemetry.definitions import LAG_BOUNDS, SECONDS_BOUNDS
 # While the log is full, check for space at this interval.
 _HOLD_SECONDS = 0.1
 # While the log is not full, check for space at this interval. A write that fails for lack of space is also
-# repeated.
+# retried.
 _ROOM_SECONDS = 0.1
 # Every append to the log has a fixed cost. Once a fast server has sent this much, wait briefly for more
 # before appending, and again each time this much has arrived. Smaller amounts are appended immediately.

@@ -528,7 +528,7 @@ class Capture:
         return True
 
     def _handle_arrival(self) -> None:
-        """Handle newly arrived data. Complete transactions end a previous failure."""
+        """Handle newly arrived data. A previous failure is over once complete transactions have arrived."""
         log = self._log
         if log is not None and log.visible != self._reached:
             self._reached = log.visible

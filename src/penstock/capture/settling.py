@@ -53,7 +53,7 @@ _ASKED_ONE_BY_ONE_MAX = 50
 # A table that statements change during each of this many reads is refused.
 _READINGS_MAX = 5
 
-# The maximum number of definitions that readers can have requested at a time. Each costs a query on the
+# The maximum number of table definitions that readers can have requested at a time. Each costs a query on the
 # server.
 _QUESTIONS_MAX = 10_000
 
@@ -101,7 +101,7 @@ class DefinitionSettler:
         self._closed = False
         self._retired = False
         self._has_read = threading.Event()
-        # The lock is held while definitions are stored, so that nothing is stored after `close`.
+        # The lock is held while table definitions are stored, so that nothing is stored after `close`.
         self._store_lock = threading.Lock()
         self._epoch = begins.epoch
         self._received = begins
@@ -175,7 +175,9 @@ class DefinitionSettler:
                 self._connection.interrupt()
 
     def retire(self) -> threading.Thread:
-        """Let another settler take over definitions set by an operator; return this settler's thread."""
+        """Let another settler take over table definitions set by an operator; return this settler's
+        thread.
+        """
         with self._store_lock:
             self._retired = True
         return self._thread
@@ -426,7 +428,9 @@ class DefinitionSettler:
     def _definition(
         self, name: TableName, snapshot: "_TableSnapshot", statements: Sequence[LoggedStatement] | None
     ) -> TableDefinition | str:
-        """Return a table's definition before the statements, or why it is unknown. Raises _NotYet."""
+        """Return a table's definition as it was before the statements, or why it is unknown. Raises
+        _NotYet.
+        """
         if statements is None:
             return "statements since then are not in the log"
         names = names_after(name, statements, self._spelling)

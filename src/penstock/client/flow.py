@@ -109,7 +109,7 @@ class ShardFlow(Generic[_Content]):
     def advance(self, place: Place) -> bool:
         """Record that everything before a place was added.
 
-        Returns whether `done` moved because nothing is unacked.
+        Returns whether `done` moved, which happens only if nothing is unacked.
         """
         self.read = place
         if self._unacked:

@@ -299,7 +299,7 @@ class Intake:
         return rows_of
 
     def _floored(self, link: _Link, frame: PositionFrame) -> Mapping[int, Cut]:
-        """Return the cuts, including the floors of those shards that have not passed their floors yet."""
+        """Return the cuts. The cut of a shard that has not passed its floors yet includes the floors."""
         cuts = link.cuts
         for number, shard in link.shards.items():
             if not shard.floors:

@@ -5,8 +5,8 @@ import ctypes
 import os
 from functools import cache
 
-# The parameter of glibc's mallopt(3) for the size from which on buffers are mapped, and unmapped when they
-# are freed.
+# The parameter of mallopt(3) in glibc for the size above which buffers are mapped. A mapped buffer is
+# unmapped when it is freed.
 _M_MMAP_THRESHOLD = -3
 _MAPPED_BYTES_MIN = 1 << 20
 

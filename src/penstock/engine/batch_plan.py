@@ -74,7 +74,7 @@ def task_plan(
 
 
 def planned_again(logs: Mapping[str, SourceLog], record: BatchRecord) -> BatchRecord:
-    """Return a batch with the same changes, at their positions in the logs of the servers that answer now."""
+    """Return a batch with the same changes, at their positions in the logs of the servers in use now."""
     ranges: list[RangeWork] = []
     for name in record.begin:
         begin, end = Offset.from_json(record.begin[name]), Offset.from_json(record.end[name])

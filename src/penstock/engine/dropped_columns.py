@@ -31,8 +31,8 @@ class ColumnCheck:
         self._policy = policy
         # The targets to check; None for all.
         self._due: set[str] | None = None
-        # The columns that writers left out last, by target. The writers may be right: see the module's
-        # docstring.
+        # By target: the columns that writers left out most recently. The writers may be right: see the
+        # module's docstring.
         self._left_out: dict[str, tuple[str, ...]] = {}
 
     @property

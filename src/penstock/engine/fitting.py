@@ -30,7 +30,7 @@ class TargetFitting:
         self.changes: Counter[str] = Counter()
         self._sink = sink
         self._policy = policy
-        # For each table, its last columns that required no change of the target.
+        # For each table: the latest columns that required no change of the target.
         self._unneeded: dict[TableName, Sequence[Column]] = {}
 
     def prepare(self, before: Target | None, target: Target, *, again: bool) -> Target:

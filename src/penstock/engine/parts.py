@@ -205,7 +205,7 @@ def in_log_order(wave: Sequence[Changes]) -> list[Run]:
     index = numpy.concatenate([numpy.arange(len(changes)) for changes in wave])
     order = numpy.lexsort((index, numbers, versions))
     table, index = table[order], index[order]
-    # A run ends where the table changes, or where rows of the table are missing in between.
+    # A run ends where the table changes, or where the next row is not the table's following row.
     breaks = numpy.flatnonzero((numpy.diff(table) != 0) | (numpy.diff(index) != 1)) + 1
     starts = numpy.concatenate([[0], breaks])
     stops = numpy.concatenate([breaks, [len(order)]])

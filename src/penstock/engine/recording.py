@@ -14,7 +14,7 @@ from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.sinks.sink import Sink
 
-# How much of the latest log a replay after a crash may write to the target again.
+# How many seconds of log, at most, a replay after a crash may write to the target again.
 _UNRECORDED_SECONDS_MAX = 0.1
 
 

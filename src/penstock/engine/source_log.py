@@ -81,8 +81,8 @@ class SourceLog:
         self._may_follow = (
             follows_head
             and source.options.daemon is not None
-            # With several sources, each source waits in its own thread; with several sinks, they agree on the
-            # ends.
+            # With several sources, each source waits in its own thread. With several sinks, the sinks agree
+            # on the ends of the stretches that they read.
             and count == 1
             and shared_ends is None
             and settings.batch.rows is None
@@ -200,7 +200,7 @@ class SourceLog:
         return stretch
 
     def note_planned(self, end: Offset, head: Offset, works: list[RangeWork]) -> None:
-        """Note a stretch planned from a listing, at whose end `arrived` may continue."""
+        """Record a stretch that was planned from a listing, because `arrived` may continue at its end."""
         if not self._may_follow or not end.server_key:
             return
         if self._follower is None or self._followed != _epochs_of(end):

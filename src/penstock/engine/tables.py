@@ -547,7 +547,7 @@ class PipelineTables:
     # --- Prepared targets -------------------------------------------------------------------
 
     def _prepare(self, again: Collection[TableName] = ()) -> None:
-        """Prepare every target whose columns or keys have changed, and the targets in `again` in any case."""
+        """Prepare every target whose columns or keys have changed, and all targets in `again`."""
         wanted = self.shared.wanted(self.stopped, self._written | self.targets.keys())
         self._sink.check_together([target for target, _ in wanted.values()])
         with self._sink.preparing():

@@ -31,7 +31,7 @@ class TablesRecord:
         targets: Mapping[TableName, Target],
         written: Collection[TableName],
     ) -> None:
-        """Write the record, unless nothing has been replaced since the last write."""
+        """Write the record if anything in it was replaced after the last write."""
         # This method is called for every batch, but few batches change anything. Objects are replaced and
         # never modified, so identical objects have identical JSON.
         parts = [*tables, *targets.values(), *written]

@@ -157,7 +157,7 @@ class Counts:
     by_stage: dict[str, Counter[str]] = field(default_factory=dict)
     # For a table that was read at one log position: the commit version up to which its rows include changes.
     floors: dict[str, int] = field(default_factory=dict)
-    # Tables, by key, whose changes may have changed rows of other tables without a log record.
+    # Tables, by key, whose changes may have caused further changes, in other tables, that were not logged.
     cascaded: set[str] = field(default_factory=set)
     # For a range, by work number: where it was opened and where the next range begins.
     ends: dict[int, Ends] = field(default_factory=dict)

@@ -41,7 +41,7 @@ class ConfirmedLog(LogReader):
 
     @property
     def settler(self) -> Settler | None:
-        """Resolves definitions in doubt, None before the capture's first session."""
+        """Resolves table definitions that are in doubt; None before the capture's first session."""
         return self.stored.settler
 
     @property

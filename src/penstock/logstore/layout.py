@@ -58,7 +58,7 @@ class StoredSegment:
         return index_path(self.path)
 
     def begins_at(self, base: int) -> bool:
-        """Return whether the file name matches a first byte at this offset of the source file."""
+        """Return whether the file name denotes a segment that begins at this offset of the source file."""
         return self.version & (1 << _OFFSET_BITS) - 1 == base // _OFFSET_UNIT
 
 

@@ -155,7 +155,7 @@ class MemoryLog(Log):
     # --- Room -------------------------------------------------------------------------------
 
     def full_because(self) -> str | None:
-        """Return why capture should pause, because registered readers are too far behind."""
+        """Return why capture should pause if registered readers are too far behind."""
         self._make_room()
         why, visible = super().full_because(), self._visible
         slowest = min(self.acknowledged().items(), key=lambda reader: reader[1], default=None)

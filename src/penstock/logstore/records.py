@@ -33,7 +33,7 @@ STATES = ("open", "closed", "cold", "tiered")
 
 _CRC_AT = 124
 _CRC = struct.Struct("<I")
-# The fields of a block record that have the block's source end and file number.
+# The fields of a block record that hold the block's source end and its file number.
 _BLOCK_END = struct.Struct("<8xQI")
 # The fields of an index header: magic, size of a record, epoch, base, file number.
 _HEADER = struct.Struct("<8sIIQI")

@@ -87,9 +87,7 @@ class _KnownState:
         return noted if noted.position.offset >= head.base else None
 
     def may_lack(self, segment: StoredSegment) -> bool:
-        """Return whether no byte of a segment was ever durable, in which case the file may not be a valid
-        segment.
-        """
+        """Return whether no byte of a segment was ever durable. Such a file may not be a valid segment."""
         if self.accept_loss:
             return True
         if self.noted is None:

@@ -182,8 +182,8 @@ class SchemaLog(Generic[_Kept]):
             return self._at(position)
 
     def in_force(self, position: Position | None = None, name: TableName | None = None) -> dict[str, Any]:
-        """Return the definitions of `at` as JSON that `read` accepts. If a table is named, return only its
-        definition.
+        """Return the table definitions of `at` as JSON that `read` accepts. If a table is named, return only
+        its definition.
         """
         return self.at(position).in_force(position, name)
 
@@ -240,7 +240,9 @@ class SchemaLog(Generic[_Kept]):
             yield history, texts
 
     def with_newest(self, use: Callable[[_Kept], _Answer]) -> _Answer:
-        """Return the result of a function on the newest definitions; it must neither keep nor change them."""
+        """Call a function with the newest table definitions and return its result. The function must neither
+        keep nor change them.
+        """
         with self._lock:
             self._newest = self._newest or self._at(None)
             return use(self._newest)
@@ -439,7 +441,7 @@ SURVEYED: dict[str, Any] = {"surveyed": True}
 
 
 def definition_line(definition: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of a definition, as JSON of the history."""
+    """Return the line that stores a table definition, in the JSON form of the schema history."""
     return {"definition": definition}
 
 

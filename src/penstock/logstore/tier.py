@@ -310,7 +310,9 @@ class Tier:
         return note_path(self._layout, segment)
 
     def head(self, segment: SegmentRecord) -> SegmentHead:
-        """Return a segment's head from its note, without the store. Raises LogDamaged, SourceMissing."""
+        """Return a segment's head from its note, without accessing the store. Raises LogDamaged,
+        SourceMissing.
+        """
         note = TieredNote.load(self._disk, self.note_path(segment))
         return SegmentHead.parse(note.head, segment.epoch)
 

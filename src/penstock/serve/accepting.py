@@ -63,7 +63,9 @@ class Admission:
             self._handshakes[number] = peer
 
     def number_of(self, descriptor: int) -> int:
-        """Return the number under which a connection is counted: in this process, its descriptor."""
+        """Return the number under which a connection is counted. In this process, it is the connection's
+        descriptor.
+        """
         return descriptor
 
     def greeted(self, descriptor: int) -> None:

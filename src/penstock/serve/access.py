@@ -345,7 +345,9 @@ class Access:
         )
 
     def asks(self, listener: Listening) -> bool:
-        """Return whether a listener requires authentication; otherwise every client is `WHOLE`."""
+        """Return whether a listener requires authentication. If it does not, every client has the account
+        `WHOLE`.
+        """
         return bool(self._known) and listener not in self._open
 
     def of_token(self, text: str) -> Account | None:

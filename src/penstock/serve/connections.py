@@ -55,7 +55,7 @@ class Connection:
         self.asked_again = asyncio.Event()
 
     def when_lost(self, call: Callable[[], None]) -> None:
-        """Call `call` in the event loop once the connection is lost, at once if it is already lost."""
+        """Call `call` in the event loop when the connection is lost, or immediately if it is already lost."""
         if self.lost:
             call()
         else:

@@ -215,7 +215,9 @@ class Handover(Protocol):
 
     @property
     def listeners(self) -> Collection[Listening]:
-        """The listeners whose connections other processes serve, as far as the daemon has these listeners."""
+        """The listeners whose connections other processes serve. Listeners that the daemon does not have are
+        left out.
+        """
 
     def begin(
         self,
@@ -350,7 +352,9 @@ class Listener(HttpListener):
             self._telemetry.health.listening.discard(name)
 
     async def _start_canal(self) -> None:
-        """Accept Canal clients once the store of their cursors answers; until then the clients wait."""
+        """Accept Canal clients once the store that holds their cursors answers; until then the clients
+        wait.
+        """
         assert self._open_store is not None, "the daemon names it where it listens for Canal"
         self._store = await open_cursor_store(self._open_store)
         if self._store is None:

@@ -223,7 +223,8 @@ class Follower:
         position, visible = self.position, self.source.log.visible
         assert visible is not None, "something was visible, or there would be no decoder"
         in_file = (visible.epoch, visible.file) == (position.epoch, position.file)
-        # After the run's end the log may continue in the same file or have a gap, which reading reports.
+        # After the end of the run, the log may continue in the same file or have a gap. Reading the log
+        # reports a gap.
         stop = visible.offset if in_file and self._at >= self._run_end else self._run_end
         if end is not None and (end.epoch, end.file) == (position.epoch, position.file):
             stop = min(stop, end.offset)

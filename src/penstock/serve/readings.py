@@ -72,7 +72,7 @@ def _bytes_behind(readers: list[Subscriber], log_of: Callable[[str], ServedLog])
 
 
 def read_listeners(readings: Readings, connections: Connections, listening: frozenset[str]) -> None:
-    """Add connections, requests and refusals. Belongs to the event loop."""
+    """Add the metrics of connections, requests and refusals. Belongs to the event loop."""
     for name in LISTENERS:
         if name in listening:
             readings.add("penstock_listener_sessions", connections.count(name), protocol=name)

@@ -61,7 +61,7 @@ class DaemonSource(KeptSource):
     def give_definition(self, name: TableName, position: Position, definition: dict[str, Any]) -> None:
         """Send every daemon a table's definition, valid from a position on.
 
-        Raises the errors that the daemons answer with.
+        Propagates errors from the daemons.
         """
         self._daemon_log.give_definition(name, self._to_log(position), definition)
 

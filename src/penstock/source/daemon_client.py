@@ -35,7 +35,7 @@ from penstock.source.daemon_address import DaemonAddress, is_host_port
 from penstock.source.silent_daemons import SilentDaemons
 
 _CONNECT_SECONDS_MAX = 5.0
-# A reader makes one request at a time, possibly next to an open byte stream.
+# A reader makes one request at a time, possibly while a byte stream is open.
 _CONNECTIONS_KEPT = 2
 
 # The header with the source file offset where the bytes of a response end.

@@ -20,7 +20,7 @@ from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, Source, file_n
 _LENGTH_END = 13
 # If an event is longer than its header says, this many bytes are added at a time.
 _BYTES_MORE = 64 * 1024
-# The longest that a commit's sync may take, and the pause between retries.
+# The longest time that a commit's sync may take, and the pause between retries.
 _SYNC_SECONDS_MAX = 60.0
 _SYNC_PAUSE_SECONDS = 0.02
 

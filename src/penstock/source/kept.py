@@ -247,7 +247,7 @@ class KeptSource(OpenedSource):
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
     ) -> Iterator[memoryview]:
-        """Yield the bytes from the range's start on, to the end of the part of the file that the log has."""
+        """Yield the bytes from the start of the range up to the end of what the log has of the file."""
 
         def resumed() -> Position:
             assert resume_at is not None, "it is asked only where it was given"

@@ -113,7 +113,7 @@ class KeptStreamLog(StreamLog):
             return self._relocate_in_log(begin)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the last end of a transaction within the stream's limits and not after the head."""
+        """Return the last transaction end that is within the stream's limits and not after the head."""
         settings, source = self._settings, self._kept(begin)
         if settings.rows_max is None and settings.bytes_max is None:
             return head

@@ -65,7 +65,7 @@ class PreparedSearch:
 
     def _files(self, before: Position) -> list[Extent]:
         """Return the files up to a position. If files before the position are missing, return only the file
-        of the position.
+        that contains the position.
         """
         try:
             return self._source.extents(None, before)

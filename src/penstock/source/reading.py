@@ -368,8 +368,8 @@ class _RangeReader:
         contradiction = contradiction_of(request, schema) if schema is not None else None
         if schema is not None and contradiction is None:
             return schema
-        # Ask the server as of the transaction's start: the server's log cannot be opened inside a
-        # transaction.
+        # Ask the server for the table as of the transaction's start: the server's log cannot be opened inside
+        # a transaction.
         transaction_start = self._decoding.decoder.open_transaction()
         try:
             schema = schemas.reread(

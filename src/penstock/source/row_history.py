@@ -389,8 +389,8 @@ def changes_of_rows(
     done = -1
     for row in chosen:
         if row <= done:
-            # This row is the postimage of an update that was already yielded, because its preimage is chosen
-            # too.
+            # This row is the postimage of an update that was already yielded, because its preimage was
+            # selected too.
             continue
         kind = kinds[row].as_py()
         first = row - 1 if kind == _POSTIMAGE else row

@@ -64,7 +64,9 @@ def find_gtid_set(source: Source, gtid_set: str) -> Position:
 
 
 def find_time(source: Source, time_us: int) -> Position:
-    """Return the start of the last file created before the time, else of the first file."""
+    """Return the start of the last file created before the time. If there is none, return the start of the
+    first file.
+    """
     files = source.extents()
     # File times are truncated to seconds, so the previous file may contain transactions from the rest of that
     # second.

@@ -170,7 +170,7 @@ class ServerSource(OpenedSource):
         ranges_min: int = 1,
         range_bytes: int = RANGE_BYTES_DEFAULT,
     ) -> list[ByteRange]:
-        """Split [start, end) at file boundaries; without an end, at the server's current head."""
+        """Split [start, end) at file boundaries. Without an end, split up to the server's current head."""
         end = end or self.head()
         extents = self.extents(start, end)
         first = start or self._position(extents[0].file)

@@ -68,7 +68,8 @@ class SparkDriver:
             with self._few_rows_at_once():
                 return self._run(plan)
         except PythonException as problem:
-            # Tasks return their errors. A task that fails could not start or has a bug, and would fail again.
+            # Tasks return their errors. A task that fails nevertheless could not start or has a bug, and
+            # would fail again.
             raise OptionInvalid(
                 f"a task failed: {str(problem).strip()[-500:]}",
                 hint="What a pipeline is made of must be installed where tasks run",
@@ -138,7 +139,9 @@ class SparkDriver:
 
     @contextmanager
     def cancelling(self, stop: threading.Event, seconds: float) -> Iterator[None]:
-        """Cancel the jobs that the block runs in this thread if they continue for `seconds` after `stop`."""
+        """Cancel the jobs that the block runs in this thread if they are still running `seconds` after
+        `stop`.
+        """
         tag, ended = f"penstock-{uuid.uuid4().hex}", threading.Event()
 
         def cancel() -> None:
@@ -189,7 +192,7 @@ def _write(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyar
 
 
 def _unpickle_plan(data: bytes) -> TaskPlan:
-    """Return a plan in a task. It is unpickled once per worker and shared by the worker's tasks."""
+    """Unpickle a plan in a task. Each worker does this once, and its tasks share the plan."""
     return _unpickle_once(hashlib.blake2b(data).digest(), _Hidden(data))
 
 

@@ -42,7 +42,7 @@ _GTID_SET_CHARACTERS_MAX = 8192
 # A disconnect of the client is noticed only after the wait, so the wait is short.
 _BYTES_WAIT_SECONDS_MAX = 1.0
 
-# The newest bytes of a log are in memory in the pieces in which they arrived, each a transaction or less.
+# A log has its newest bytes in memory, in the pieces in which they arrived: a transaction or less.
 _SENT_BYTES_MIN = 64 * 1024
 
 _PREFIX = "/v1/instances"
@@ -264,8 +264,8 @@ async def _bytes(served: Served, request: Request) -> Response:
 
 
 class _Reading:
-    """A read of the log that may continue in any thread, one at a time, and may be closed by another
-    thread.
+    """A read of the log. It may continue in any thread, but only in one thread at a time, and another thread
+    may close it.
     """
 
     def __init__(self, pieces: Iterator[_Piece]) -> None:

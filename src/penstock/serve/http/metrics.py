@@ -17,7 +17,7 @@ from penstock.telemetry.readings import Readings
 def routes(
     read: Callable[[], Awaitable[Readings]], threads: Executor, alias: Literal["canal"] | None
 ) -> list[Route]:
-    """Return the route of metrics. `alias` repeats them under the names of another system."""
+    """Return the route of metrics. `alias` repeats the metrics under the names of another system."""
 
     async def metrics(request: Request) -> Response:
         account_of(request).prove_reads_metrics()

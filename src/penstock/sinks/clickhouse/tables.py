@@ -26,7 +26,7 @@ FEED = {
 }
 MIRROR = {VERSION: "UInt64", DELETED: "UInt8"}
 
-# The number of inserts that the server remembers to deduplicate retries.
+# How many inserts the server remembers in order to recognize retries.
 _INSERTS_REMEMBERED = 10_000
 
 
@@ -78,7 +78,7 @@ def statements(
     mirror: bool,
     pipeline: str = "",
 ) -> list[str]:
-    """Return the statements that make the target's table fit, [] if it does.
+    """Return the statements that make the target's table fit, [] if it already fits.
 
     Raises SchemaChanged, OptionInvalid.
     """

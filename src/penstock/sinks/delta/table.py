@@ -65,7 +65,7 @@ class Delta(LakeTable):
     def files(self) -> list[DataFile]:
         """Return the data files. See `LakeTable`.
 
-        Raises ServerUnsupported if someone deleted rows by deletion vectors.
+        Raises ServerUnsupported if another writer has deleted rows with deletion vectors.
         """
         features = self._table.protocol().reader_features or ()
         if _VECTORS in features and pyarrow.table(self._table.deletion_vectors()).num_rows:

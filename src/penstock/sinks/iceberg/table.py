@@ -76,7 +76,7 @@ class Iceberg(LakeTable):
     def files(self) -> list[DataFile]:
         """Return the data files. See `LakeTable`.
 
-        Raises ServerUnsupported if someone deleted rows by delete files.
+        Raises ServerUnsupported if another writer has deleted rows with delete files.
         """
         fields = {
             field.field_id: field for field in self._table.schema().fields if field.field_type.is_primitive
@@ -164,7 +164,7 @@ def _iceberg_type(declared: pyarrow.DataType) -> IcebergType:
 
 
 def open_iceberg(properties: Mapping[str, str], namespace: str, name: str) -> Iceberg | None:
-    """Return a table, None if it does not exist. Raises the errors of `translate_errors`."""
+    """Return a table, None if it does not exist. Propagates errors from `translate_errors`."""
     with translate_errors(f"{namespace}.{name}"):
         try:
             return Iceberg(catalog_of(properties).load_table((namespace, name)))
@@ -190,7 +190,7 @@ def create_iceberg(
 
 
 def reach(properties: Mapping[str, str]) -> None:
-    """List a catalog's namespaces to check it. Raises the errors of `translate_errors`."""
+    """List a catalog's namespaces to check it. Propagates errors from `translate_errors`."""
     with translate_errors("the sink"):
         catalog_of(properties).list_namespaces()
 

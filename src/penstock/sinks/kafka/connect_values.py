@@ -22,12 +22,14 @@ def in_json(value: Any, schema: Mapping[str, Any] | None = None) -> bytes:
 
 
 def in_avro(value: Any, schema: Mapping[str, Any], schema_id: int) -> bytes:
-    """Return a value in Avro's binary encoding, in the frame of schema registries."""
+    """Return a value in Avro's binary encoding, with the prefix that schema registries require."""
     return _MAGIC + schema_id.to_bytes(4, "big") + _avro(value, schema)
 
 
 def in_protobuf(value: Any, schema: Mapping[str, Any], schema_id: int) -> bytes:
-    """Return a value in protobuf, in the frame of schema registries: a message of the schema's first type."""
+    """Return a value in protobuf, with the prefix that schema registries require. The message has the first
+    type of the schema.
+    """
     return _MAGIC + schema_id.to_bytes(4, "big") + _FIRST_TYPE + _protobuf(value, schema)
 
 

@@ -54,7 +54,7 @@ class RegisteredSchemas:
         """Return the id of a Kafka Connect schema."""
         key = topic, part, schema["name"]
         known = self._of_records.get(key)
-        # Most records use the same schema object, which needs no comparison of fields.
+        # Most records share one schema object. Comparing the objects is cheaper than comparing their fields.
         if known is None or not (known[0] is schema or known[0] == schema):
             known = self._of_records[key] = schema, self._id_of(topic, part, schema)
         return known[1]

@@ -54,7 +54,7 @@ EXTRA = "mongodb"
 _BYTES_DEFAULT = 32 << 20
 _SELECT_MILLISECONDS_MAX = 10_000
 _ROWS_AT_ONCE = 10_000
-# The collection that stores which pipelines have prepared which collections of its database.
+# The collection that records, for each collection of its database, which pipelines have prepared it.
 _PIPELINES = "penstock_pipelines"
 
 _GRANT = "Grant the account readWrite on the database"

@@ -116,7 +116,7 @@ def create_database(session: Session, name: str) -> list[str]:
 def statements(
     target: Target, layout: Layout | None, evolution: Evolution, dialect: Dialect, pipeline: str = ""
 ) -> list[str]:
-    """Return the statements that make the target's table fit, [] if it does. Raises SchemaChanged."""
+    """Return the statements that make the target's table fit, [] if it already fits. Raises SchemaChanged."""
     if layout is None:
         return [create(target, dialect, pipeline)]
     if evolution in (Evolution.ADD_ONLY, Evolution.IGNORE):

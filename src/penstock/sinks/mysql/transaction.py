@@ -184,7 +184,7 @@ def has_numbers(session: Session, positions: TableName, pipeline: str) -> bool:
 
 
 def last_number(session: Session, positions: TableName, mark: BatchMark) -> int | None:
-    """Return the number of the last batch of which the target has a part, None if there is none."""
+    """Return the number of the last batch that wrote any part to the target, None if there is none."""
     try:
         query = f"SELECT MAX(number) FROM {positions.sql} WHERE application = %s AND part >= 0"
         ((number,),) = session.run(query, (mark.application,))

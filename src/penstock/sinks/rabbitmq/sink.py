@@ -163,7 +163,7 @@ class RabbitmqSink(Sink):
             self._idle.pop().close()
 
     def take_channel(self) -> ConfirmedChannel:
-        """Return a channel without unconfirmed messages. Raises the errors of `ConfirmedChannel`."""
+        """Return a channel without unconfirmed messages. Propagates errors from `ConfirmedChannel`."""
         while self._idle:
             channel = self._idle.pop()
             if channel.is_open:

@@ -157,7 +157,7 @@ class RedisSink(Sink):
             self._idle.pop().close()
 
     def take_connection(self) -> Pipeline | ClusterPipeline:
-        """Return a connection that is ready for commands. Raises the errors of `connect`."""
+        """Return a connection that is ready for commands. Propagates errors from `connect`."""
         while self._idle:
             pipeline = self._idle.pop()
             if pipeline.is_open:

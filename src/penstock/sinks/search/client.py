@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS_MAX = 120.0
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
-# The servers' error types. A version conflict means that a later change was written before.
+# The servers' error types. A version conflict means that a later change has already been written.
 _CONFLICT = "version_conflict_engine_exception"
 _PASSING = (
     "es_rejected_execution_exception",

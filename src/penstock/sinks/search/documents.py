@@ -97,7 +97,7 @@ def index_lines(changes: Changes, names: Sequence[str]) -> Iterator[bytes]:
     )
     versions = _versions(changes)
     action = _action(changes, "index", versions)
-    # The members of the row's object follow the version, without the opening brace.
+    # After the version come the members of the row's JSON object, without its opening brace.
     members = pc.binary_replace_slice(objects.cast(pyarrow.binary()), 0, 1, b",").cast(pyarrow.string())
     return _bodies(pc.binary_join_element_wise(action, f'{{"{VERSION}":', versions, members, "\n", ""))
 

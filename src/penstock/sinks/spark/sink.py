@@ -195,7 +195,7 @@ class SparkSink(Sink):
             files.setdefault(name, []).extend(staged["files"])
             if staged["emptied"]:
                 emptied.add(name)
-        # Targets named by rows may be new since the last check.
+        # Targets whose names come from rows may have been added since the last check.
         self.check_together(list(targets.values()))
         for name, target in targets.items():
             if files[name] or name in emptied:

@@ -45,7 +45,7 @@ _POSITIONS_COLUMNS = pyarrow.schema(
         "number": pyarrow.int64(),
     }
 )
-# The name that stands for all tables of a part in the table of batch numbers.
+# In the table of batch numbers, the name that stands for all tables of a part.
 _PART = ""
 
 
@@ -116,11 +116,11 @@ class DatabaseFile(ABC):
     # --- Numbers ------------------------------------------------------------------------------
 
     def number_of_part(self, application: str, part: int) -> int | None:
-        """Return the number of the last batch of which the file has a part."""
+        """Return the number of the last batch of which this part was written to the file."""
         return self._number(f"application = ? AND part = ? AND target = '{_PART}'", (application, part))
 
     def number_of_table(self, application: str, table: TableName) -> int | None:
-        """Return the number of the last batch that a table has."""
+        """Return the number of the last batch that was written to a table."""
         return self._number("application = ? AND target = ?", (application, str(table)))
 
     def _number(self, condition: str, values: Sequence[Any]) -> int | None:
@@ -216,7 +216,7 @@ class DatabaseFileSink(TableSink[FileTable], Generic[FileTable]):
         return self.translating(self.location(target))
 
     def translate_errors_of_numbers(self) -> AbstractContextManager[None]:
-        """Translate the library's exceptions about the table with the numbers of batches."""
+        """Translate the library's exceptions about the table of batch numbers."""
         return self.translating(f"{self.settings.path}: {POSITIONS}")
 
     def fold(self, name: str) -> str:
