@@ -90,7 +90,9 @@ def _json_format(properties: OriginalProperties, is_json: bool) -> str:
 
 
 def _registry(migration: Migration, properties: OriginalProperties) -> dict[str, Any]:
-    """Return the section `registry` of the messages' converter, which the keys share."""
+    """Return the sink's section `registry`, from the converter of the message values. Keys use the same
+    registry.
+    """
     urls = [url.strip() for url in properties.get(f"value.converter.{_URL}").split(",") if url.strip()]
     registry: dict[str, Any] = {"url": urls[0]}
     if len(urls) > 1:

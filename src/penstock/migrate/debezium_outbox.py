@@ -17,7 +17,7 @@ _INVALID = {"warn": "skip", "error": "skip", "fatal": "stop"}
 
 
 def outbox_of(properties: OriginalProperties) -> dict[str, Any] | None:
-    """Return topic and outbox of the sink, None if the connector has no event router."""
+    """Return the settings `topic` and `outbox` of the sink, None if the connector has no event router."""
     routers = [
         name for name in transforms_of(properties) if properties.get(f"transforms.{name}.type") == _ROUTER
     ]

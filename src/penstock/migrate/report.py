@@ -161,7 +161,9 @@ class OriginalProperties:
         self._report.steps.append(step)
 
     def account_for_the_rest(self) -> None:
-        """Account for every other property by the reference: those set in the file, then those not set."""
+        """Account for every other property according to the reference: first the properties set in the file,
+        then those not set.
+        """
         for name in self._values:
             if name not in self._accounted:
                 self._report.entries.append(self._by_reference(name))
@@ -173,7 +175,7 @@ class OriginalProperties:
                 )
 
     def rule_of(self, name: str) -> Rule | None:
-        """Return the rule of the reference for a property, None if it is unknown."""
+        """Return the reference's rule for a property, None if it is unknown."""
         exact = self._reference.get(name)
         return exact or next((rule for pattern, rule in self._patterns if pattern.fullmatch(name)), None)
 

@@ -10,7 +10,8 @@ import time
 from penstock.errors import ServerBusy
 from penstock.mysql.connection import MARIADB, Connection
 
-# The longest wait for a logged transaction to be committed: the log's sync and semi-synchronous replicas.
+# How long a logged transaction may take to be committed. The log's sync and semi-synchronous replicas delay
+# the commit.
 _COMMIT_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.01
 # How long to wait if the server does not use GTIDs and therefore does not list the transactions that are

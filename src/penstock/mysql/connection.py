@@ -134,7 +134,9 @@ class Connection(Closing):
         raise AssertionError("no spelling was given")
 
     def variables(self, *names: str) -> dict[str, str]:
-        """Return the values of those given global variables that exist, by lower-case name."""
+        """Return the values of the given global variables by lower-case name, without variables that do not
+        exist.
+        """
         marks = ", ".join(["%s"] * len(names))
         rows = self.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
         return {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}

@@ -87,7 +87,7 @@ _CLASSES: Classes = {
     4052: (DumpReplaced, "Leave server_id out for a random one, or give each replica its own"),
     2026: (TlsFailed, "Set ssl_mode: the server and the TLS settings do not agree"),
     3159: (TlsFailed, "The server takes encrypted connections only: set ssl_mode=required"),
-    # TiDB: PD or TiKV timed out or is busy, a region has no leader.
+    # TiDB: PD or TiKV timed out or is busy, or a region has no leader.
     **dict.fromkeys((9001, 9002, 9003, 9005), (ServerBusy, None)),
     # TiDB: the versions of the requested time were garbage-collected.
     8055: (PositionPurged, _HINT_GC),

@@ -175,7 +175,7 @@ class ProcessInstance:
 
     @property
     def set_aside(self) -> Failure | None:
-        """Why the process is not started again, None if it will be."""
+        """Why the process is not started again, None if it will be started again."""
         return self._set_aside
 
     @property
@@ -243,7 +243,7 @@ class ProcessInstance:
             self._down = State.STOPPED, failure
 
     def leave(self, why: PenstockError) -> None:
-        """Refuse readers, because the log may change without reports. It is opened again after the next
+        """Refuse readers, because the log may change without reports. The log is opened again after the next
         report.
         """
         followed = self._followed

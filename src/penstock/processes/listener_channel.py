@@ -85,7 +85,7 @@ class Ended:
 def pass_connection(
     channel: socket.socket, connection: socket.socket, number: int, listener: Listening
 ) -> None:
-    """Pass a connection over a socket that does not block. Raises OSError if it is full or closed."""
+    """Pass a connection over a non-blocking socket. Raises OSError if the socket is full or closed."""
     content = _PASSED.pack(number, LISTENERS.index(listener))
     socket.send_fds(channel, [content], [connection.fileno()])
 

@@ -72,7 +72,7 @@ class _ReportingAdmission(Admission):
         self._numbers[descriptor] = number
 
     def number_of(self, descriptor: int) -> int:
-        """Return the daemon's number for a connection, 0 if it is not one of the daemon's."""
+        """Return the daemon's number for a connection, 0 if the connection does not come from the daemon."""
         return self._numbers.get(descriptor, 0)
 
     def greeted(self, descriptor: int) -> None:
@@ -292,8 +292,8 @@ class ListenerProcess(HttpListener):
             instance.update(status, message.refusals.get(name), ())
             self._arrivals.arrived(name)
         for name in self._instances.keys() - message.statuses.keys():
-            # The daemon rejects HTTP requests for such an instance by name. Canal and Ptubes clients are
-            # rejected here.
+            # HTTP requests for instances that are not captured here are rejected by the daemon. Canal and
+            # Ptubes clients are rejected here.
             hint = "See who captures what: penstock fleet status"
             why = CapturedElsewhere(f"instance {name} is not captured by this daemon", hint=hint)
             self._instances[name].leave(why)

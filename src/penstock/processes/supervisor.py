@@ -182,7 +182,9 @@ class SupervisedProcess:
             instance.close()
 
     def _restarts_after(self, process_exit: ProcessExit, seconds: float) -> bool:
-        """Record an exit and wait until the process is due again; return whether this thread restarts it."""
+        """Record an exit and wait until the process is due to start again; return whether this thread
+        restarts it.
+        """
         positions = tuple(instance.position for instance in self.instances.values())
         if seconds >= WELL_SECONDS:
             self._early_exits = 0
@@ -463,7 +465,7 @@ class Supervisor:
         )
 
     def _split(self, process: SupervisedProcess) -> None:
-        """Replace a process by one for each of its instances."""
+        """Replace a process with one process for each of its instances."""
         with self._lock:
             if self._is_stopping:
                 return

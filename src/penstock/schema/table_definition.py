@@ -179,7 +179,9 @@ def _order_of(step: Step) -> int:
 
 
 def _name_given_up(step: Step) -> str | None:
-    """Return the name that a column no longer has after a step, in lower case."""
+    """Return the lower-case name that a column loses if this step renames it, None if the step renames no
+    column.
+    """
     match step:
         case RenameColumn(name=name):
             return name.lower()

@@ -51,7 +51,7 @@ class Channel:
             self._post(notification)
 
     def send_test(self, sender: str) -> None:
-        """Deliver a test alert, and its end. Raises what `send` raises."""
+        """Deliver a test alert, and its end. Propagates errors from `send`."""
         now_us = time.time_ns() // 1000
         alert = Alert("test", "test", f"{sender} tests the alerts; nothing is wrong", None, now_us)
         for resolved in (False, True):

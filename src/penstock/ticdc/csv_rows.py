@@ -101,7 +101,7 @@ class CsvRows:
         raise EventMalformed(f"a line cannot be split into columns at {rest[:40]!r}", hint=_HINT)
 
     def _row(self, fields: list[_Field]) -> tuple[RowChange, bool]:
-        """Return a line's row, as an insert or a delete, and whether it is part of an update."""
+        """Return a line's row, as an insert or a delete, and whether the row is part of an update."""
         if len(fields) != self._heads + len(self._columns):
             raise EventMalformed(
                 f"a line has {len(fields)} columns, not {self._heads} and the table's {len(self._columns)}",

@@ -74,7 +74,7 @@ class KafkaReader:
         self._paused: set[Partition] = set()
         # Partitions that were added while the topic was read, until their first watermark arrives.
         self._added: set[Partition] = set()
-        # The commit timestamps that the log has already. The log must not get further rows with these
+        # The commit timestamps that the log already contains. The log must not get further rows with these
         # timestamps.
         self._recorded_ts = range(0)
         self._checked_at = 0.0

@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> int:
-        """The cluster's id, asked for on first use. Raises ConnectionLost, ServerChanged."""
+        """The cluster's id, queried on first use. Raises ConnectionLost, ServerChanged."""
         with self._lock:
             if not self._cluster_id:
                 self._find_leader()

@@ -106,7 +106,7 @@ class Definitions:
         return changed
 
     def is_early(self, job: DdlJob) -> bool:
-        """Whether the definitions of a job came into force before its version."""
+        """Whether the definitions of a job took effect before the job's version."""
         return job.job_id in self._early
 
     def is_logged(self, job: DdlJob) -> bool:
@@ -258,7 +258,7 @@ def _partition_ids(info: dict[str, Any] | None) -> set[int]:
 
 
 def _rename_targets(job: DdlJob) -> dict[str, str]:
-    """Return the database of each new table name, in lower case, in a RENAME TABLE statement."""
+    """For each new table name of a RENAME TABLE statement, in lower case, return the table's database."""
     effects = effects_of(job.query, job.schema_name, ServerSpelling.of_server("8.0.11"))
     return {
         effect.to.table.lower(): effect.to.database for effect in effects if isinstance(effect, RenameTable)

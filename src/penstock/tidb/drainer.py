@@ -111,7 +111,7 @@ class TidbCapture(MergedCapture):
 
     def _is_final(self, problem: PenstockError) -> bool:
         """Record a failure; return whether it is final. It is final if a Pump has purged transactions,
-        because they never return.
+        because purged transactions never return.
         """
         is_final = super()._is_final(problem)
         return is_final or (isinstance(problem, PositionPurged) and self._stop_with(problem))
@@ -263,7 +263,7 @@ class Drainer:
         return texts
 
     def is_caught_up(self) -> bool:
-        """Return whether all Pumps send, and everything up to now was stored."""
+        """Return whether all Pumps are sending, and everything up to now was stored."""
         if not self.is_idle or not self.members.are_sending():
             return False
         behind_us = physical_us(self._cluster_ts) - physical_us(self._stored_ts)

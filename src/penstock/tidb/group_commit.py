@@ -189,7 +189,7 @@ def unexpected_reported(doing: str) -> Iterator[None]:
 
 
 def resolved(future: "Future[Any]", seconds: float) -> Any:
-    """Return the result of a call. Raises its error, or ServerBusy if it has no result in time."""
+    """Return the result of a call. Raises its error, or ServerBusy if the result does not arrive in time."""
     try:
         return future.result(seconds)
     except TimeoutError as problem:

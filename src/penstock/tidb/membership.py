@@ -146,7 +146,7 @@ class PumpMembers:
             self._leave(pump, max(reached, node.max_commit_ts if node is not None else 0))
 
     def _report_changes(self, listing: Listing) -> None:
-        """Log the entries that are missing or unreadable since the last listing."""
+        """Log the entries that became missing or unreadable since the last listing."""
         before = self._listing
         for pump in listing.unreadable.keys() - before.unreadable.keys():
             _log.error("a registered pump cannot be read", pump=pump, why=listing.unreadable[pump])
@@ -172,7 +172,7 @@ class PumpMembers:
         return texts
 
     def are_sending(self) -> bool:
-        """Return whether there are Pumps, and all of them are connected and send."""
+        """Return whether there is at least one Pump, and all Pumps are connected and sending."""
         silences = [
             reader.silent_seconds() if (reader := self._readers.get(pump)) is not None else None
             for pump in self._queue.positions()
@@ -182,7 +182,7 @@ class PumpMembers:
         )
 
     def _why_stalled(self, pump: str) -> str | None:
-        """Return why a Pump sends nothing; None if it sends, or has not connected yet."""
+        """Return why a Pump sends nothing; None if it is sending, or has not connected yet."""
         reader, node = self._readers.get(pump), self._listing.nodes.get(pump)
         silent_seconds = None if reader is None else reader.silent_seconds()
         if silent_seconds is not None and silent_seconds < _SILENT_SECONDS_MAX:

@@ -55,7 +55,7 @@ def begin_merged_log(log: Log, server_key: str) -> None:
 
 
 def server_key_of(source: int | str) -> str:
-    """Return the key that identifies a cluster by its id, or TiCDC's output by its URL, in epochs."""
+    """Return the key that identifies a cluster in epochs (its id), or TiCDC's output (its URL)."""
     return f"tidb:{source}"
 
 

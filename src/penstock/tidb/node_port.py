@@ -308,7 +308,7 @@ class _Connection(asyncio.Protocol):
         self.transport.close()
 
     def _is_allowed(self) -> bool:
-        """Return whether the certificate has an allowed common name. A local client needs none."""
+        """Return whether the certificate has an allowed common name. A local client needs no certificate."""
         if not self._port.allowed_names or self.transport.get_extra_info("ssl_object") is None:
             return True
         certificate = self.transport.get_extra_info("peercert") or {}

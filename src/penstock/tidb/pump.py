@@ -319,8 +319,8 @@ class Pump:
             self._note(problem)
 
     def _beat(self, now: float) -> None:
-        """Write the node. If someone else has written another state, follow it, as `binlogctl -cmd
-        update-pump` does.
+        """Write the node to the registry. If someone else has written another state, adopt that state, as
+        `binlogctl -cmd update-pump` does.
         """
         stored, before = self._counts.stored, self._stored_before
         self._rate = (stored - before[0]) / max(now - before[1], 1e-3)
@@ -503,7 +503,7 @@ class Pump:
         return self._commit.store
 
     def _open_store(self) -> PumpStore | None:
-        """Return the store; None before it is open, after the end, and while it is opened again."""
+        """Return the store; None before it is opened, after it is closed, and while it is being reopened."""
         try:
             return None if self._commit is None else self._commit.store
         except ServerBusy:

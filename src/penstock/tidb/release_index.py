@@ -160,7 +160,7 @@ class ReleaseIndex:
             return self._files[0].floor if self._files else 0
 
     def append(self, entries: Sequence[ReleaseEntry], floor: int = 0) -> None:
-        """Append released transactions. `floor` is the floor of an index without entries."""
+        """Append released transactions. `floor` becomes the floor of an index that has no entries yet."""
         if not entries:
             return
         current = self._files[-1] if self._files else None

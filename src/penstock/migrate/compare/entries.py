@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def is_compared(self) -> bool:
-        """Whether the entry is a change of rows or a definition of a table."""
+        """Whether the entry is a change of rows or of a table definition."""
         return bool(self.kind) and self.kind not in _IGNORED
 
     def __str__(self) -> str:
