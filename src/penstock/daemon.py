@@ -409,8 +409,8 @@ class _Fleet:
             self._begin,
             self._begin_copy,
             lambda: sum(capture.status()["bytes_per_second"] for capture in self._tenured()),
-            # Longer than a capture process may take to end, because the lease of its instance is released
-            # only afterwards.
+            # This timeout is longer than a capture process may take to end, because the lease of its instance
+            # is released only afterwards.
             end_seconds=_PROCESS_JOIN_SECONDS_MAX,
             joined=partial(guard.note, "fleet", settings.coordination_url()),
         )
@@ -515,8 +515,8 @@ class _Fleet:
             self.member.name,
             partial(self._note_readable, name),
         )
-        # Start the copy only once its record exists. If recording fails, the log is still closed for a later
-        # attempt.
+        # Start the copy only once its record exists. If recording fails, the log has not been opened yet, so
+        # a later attempt can open it.
         tenure = CopyTenure(store, name, self.member.name, copy, lambda: self.member.registration)
         copy.start()
         return tenure

@@ -33,7 +33,8 @@ SPARK_BATCH_BYTES_MAX = 2 * MIB
 # A transaction larger than this, in bytes of decoded rows, is delivered in several batches.
 TRANSACTION_HELD_BYTES_MAX = 8 * BATCH_BYTES_MAX
 
-# How far back from an XA COMMIT the log is searched for a PREPARE that lies before the range being read.
+# How far before an XA COMMIT the log is searched for its PREPARE, if the PREPARE is before the range being
+# read.
 PREPARED_SEARCH_BYTES_MAX = 4 << 30
 # How much log one maintenance pass scans for prepared XA transactions.
 PREPARED_SURVEY_BYTES = 1 << 30
@@ -189,8 +190,8 @@ SUBSCRIBERS_IDLE_SHOWN_MAX = 1000
 # the readers that were active last, and the holds that retain the most data.
 METRICS_READERS_MAX = 500
 METRICS_HOLDS_MAX = 50
-# Concurrent searches for the history of a row. Each keeps both cores of a small machine busy, which readers
-# need too.
+# Concurrent searches for the history of a row. Each search keeps both cores of a small machine busy, and
+# readers need them too.
 HISTORIES_MAX = 2
 # The maximum size of the rows of a table as of a moment. They are gathered in memory, for one table at a
 # time.

@@ -57,7 +57,7 @@ class Position:
         return commit_version(self.epoch, self.file_number, self.offset)
 
     def shifted(self, shift: int) -> Self:
-        """Return the same position in a log whose epoch bases are `shift` higher."""
+        """Return the same position in a log whose epoch bases are higher by `shift`."""
         return replace(self, epoch=shifted_epoch(self.epoch, shift)) if shift else self
 
     @classmethod

@@ -50,7 +50,7 @@ impl GrpcConnection {
         Ok(())
     }
 
-    /// End a call with a status code of gRPC, after its messages.
+    /// End a call with a gRPC status code, after its messages.
     fn finish(&mut self, stream: u32, code: u32, text: &str) {
         self.inner.finish(stream, code, text);
     }

@@ -39,7 +39,7 @@ FROM information_schema.COLUMNS
 WHERE IS_GENERATED = 'ALWAYS' AND GENERATION_EXPRESSION NOT IN ('ROW START', 'ROW END')
     AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
-# This behaviour was observed on 11.8.9. Version 10.11.19 logs changes of generated columns.
+# This behaviour was observed on MariaDB 11.8.9. MariaDB 10.11.19 logs changes of generated columns.
 _GENERATED_UNLOGGED_SINCE = (11, 8, 9)
 
 _ENGINES = {

@@ -36,8 +36,8 @@ STATE_FILE = "merge.json"
 # The type of an event that readers may skip (MySQL's IGNORABLE_LOG_EVENT), and its flag.
 _ORIGIN_CODE, _IGNORABLE_FLAG = 28, 0x80
 _HEADER = struct.Struct("<IBIIIH")
-# The signature of an origin event, followed by the member's epoch and offset, and the lengths of its name and
-# its file.
+# The signature of an origin event, followed by the member's epoch and offset, and the lengths of the member's
+# name and of the file name.
 _ORIGIN = struct.Struct("<8sIQBH")
 _MAGIC = b"psmerge1"
 _ORIGIN_BYTES_MAX = 1024

@@ -42,7 +42,7 @@ class Joining:
         for name in self._order.held_back_by():
             member = self._members[name]
             if is_stored and member.problem is not None:
-                # Do not wait for a server that does not answer while there is other work.
+                # While there is other work, do not wait for a server that does not answer.
                 continue
             watermark_us = member.watermark_us()
             if watermark_us is not None:
