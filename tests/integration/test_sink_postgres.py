@@ -108,7 +108,7 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
 
 
 def is_waited_for(backend: PostgresBackend, session: Any) -> bool:
-    """Return whether another session waits for this session."""
+    """Return whether another connection waits for `session`."""
     pid = session.info.backend_pid
     return bool(backend.sql(f"SELECT 1 FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))"))
 

@@ -1,41 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and functions stay small; no file is exempt."""
+"""Files and functions stay small: above a hint, a warning asks to split them along a question. Twice the
+hint is an error.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
 
 from tests.tidy.tree import ROOT, files, name_of, python_functions, rust_functions
 
-FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 70
+FILE_LINES_HINT = 600
+FUNCTION_LINES_HINT = 70
 MARKDOWN_LINES_MAX = {"README.md": 100, "ARCHITECTURE.md": 400}
 FILE_BYTES_MAX = 400_000
 
 
-def test_source_files_stay_under_six_hundred_lines() -> None:
-    lines = {path: path.read_text().count("\n") for path in files(".py", ".pyi", ".rs", ".c", ".sh")}
-    assert lines, "no source file was found"
-    long = {name_of(path): count for path, count in lines.items() if count >= FILE_LINES_MAX}
-    assert not long, f"split along a question: {long}"
+def test_source_files_have_a_bounded_length() -> None:
+    check(
+        {name_of(path): lines_of(path) for path in files(".py", ".pyi", ".rs", ".c", ".sh")}, FILE_LINES_HINT
+    )
 
 
-def test_python_functions_stay_under_seventy_lines() -> None:
+def test_python_functions_have_a_bounded_length() -> None:
     functions = [(path, node) for path in files(".py") for node in python_functions(path)]
-    assert functions, "no function was found"
-    long = [
-        f"{name_of(path)}::{node.name}: {node.end_lineno - node.lineno + 1}"
+    lines = {
+        f"{name_of(path)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
         for path, node in functions
-        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 >= FUNCTION_LINES_MAX
-    ]
-    assert not long, long
+        if node.end_lineno is not None
+    }
+    check(lines, FUNCTION_LINES_HINT)
 
 
-def test_rust_functions_stay_under_seventy_lines() -> None:
+def test_rust_functions_have_a_bounded_length() -> None:
     functions = [(path, function) for path in files(".rs") for function in rust_functions(path)]
-    assert len(functions) > 100, "the scan finds hardly any function"
-    long = [
-        f"{name_of(path)}::{function.name}: {function.last - function.first + 1}"
+    lines = {
+        f"{name_of(path)}:{function.first} {function.name}": function.last - function.first + 1
         for path, function in functions
-        if function.last - function.first + 1 >= FUNCTION_LINES_MAX
-    ]
-    assert not long, long
+    }
+    check(lines, FUNCTION_LINES_HINT)
+
+
+def check(lines: Mapping[str, int], hint: int) -> None:
+    """Warn about everything that is as long as the hint or longer, and fail at twice its length."""
+    assert len(lines) > 100, "the scan finds hardly any source"
+    long = {name: count for name, count in lines.items() if count >= hint}
+    if long:
+        warnings.warn(f"hint: split along a question: {long}", stacklevel=2)
+    assert not {name: count for name, count in long.items() if count >= 2 * hint}
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n")
 
 
 def test_front_pages_stay_short() -> None:
