@@ -246,6 +246,15 @@ def test_account_limited_to_tables_copies_nothing() -> None:
             assert (answer.status, answer.json["type"]) == (403, "AccessDenied")
 
 
+def test_member_of_an_earlier_version_can_read_a_listing() -> None:
+    """Members of version 0.1 refuse extents with other fields, and members are upgraded one after another."""
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        Captured(log).run()
+        extents = served.ask("GET", f"/v1/instances/{INSTANCE}/copy/listing").json["extents"]
+        assert extents
+        assert {frozenset(extent) for extent in extents} == {frozenset(("epoch", "file", "start", "end"))}
+
+
 def test_upkeep_of_a_copy_that_has_ended_changes_nothing_in_its_folder() -> None:
     """The capture that continues the log may have opened it already."""
     with open_log(SimulatedDisk()) as log, serving(log) as served:

@@ -4,6 +4,7 @@ contains.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.commit_versions import shifted_epoch
 from penstock.model import Position
@@ -43,6 +44,10 @@ class Extent:
             return 0
         in_file = (self.epoch, self.file) == (position.epoch, position.file)
         return self.end - (max(position.offset, self.start) if in_file else self.start)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an extent of a kept log as daemons send it to each other, in every version alike."""
+        return {"epoch": self.epoch, "file": self.file, "start": self.start, "end": self.end}
 
     def shifted(self, shift: int) -> "Extent":
         """Return the same bytes in a log whose epoch bases are `shift` higher."""

@@ -54,7 +54,7 @@ def _list(log: ServedLog, after: Position | None, readable: Position | None) -> 
     return {
         "readable": None if readable is None else str(readable),
         "position": None if not extents else str(extents[-1].last),
-        "extents": [asdict(extent) for extent in extents if after is None or extent.last >= after],
+        "extents": [extent.to_json() for extent in extents if after is None or extent.last >= after],
         # List the epochs before the extents: an epoch that begins now must not appear after its first extent.
         "epochs": [asdict(epoch) for epoch in log.epochs.epochs],
     }

@@ -153,12 +153,7 @@ async def _extents(served: Served, request: Request) -> Response:
 
 
 def _extents_of(extents: Iterable[Extent]) -> dict[str, Any]:
-    return {
-        "extents": [
-            {"epoch": extent.epoch, "file": extent.file, "start": extent.start, "end": extent.end}
-            for extent in extents
-        ]
-    }
+    return {"extents": [extent.to_json() for extent in extents]}
 
 
 async def _disk(served: Served, request: Request) -> Response:
