@@ -9,14 +9,15 @@ import pytest
 
 import penstock.engine.batches as batches_module
 from penstock.changes import Target
-from penstock.errors import OptionInvalid
+from penstock.engine import decode_task
+from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.limits import SMALL_TABLE_ROWS
 from penstock.local.driver import LocalDriver
 from penstock.model import ServerAddress, TableName, TablePatterns
 from penstock.pipeline.load.session import open_session
 from penstock.pipeline.load.small_tables import small_chunks
 from penstock.pipeline.load.targets import targets_of
-from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState
 from penstock.sinks.files.sink import FilesSink
@@ -168,3 +169,32 @@ def test_table_dropped_after_its_plan_leaves_the_others_loaded(
     run_to_end(LocalDriver(2), files_pipeline(server, database, tmp_path))
     assert max(records[0].groups) > 1
     assert loaded(tmp_path / "feed", database, list(ids)) == ids | {"t5": []}
+
+
+def test_task_ends_at_its_first_table_while_the_server_does_not_answer(
+    server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its other tables would wait for the server as long as the first one."""
+    database = fresh_database(server)
+    ids = create_tables(server, database)
+    records, refused = records_of(monkeypatch), list[TableName]()
+    run_job, chunk_changes = batches_module.run_job, decode_task.chunk_changes
+    is_away = iter([True])
+    outage: list[bool] = []
+
+    def run(driver: Any, plan: Any) -> Any:
+        outage[:] = [next(is_away, False)]
+        return run_job(driver, plan)
+
+    def read(plan: Any, work: ChunkWork, *arguments: Any) -> Any:
+        if outage == [True]:
+            refused.append(work.table)
+            raise ConnectionLost("the server does not answer")
+        return chunk_changes(plan, work, *arguments)
+
+    monkeypatch.setattr(batches_module, "run_job", run)
+    monkeypatch.setattr(decode_task, "chunk_changes", read)
+    run_to_end(LocalDriver(2), files_pipeline(server, database, tmp_path))
+    assert max(records[0].groups) > 1
+    assert len(refused) == len(records[0].groups)
+    assert loaded(tmp_path / "feed", database, list(ids)) == ids

@@ -45,7 +45,7 @@ from penstock.engine.task_plan import (
 )
 from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
 from penstock.engine.task_rows import Row, body_of
-from penstock.errors import PenstockError, SchemaChanged
+from penstock.errors import PenstockError, SchemaChanged, TransientError
 from penstock.model import Position, TableName
 from penstock.pipeline.cascades import may_cascade
 from penstock.pipeline.conforming import check_key, columns_reread, conform_changes, key_is_reread
@@ -123,7 +123,7 @@ class _Task:
 
     def run(self) -> Iterator[Row]:
         """Run the works. After an error or a surprise, the remaining works only report their own errors and
-        surprises, and nothing is written.
+        surprises, and nothing is written. An error that a retry may resolve ends the task.
         """
         has_failed = is_refused = False
         try:
@@ -135,6 +135,9 @@ class _Task:
                     is_refused = True
                     self.writing.abort()
                     self.writing = PartWriting(self.plan, self.resources)
+                if work.is_interrupted:
+                    # The batch is retried, and each remaining work might wait as long for the same server.
+                    break
             if is_refused:
                 self.writing.abort()
             else:
@@ -164,7 +167,8 @@ class _Task:
 class _Work:
     """Processes one work of a batch.
 
-    `is_refused` says whether it met an error or a surprise, and `has_failed` whether it met an error.
+    `is_refused` says whether it met an error or a surprise, `has_failed` whether it met an error, and
+    `is_interrupted` whether a retry may resolve the error.
     """
 
     def __init__(self, task: _Task, number: int) -> None:
@@ -184,7 +188,7 @@ class _Work:
         # The source that is being read, "" once all of it has been read.
         self._source = self._work.source
         self._writing = task.writing
-        self.has_failed = False
+        self.has_failed = self.is_interrupted = False
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
@@ -208,7 +212,7 @@ class _Work:
             if not self._surprised:
                 yield from self._end()
         except PenstockError as problem:
-            self.has_failed = True
+            self.has_failed, self.is_interrupted = True, isinstance(problem, TransientError)
             failures = [Failure(problem, self._table, self._source)]
             for failure in self._writing.failures(problem) if self._writing.refused else failures:
                 yield from self._to_all(PROBLEM, pickle.dumps(failure))
