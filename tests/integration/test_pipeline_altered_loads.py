@@ -10,6 +10,7 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 
+from penstock.coordinate.store import path_of
 from penstock.engine.task_plan import TaskPlan
 from penstock.errors import ServerUnsupported
 from penstock.local.driver import LocalDriver
@@ -101,6 +102,9 @@ def test_load_begins_again_when_its_key_is_ordered_differently(
     assert sorted(zip(*rows.select(["id", "v"]).to_pydict().values(), strict=True)) == sorted(
         mysql_server.sql("SELECT id, v FROM t", database=database)
     )
+    with opened(settings) as state:
+        records = state.store.list(path_of("pipelines", settings.name))
+    assert not [name for name in records if name.startswith("loads-")], "no record of chunks is left"
 
 
 @pytest.mark.deep(

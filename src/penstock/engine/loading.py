@@ -113,9 +113,11 @@ class Loading:
         self._waiting = self._waiting_keys(unfinished, tables)
         self._keyless = {key for key in unfinished if tables.is_keyless(key)}
         if loads != checkpoint.loads or not checkpoint.planned or tables.stopped != checkpoint.stopped:
+            before = {load.pages for load in checkpoint.loads.values() if not load.finished}
             checkpoint = self._state.write(
                 replace(checkpoint, loads=loads, planned=True, stopped=dict(tables.stopped))
             )
+            self._forget(before, loads)
         running = {load.request for load in loads.values() if not load.finished}
         for wish in asked:
             if wish.number in running:
@@ -495,9 +497,13 @@ class Loading:
             if number not in running:
                 self._note_ended(number, checkpoint)
         finished = {checkpoint.loads[key].pages for key in record.loads if checkpoint.loads[key].finished}
-        for pages in finished - {load.pages for load in checkpoint.loads.values() if not load.finished}:
-            self._chunks.pop(pages, None)
-            self._state.drop_large(pages)
+        self._forget(finished, checkpoint.loads)
+
+    def _forget(self, names: Collection[str], loads: Mapping[str, TableLoad]) -> None:
+        """Delete the records of chunks with these names, except those that an unfinished load reads."""
+        for name in set(names) - {load.pages for load in loads.values() if not load.finished}:
+            self._chunks.pop(name, None)
+            self._state.drop_large(name)
 
     def _chunks_of(self, key: str, load: TableLoad) -> Sequence[Mapping[str, Any]]:
         chunks = self._chunks.get(load.pages)
