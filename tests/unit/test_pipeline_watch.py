@@ -213,6 +213,30 @@ def test_store_that_does_not_answer_is_an_alert_without_its_password(tmp_path: P
     assert watch.alerts() == []
 
 
+def test_file_that_cannot_be_read_is_an_alert_until_it_can(watched: Watched, tmp_path: Path) -> None:
+    """The files may be those of a console on another host, and must not keep the daemon from capturing."""
+    file = tmp_path / "late.yaml"
+    watch = PipelineWatch([watched.settings.state, str(file)], 60.0)
+    watch.look()
+    (alert,) = watch.alerts()
+    assert (alert.name, alert.instance) == ("pipelines unknown", str(file))
+    assert "OptionInvalid" in alert.summary
+    assert alert.is_pipeline
+    file.write_text(f"name: notes\nstate: {watched.settings.state}\n")
+    watch.look()
+    assert watch.alerts() == []
+
+
+def test_store_that_several_files_name_is_watched_once(watched: Watched, tmp_path: Path) -> None:
+    files = [tmp_path / "first.yaml", tmp_path / "second.yaml"]
+    for file in files:
+        file.write_text(f"name: notes\nstate: {watched.settings.state}\n")
+    watched.show(state="failed", error="SinkRefused", what=SECRET)
+    watch = PipelineWatch([str(file) for file in files], 60.0)
+    watch.look()
+    assert [alert.name for alert in watch.alerts()] == ["pipeline failed"]
+
+
 def test_settings_name_the_pipelines_to_watch() -> None:
     instances = {"shop": {"source": "mysql://repl@127.0.0.1:1", "password": "x"}}
 

@@ -53,12 +53,16 @@ class _Learned:
     comparisons: "Comparisons" = field(default_factory=dict)
 
 
-def stores_of(pipelines: Iterable[str]) -> list[str]:
-    """Return the URLs of state stores, each once, from URLs and pipeline files. Raises OptionInvalid."""
+def store_of(pipeline: str) -> str:
+    """Return the URL of a state store, from a pipeline file or that URL. Raises OptionInvalid."""
     from penstock.pipeline.settings import place_of_state
 
-    stores = [place_of_state(text).state if text.endswith((".yaml", ".yml")) else text for text in pipelines]
-    return list(dict.fromkeys(stores))
+    return place_of_state(pipeline).state if pipeline.endswith((".yaml", ".yml")) else pipeline
+
+
+def stores_of(pipelines: Iterable[str]) -> list[str]:
+    """Return the URLs of state stores, each once, from URLs and pipeline files. Raises OptionInvalid."""
+    return list(dict.fromkeys(map(store_of, pipelines)))
 
 
 class PipelineWatch:
@@ -71,18 +75,21 @@ class PipelineWatch:
     def __init__(
         self, pipelines: Sequence[str], after: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`pipelines` are files or URLs of state stores. Raises OptionInvalid."""
-        self._stores = stores_of(pipelines)
+        """`pipelines` are files or URLs of state stores. Files are read by `look`, so a daemon starts without
+        them.
+        """
+        self._pipelines = tuple(pipelines)
         self._after = after
         self._clock = clock
         self._seen: dict[tuple[str, str], _Seen] = {}
+        # Keyed by the file or URL that names the store.
         self._learned: dict[str, _Learned] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pipeline-watch", daemon=True)
 
     def start(self) -> None:
         """Start watching, if there is anything to watch."""
-        if self._stores:
+        if self._pipelines:
             self._thread.start()
 
     def stop(self) -> None:
@@ -110,21 +117,33 @@ class PipelineWatch:
         # its memory.
         from penstock.coordinate.store import open_store, without_password
 
-        for url in self._stores:
+        urls: set[str] = set()
+        for pipeline in self._pipelines:
+            shown = without_password(pipeline)
+            try:
+                url = store_of(pipeline)
+            except PenstockError as problem:
+                what = f"the pipeline's file cannot be used: {type(problem).__name__}"
+                self._report_unknown(pipeline, shown, what, "May the daemon's account read it?")
+                continue
+            if url in urls:
+                # Another file names the same store.
+                self._learned.pop(pipeline, None)
+                continue
+            urls.add(url)
             try:
                 with closing(open_store(url)) as store:
-                    self._learned[url] = self._learn(url, store)
+                    self._learned[pipeline] = self._learn(url, store)
             except PenstockError as problem:
-                shown = without_password(url)
-                alert = Alert(
-                    "pipelines unknown",
-                    shown,
-                    f"the state store of pipelines does not answer: {type(problem).__name__}",
-                    "Is it running, and is its address right?",
-                    is_pipeline=True,
-                )
-                known = self._learned.get(url, _Learned())
-                self._learned[url] = _Learned([alert], known.comparisons)
+                what = f"the state store of pipelines does not answer: {type(problem).__name__}"
+                hint = "Is it running, and is its address right?"
+                self._report_unknown(pipeline, without_password(url), what, hint)
+
+    def _report_unknown(self, pipeline: str, shown: str, what: str, hint: str) -> None:
+        """Replace the alerts of a store whose pipelines cannot be read now. Its last comparisons stay."""
+        known = self._learned.get(pipeline, _Learned())
+        alert = Alert("pipelines unknown", shown, what, hint, is_pipeline=True)
+        self._learned[pipeline] = _Learned([alert], known.comparisons)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
