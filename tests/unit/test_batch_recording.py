@@ -19,9 +19,11 @@ class State:
 
     def __init__(self) -> None:
         self.records: list[str] = []
+        self.checks = 0
         self.is_lost = False
 
     def confirm(self) -> None:
+        self.checks += 1
         if self.is_lost:
             raise LeaseLost("another process took over")
 
@@ -65,6 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def run(recordings: Recording, record: BatchRecord, *, is_plain: bool = True) -> bool:
     recordings.begin(record, Checkpoint("g", record.number - 1))
+    recordings.confirm()
     return recordings.end(record, Checkpoint("g", record.number), is_plain=is_plain)
 
 
@@ -108,4 +111,15 @@ def test_runner_that_was_suspended_checks_its_lease_before_it_writes(clock: list
     run(recordings, batch(2))
     clock[0] += 10.0
     with pytest.raises(LeaseLost):
-        recordings.begin(batch(3), Checkpoint("g", 2))
+        run(recordings, batch(3))
+
+
+@pytest.mark.parametrize(("sink", "checks"), [(LakeSink(), 5), (CacheSink(), 2)])
+def test_lease_is_checked_ten_times_a_second_if_the_sink_can_rewind(
+    sink: Any, checks: int, clock: list[float]
+) -> None:
+    state, recordings = recorded_by(sink)
+    for number in range(1, 6):
+        run(recordings, batch(number))
+        clock[0] += 0.04
+    assert state.checks == checks

@@ -36,6 +36,9 @@ class Recording:
             raise CoordinationLost("the store is away")
         self.begun.append(record)
 
+    def confirm(self) -> None:
+        return
+
     def end(self, record: BatchRecord, checkpoint: Checkpoint, *, is_plain: bool) -> bool:
         return True
 

@@ -282,7 +282,7 @@ class _Tasks:
                 self.record,
                 self.learned,
             )
-            batches.state.confirm()
+            batches.recording.confirm()
             unwritten, begun.unwritten = begun.unwritten, None
             with watched(batches.settings.sources, batches.report):
                 outcome = run_job(batches.driver, plan)

@@ -32,7 +32,6 @@ class Recording:
     def begin(self, record: BatchRecord, checkpoint: Checkpoint) -> None:
         """Record a batch before it runs, if a replay must be the same batch."""
         if self._can_rewind and not record.chunks:
-            self._confirm()
             return
         # A begun batch must have the number after the recorded checkpoint's number, so record the latest
         # checkpoint first.
@@ -59,11 +58,13 @@ class Recording:
             self.is_behind = False
             self._recorded_at = time.monotonic()
 
-    def _confirm(self) -> None:
-        """Check the lease, unless it was checked a moment ago: while this process was suspended, another may
-        have taken over.
+    def confirm(self) -> None:
+        """Check before tasks write that this process still owns the pipeline. While it was suspended, another
+        may have taken over.
+
+        For a sink that `can_rewind`, a check or a record of a moment ago is sufficient.
         """
         checked_at = max(self._recorded_at, self._confirmed_at)
-        if time.monotonic() >= checked_at + _UNRECORDED_SECONDS_MAX:
+        if not self._can_rewind or time.monotonic() >= checked_at + _UNRECORDED_SECONDS_MAX:
             self._state.confirm()
             self._confirmed_at = time.monotonic()
