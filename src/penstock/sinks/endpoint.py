@@ -3,15 +3,16 @@
 
 import re
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.errors import ConnectionLost, PenstockError, TlsFailed
 from penstock.model import Secret, ServerAddress, is_loopback
-from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
+from penstock.settings.values import SecretEnv, SecretText, Section, one_secret, validate_option
 from penstock.sinks.sink import Finding
 
 # The account in a URL, which may contain several hosts.
@@ -81,3 +82,23 @@ class Endpoint(Section):
     def secret(self) -> Secret | None:
         """Read and return the password, None if none is set. Raises ValueError."""
         return one_secret(self.password, self.password_file, self.password_env, "password")
+
+
+class MysqlEndpoint(Endpoint):
+    """A server that speaks MySQL's protocol. TLS options may be in the URL."""
+
+    @field_validator("url")
+    @classmethod
+    def _valid_address(cls, url: str) -> str:
+        validate_option(lambda: ServerAddress.parse(url))
+        return url
+
+    def address(self) -> ServerAddress:
+        """Return the server's address. With `ca`, the server's certificate is verified. Raises
+        OptionInvalid.
+        """
+        address = ServerAddress.parse(self.url, user=self.user, password=self.secret())
+        if self.ca is None:
+            return address
+        mode = address.tls.mode if address.tls.mode == "verify_ca" else "verify_identity"
+        return replace(address, tls=replace(address.tls, mode=mode, ca=str(self.ca)))

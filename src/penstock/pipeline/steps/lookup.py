@@ -35,7 +35,7 @@ from penstock.errors import (
     ServerUnsupported,
     StepFailed,
 )
-from penstock.model import Column, ServerAddress, TableName, quote_name
+from penstock.model import Column, TableName, quote_name
 from penstock.pipeline.expressions import type_known
 from penstock.pipeline.load.reader import column_expression
 from penstock.pipeline.load.session import LoadSession, open_session
@@ -45,7 +45,7 @@ from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, resolve_column
 from penstock.schema.reader import read_table
 from penstock.settings.values import Seconds, Section, validate_option
-from penstock.sinks.endpoint import Endpoint
+from penstock.sinks.endpoint import MysqlEndpoint
 
 VERB = "lookup"
 # A server analyzes a condition of this size as ranges of an index (range_optimizer_max_mem_size).
@@ -61,18 +61,8 @@ _LENGTH = re.compile(r"(?:var)?char\((\d+)\)", re.IGNORECASE)
 Places = npt.NDArray[numpy.int64]
 
 
-class LookupServer(Endpoint):
+class LookupServer(MysqlEndpoint):
     """The server of the looked-up table."""
-
-    @field_validator("url")
-    @classmethod
-    def _valid_address(cls, url: str) -> str:
-        validate_option(lambda: ServerAddress.parse(url))
-        return url
-
-    def address(self) -> ServerAddress:
-        """Return the server's address. Raises OptionInvalid."""
-        return ServerAddress.parse(self.url, user=self.user, password=self.secret())
 
 
 class AddedColumn(Section):

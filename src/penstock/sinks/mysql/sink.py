@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from penstock.changes import Target
 from penstock.errors import OperatorError
-from penstock.model import ServerAddress, TableName
-from penstock.settings.values import Bytes, validate_option
-from penstock.sinks.endpoint import encryption_findings
+from penstock.model import TableName
+from penstock.settings.values import Bytes
+from penstock.sinks.endpoint import MysqlEndpoint, encryption_findings
 from penstock.sinks.mysql.check import findings
 from penstock.sinks.mysql.connection import Session, connect
 from penstock.sinks.mysql.drainer_marks import create_drainer_marks
@@ -28,7 +28,7 @@ from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 EXTRA = ""
 
 
-class Settings(SqlSettings):
+class Settings(SqlSettings, MysqlEndpoint):
     """A server that speaks MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
 
     connections: int = Field(
@@ -62,21 +62,11 @@ class Settings(SqlSettings):
         description="approximate size of a statement; must be below max_allowed_packet",
     )
 
-    @field_validator("url")
-    @classmethod
-    def _valid_address(cls, url: str) -> str:
-        validate_option(lambda: ServerAddress.parse(url))
-        return url
-
     @model_validator(mode="after")
     def _refuse_log_of_feed(self) -> "Settings":
         if self.mode == "feed" and self.commit_log is not None:
             raise ValueError("commit_log is for mode: mirror; a feed is a log of every change itself")
         return self
-
-    def address(self) -> ServerAddress:
-        """Return the server's address. Raises OptionInvalid."""
-        return ServerAddress.parse(self.url, user=self.user, password=self.secret())
 
 
 class MysqlSink(SqlSink):

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow
@@ -24,6 +25,7 @@ from penstock.sinks.sink import extra_missing
 
 try:
     import psycopg
+    from psycopg.conninfo import conninfo_to_dict
 except ImportError as problem:
     raise extra_missing("psycopg", "postgres") from problem
 
@@ -62,14 +64,23 @@ _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
 }
 
 
+def verified_tls(url: str, ca: Path) -> dict[str, Any]:
+    """Return the parameters with which a certificate is verified by authorities in a file. The URL may say
+    that it need not name the host.
+    """
+    mode = conninfo_to_dict(url).get("sslmode")
+    return {"sslrootcert": str(ca), "sslmode": "verify-ca" if mode == "verify-ca" else "verify-full"}
+
+
 class Session(Closing):
     """A session with the server, used by one thread at a time. Its transaction begins with the first
     statement.
     """
 
-    def __init__(self, url: str, user: str | None, password: Secret | None) -> None:
+    def __init__(self, url: str, user: str | None, password: Secret | None, ca: Path | None = None) -> None:
+        """Open a session. With `ca`, the server's certificate is verified. Raises Penstock errors."""
         self.where = url
-        credentials: dict[str, Any] = {
+        options: dict[str, Any] = {
             "user": user,
             "password": password.reveal() if password is not None else None,
         }
@@ -83,7 +94,8 @@ class Session(Closing):
                 prepare_threshold=None,
                 options="-c timezone=UTC -c standard_conforming_strings=on -c intervalstyle=postgres"
                 " -c search_path=pg_catalog",
-                **{name: value for name, value in credentials.items() if value is not None},
+                **{name: value for name, value in options.items() if value is not None},
+                **({} if ca is None else verified_tls(url, ca)),
             )
 
     def close(self) -> None:

@@ -190,7 +190,8 @@ class PostgresSink(SqlSink):
         return without_zero_bytes(rows, left=target.primary_key)
 
     def _session(self) -> Session:
-        return Session(self.settings.url, self.settings.user, self.settings.secret())
+        settings = self.settings
+        return Session(settings.url, settings.user, settings.secret(), settings.ca)
 
 
 make = PostgresSink
