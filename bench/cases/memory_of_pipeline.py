@@ -31,9 +31,9 @@ _ROWS_PER_STATEMENT = 250_000
 #: The number of tables loaded side by side, and the rows of each.
 _TABLES = 64
 _ROWS = {"tiny": 500, "small": 5_000, "100MB": 20_000, "1GB": 100_000}
-_BATCH_BYTES = 256 << 20
+_BATCH_BYTES = 64 << 20
 #: The memory limit of all Python processes together.
-_PYTHON_BYTES = 2 << 30
+_PYTHON_BYTES = 1_200_000_000
 _TEXT_BYTES = 1000
 _NUMBERS = (
     "WITH RECURSIVE n (i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) SELECT {values}"

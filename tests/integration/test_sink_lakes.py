@@ -37,6 +37,10 @@ class Lake:
         assert isinstance(made, LakeSink)
         self.sink, self.path = made, path
 
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Use less memory than the settings allow."""
+        self.sink.settings = self.sink.settings.model_copy(update={"memory_bytes": memory_bytes})
+
     def part(self, number: int, part: int, *changes: Changes, loads: bool = False) -> Receipt:
         for one in changes:
             self.sink.prepare(one.target, Evolution.EVOLVE)
@@ -132,7 +136,7 @@ def test_load_into_a_table_with_rows_replaces_them(kind: str, tmp_path: Path) ->
 def test_batch_larger_than_memory_is_one_commit_with_the_same_rows(kind: str, tmp_path: Path) -> None:
     chance = random.Random(kind)
     lake = Lake(kind, tmp_path, memory_bytes=1 << 20, file_bytes=1 << 16)
-    lake.sink.memory_bytes = 60_000
+    lake.limit_memory(60_000)
     state: dict[int, str] = {}
     for number in range(1, 4):
         parts = []
@@ -260,7 +264,7 @@ def test_small_files_are_compacted(kind: str, tmp_path: Path) -> None:
 
 def test_row_loaded_before_a_change_yields_even_beyond_memory(kind: str, tmp_path: Path) -> None:
     lake = Lake(kind, tmp_path, memory_bytes=1 << 20, file_bytes=1 << 16)
-    lake.sink.memory_bytes = 20_000
+    lake.limit_memory(20_000)
     changed = [insert(10, key, id=key, note="new") for key in range(300)]
     gone = [delete(11, key, id=key, note="new") for key in range(300, 320)]
     old = [loaded(*(insert(5, id=key, note="old") for key in part)) for part in (range(250), range(250, 400))]

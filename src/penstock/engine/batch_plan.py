@@ -11,7 +11,7 @@ from typing import Any
 from penstock.changes import Target
 from penstock.engine.source_log import SourceLog
 from penstock.engine.tables import PipelineTables
-from penstock.engine.task_plan import TaskPlan
+from penstock.engine.task_plan import BUFFERED_BYTES_MAX, TaskPlan
 from penstock.engine.tracked_table import Learned
 from penstock.limits import MIB, SMALL_TABLE_ROWS
 from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
@@ -22,6 +22,8 @@ from penstock.source.offsets import Offset
 
 # A single task writes this much log in less time than it takes to spread the log over several tasks.
 _SPREAD_BYTES_MIN = MIB
+# The rows of a batch that a task buffers, beside the batch's bytes of log.
+_DECODED_FACTOR, _BUFFERED_BYTES_MIN = 2, 32 * MIB
 # Small chunks are divided into this many groups per core. A group has at most _GROUP_MAX chunks, so that no
 # core waits long for another core's last group.
 _GROUPS_PER_CORE, _GROUP_MAX = 4, 256
@@ -70,7 +72,13 @@ def task_plan(
         dead_letter=settings.dead_letter,
         rate_rows=settings.load.rate,
         epochs={name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()},
+        buffered_bytes_max=buffered_bytes_max(settings),
     )
+
+
+def buffered_bytes_max(settings: PipelineSettings) -> int:
+    """Return how many bytes of rows a task may buffer: as decoded rows, a log takes more than its size."""
+    return max(_BUFFERED_BYTES_MIN, min(BUFFERED_BYTES_MAX, _DECODED_FACTOR * settings.batch.bytes))
 
 
 def planned_again(logs: Mapping[str, SourceLog], record: BatchRecord) -> BatchRecord:
@@ -130,7 +138,13 @@ def mark_of(
     )
     keys = {table_key(chunk.source, chunk.table) for chunk in record.chunks}
     is_load = is_load and not tables.shared.may_meet(keys)
-    return BatchMark(settings.name, checkpoint.generation, record.number, is_load)
+    return BatchMark(
+        settings.name,
+        checkpoint.generation,
+        record.number,
+        is_load,
+        buffered_bytes_max=buffered_bytes_max(settings),
+    )
 
 
 def floors_of(checkpoint: Checkpoint) -> dict[str, int]:

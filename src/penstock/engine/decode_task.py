@@ -22,7 +22,7 @@ from penstock.engine.allocator import return_large_buffers
 from penstock.engine.joints import Ends
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.parts import in_log_order, parts_of, slices, table_part
-from penstock.engine.reading import RangeParts, chunk_changes, range_parts, removed_changes
+from penstock.engine.reading import ChunkReads, RangeParts, range_parts, removed_changes
 from penstock.engine.row_counts import DEAD, READ, count_changes, count_operations
 from penstock.engine.task_plan import (
     COUNTS,
@@ -63,8 +63,8 @@ from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Evolution, Receipt, Spread, keeps_tables
 from penstock.source.reading import Batch, LoggedStatement
 
-# Flush the gathered rows at this size.
-_GATHERED_BYTES_MAX = 64 << 20
+# Flush the gathered rows at this fraction of the memory for buffered rows.
+_GATHERED_FRACTION = 4
 # Messages for the engine sort before all rows of a part.
 _FIRST = -1
 
@@ -114,7 +114,7 @@ class _Task:
         self.body_of = partial(body_of, is_in_process=is_in_process)
         self.parts = parts
         self.resources = resources
-        self.sessions = sessions
+        self.chunks = ChunkReads(plan, numbers, sessions)
         self.part = numbers[0]
         self.writing = PartWriting(plan, resources)
         self.counts = Counts()
@@ -151,6 +151,8 @@ class _Task:
             # Either the consumer stopped reading, or the exception comes from a bug. The driver raises it.
             self.writing.abort()
             raise
+        finally:
+            self.chunks.close()
         if not has_failed:
             yield self._message(COUNTS, pickle.dumps(self.counts))
 
@@ -190,6 +192,7 @@ class _Work:
         self._writing = task.writing
         self.has_failed = self.is_interrupted = False
         self._gathered: dict[Target, LastImages] = {}
+        self._gathered_bytes_max = plan.buffered_bytes_max // _GATHERED_FRACTION
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
         # Commit versions of transactions that a pipeline itself wrote.
@@ -267,7 +270,7 @@ class _Work:
         if work.ends_before and target is not None:
             yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
-            for changes in chunk_changes(self._plan, work, note_floor, self._task.sessions):
+            for changes in self._task.chunks.changes(self._number, note_floor):
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])
@@ -473,13 +476,13 @@ class _Work:
         held = self._gathered.get(changes.target)
         if held is None:
             # Rows are flushed by size before compacting them would pay off.
-            held = self._gathered[changes.target] = LastImages(changes.target, _GATHERED_BYTES_MAX)
+            held = self._gathered[changes.target] = LastImages(changes.target, self._gathered_bytes_max)
         if self._plan.metadata_read is not None:
             changes = changes.with_rows(with_metadata(changes.rows, self._plan.metadata_read))
         self._sources[changes.target] = changes.source
         held.add(changes)
         self._bytes += changes.rows.nbytes
-        if self._bytes >= _GATHERED_BYTES_MAX:
+        if self._bytes >= self._gathered_bytes_max:
             yield from self._flush_gathered()
 
     def _flush_gathered(self) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares a target for a new definition of its table when existing rows may not fit that definition."""
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ class TargetFitting:
 
     def __init__(self, sink: Sink, policy: Evolution) -> None:
         self.changes: Counter[str] = Counter()
+        # A sink may prepare several targets at once.
+        self._lock = threading.Lock()
         self._sink = sink
         self._policy = policy
         # For each table: the latest columns that required no change of the target.
@@ -48,18 +51,22 @@ class TargetFitting:
                 refuse_dropped(self._sink, self._policy, before, wanted)
             prepared = _fitted(self._sink, self._policy, before, wanted)
         except SchemaChanged:
-            self.changes["refused"] += 1
+            self._count("refused")
             raise
         self._unneeded[target.name] = target.columns
         if before is not None and prepared.columns != before.columns:
-            self.changes["applied"] += 1
+            self._count("applied")
         return prepared
+
+    def _count(self, outcome: str) -> None:
+        with self._lock:
+            self.changes[outcome] += 1
 
     def _note_unneeded(self, target: Target) -> None:
         known = self._unneeded.get(target.name)
         self._unneeded[target.name] = target.columns
         if known is not None and known != target.columns:
-            self.changes["ignored"] += 1
+            self._count("ignored")
 
 
 def _evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target) -> Target:

@@ -6,14 +6,17 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.changes import Changes, Target
+from penstock.closing import Closing
 from penstock.engine.joints import Ends
 from penstock.engine.task_plan import TaskPlan
 from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
 from penstock.errors import OptionInvalid
+from penstock.limits import SMALL_TABLE_ROWS
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.reader import read_chunk
+from penstock.pipeline.load.reads_ahead import ReadsAhead, TableRead
 from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark
@@ -29,8 +32,9 @@ from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_o
 from penstock.source.source import open_source
 from penstock.source.tracking import known_schemas
 
-# A wave of batches has one Arrow batch per table. These bounds let several waves fit into memory at once.
-_BATCH_BYTES_MAX = 32 << 20
+# A wave of batches has one Arrow batch per table. These bounds let several waves fit into memory at once. The
+# bytes are a fraction of the memory for buffered rows.
+_BATCH_FRACTION = 8
 _BATCH_ROWS_MAX = 1 << 18
 # The retries take about three seconds. Then the driver retries the batch and reports the error.
 _RECONNECT_TRIES_MAX = 6
@@ -91,7 +95,7 @@ def range_parts(
                 bounds=work.bounds,
             ),
             known,
-            batch_bytes_max=_BATCH_BYTES_MAX,
+            batch_bytes_max=plan.buffered_bytes_max // _BATCH_FRACTION,
             batch_rows_max=_BATCH_ROWS_MAX,
         )
         is_read = True
@@ -106,28 +110,74 @@ def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
     return frozenset(TableName.parse(table) for name, _, table in keys if name == source)
 
 
-def chunk_changes(
-    plan: TaskPlan, work: ChunkWork, on_watermark: Callable[[Watermark], None], sessions: SessionPool
-) -> Iterator[Changes]:
-    """Yield the rows of a chunk. Passes the log position of the read to `on_watermark` before reading."""
-    source = plan.sources[work.source]
-    known = plan.tables[table_key(work.source, work.table)]
-    assert source.server is not None, "only tables of a server are cut into chunks"
-    tasks = len(plan.record.tasks) - len(plan.record.ranges)
-    rate = None if plan.rate_rows is None else plan.rate_rows / max(1, tasks)
-    yield from read_chunk(
-        source.server,
-        known.current,
-        Chunk.from_json(work.chunk),
-        instance=source.name,
-        epoch=plan.epochs.get(work.source, 0),
-        where=work.where,
-        rate=rate,
-        exact=work.exact,
-        on_watermark=on_watermark,
-        tries_max=_RECONNECT_TRIES_MAX,
-        sessions=sessions,
-    )
+class ChunkReads(Closing):
+    """Reads the chunks of one task, whose works are given by number. Sessions come from `sessions`."""
+
+    def __init__(self, plan: TaskPlan, numbers: Sequence[int], sessions: SessionPool) -> None:
+        self._plan = plan
+        self._sessions = sessions
+        self._reads_ahead = ReadsAhead(
+            {
+                number: self._table_read(work)
+                for number in numbers
+                if isinstance(work := plan.record.works[number], ChunkWork) and self._is_small(work)
+            },
+            sessions,
+            _RECONNECT_TRIES_MAX,
+        )
+
+    def close(self) -> None:
+        """Close the session that is in use."""
+        self._reads_ahead.close()
+
+    def changes(self, number: int, on_watermark: Callable[[Watermark], None]) -> Iterator[Changes]:
+        """Yield the rows of a chunk. Passes the log position of the read to `on_watermark` before reading."""
+        plan, work = self._plan, self._plan.record.works[number]
+        assert isinstance(work, ChunkWork), "a range has no chunk"
+        if self._is_small(work):
+            yield from self._reads_ahead.changes(number, on_watermark)
+            return
+        tasks = len(plan.record.tasks) - len(plan.record.ranges)
+        rate = None if plan.rate_rows is None else plan.rate_rows / max(1, tasks)
+        read = self._table_read(work)
+        yield from read_chunk(
+            read.address,
+            read.target,
+            read.chunk,
+            instance=read.instance,
+            epoch=read.epoch,
+            where=read.where,
+            rate=rate,
+            exact=work.exact,
+            on_watermark=on_watermark,
+            tries_max=_RECONNECT_TRIES_MAX,
+            sessions=self._sessions,
+        )
+
+    def _is_small(self, work: ChunkWork) -> bool:
+        """Return whether a chunk is a whole table of few rows, without an order that must be checked."""
+        key = table_key(work.source, work.table)
+        chunk = work.chunk
+        return (
+            self._plan.rate_rows is None
+            and not work.exact
+            and not chunk["key"]
+            and chunk["rows"] <= SMALL_TABLE_ROWS
+            and key not in self._plan.unread
+            and key not in self._plan.passed_over
+        )
+
+    def _table_read(self, work: ChunkWork) -> TableRead:
+        source = self._plan.sources[work.source]
+        assert source.server is not None, "only tables of a server are cut into chunks"
+        return TableRead(
+            source.server,
+            self._plan.tables[table_key(work.source, work.table)].current,
+            Chunk.from_json(work.chunk),
+            source.name,
+            self._plan.epochs.get(work.source, 0),
+            work.where,
+        )
 
 
 def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> Iterator[Changes]:

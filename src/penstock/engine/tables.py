@@ -33,6 +33,7 @@ from penstock.engine.tracked_table import (
     TrackedTable,
     columns_agree,
     keys_of,
+    logged_target,
     with_known_keys,
 )
 from penstock.errors import (
@@ -63,6 +64,7 @@ from penstock.pipeline.table_changes import (
 )
 from penstock.pipeline.verify.merges import Emptied
 from penstock.schema.statements.tokens import ServerSpelling
+from penstock.sinks.concurrent_calls import call_for_each
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.reading import LoggedStatement, schema_version
 
@@ -181,12 +183,12 @@ class PipelineTables:
         table has gained since, and would replace each other in the target. With `new_keys`, such keys are
         adopted nevertheless.
         """
-        if source.server is None:
+        patterns: TablePatterns = PipelinePatterns(source.tables)
+        if source.server is None or not (only is None or patterns.matches(only.database, only.table)):
             return {}
+        patterns = patterns if only is None else TablePatterns([only.sql])
         on_server = {}
-        for target in targets_of(source.server, PipelinePatterns(source.tables)):
-            if only is not None and target.name != only:
-                continue
+        for target in targets_of(source.server, patterns):
             on_server[target.name] = target
             key = table_key(source.name, target.name)
             tracked = self._tables.get(key)
@@ -274,13 +276,7 @@ class PipelineTables:
         if tracked is None or not columns_agree(tracked.current, value["columns"]):
             self._read_server(source, value["table"])
             tracked = self._tables.get(key)
-        logged = Target(
-            value["table"],
-            tuple(value["columns"]),
-            tuple(value["primary_key"]) or (tracked.current.primary_key if tracked else ()),
-            tracked.current.unique_keys if tracked else (),
-            tracked.current.mariadb if tracked else self._is_mariadb(source),
-        )
+        logged = logged_target(value, tracked, mariadb=self._is_mariadb(source))
         if tracked is None:
             tracked = self._tables[key] = TrackedTable(logged, {}, streamed=key in self._created)
         elif tracked.gone:
@@ -315,9 +311,8 @@ class PipelineTables:
             learned.again.add(key)
 
     def _is_mariadb(self, source: PipelineSource) -> bool:
-        return any(
-            table.current.mariadb for key, table in self._tables.items() if split_key(key)[0] == source.name
-        )
+        own = (table.current for key, table in self._tables.items() if key.startswith(f"{source.name}/"))
+        return next((target.mariadb for target in own), False)
 
     def _learn_statement(self, surprise: Surprise, learned: Learned, floors: Mapping[str, int]) -> None:
         statement: LoggedStatement = surprise.value
@@ -550,9 +545,13 @@ class PipelineTables:
         """Prepare every target whose columns or keys have changed, and all targets in `again`."""
         wanted = self.shared.wanted(self.stopped, self._written | self.targets.keys())
         self._sink.check_together([target for target, _ in wanted.values()])
+
+        def prepare(name: TableName) -> None:
+            target, key = wanted[name]
+            self._prepare_or_stop(key, target, again=name in again)
+
         with self._sink.preparing():
-            for target, key in wanted.values():
-                self._prepare_or_stop(key, target, again=target.name in again)
+            call_for_each(prepare, wanted, self._sink.prepare_threads_max)
         self._save()
 
     def check_columns(self) -> None:

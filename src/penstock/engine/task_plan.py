@@ -18,6 +18,7 @@ import pyarrow
 from penstock.changes import Target
 from penstock.engine.joints import Ends
 from penstock.errors import PenstockError
+from penstock.limits import MIB
 from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
@@ -33,6 +34,9 @@ ROWS, EMPTIED, STATEMENT, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
     "counts",
     "receipt",
 )
+
+# A task never buffers more rows than this, however large a batch is.
+BUFFERED_BYTES_MAX = 256 * MIB
 
 # The rows between the two stages: their part, and their order in it.
 BETWEEN = pyarrow.schema(
@@ -106,6 +110,8 @@ class TaskPlan:
     rate_rows: int | None = None
     # The current epoch of each source's positions.
     epochs: Mapping[str, int] = field(default_factory=dict)
+    # The approximate memory that a task may use for the rows that it buffers.
+    buffered_bytes_max: int = BUFFERED_BYTES_MAX
 
     @property
     def in_one_stage(self) -> bool:

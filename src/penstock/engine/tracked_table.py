@@ -89,6 +89,18 @@ def with_known_keys(target: Target, before: Target) -> Target:
     return replace(target, unique_keys=tuple(key for key in target.unique_keys if key in before.unique_keys))
 
 
+def logged_target(definition: Mapping[str, Any], tracked: TrackedTable | None, *, mariadb: bool) -> Target:
+    """Return a table as the log defines it, with the keys of the tracked table that the log does not have.
+
+    `mariadb` says whether an untracked table is MariaDB's.
+    """
+    name, columns, key = definition["table"], tuple(definition["columns"]), tuple(definition["primary_key"])
+    if tracked is None:
+        return Target(name, columns, key, mariadb=mariadb)
+    current = tracked.current
+    return Target(name, columns, key or current.primary_key, current.unique_keys, current.mariadb)
+
+
 def columns_agree(target: Target, columns: Sequence[Any]) -> bool:
     """Return whether logged columns have the names and Arrow types of a target's columns."""
     if [column.name for column in columns] != list(target.column_names):

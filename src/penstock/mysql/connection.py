@@ -33,6 +33,9 @@ ANSWER_SECONDS_MAX = 10.0
 # does the query of a full load.
 READING_SECONDS_MAX = 600.0
 
+# A longer payload is continued in the next packet.
+_PACKET_BYTES_MAX = 0xFFFFFF
+
 # MySQL 8.2 added SHOW BINARY LOG STATUS, MySQL 8.0.22 SHOW REPLICAS, MariaDB 10.5 SHOW REPLICA HOSTS.
 _BINARY_LOG_STATUS_SINCE = (8, 2, 0)
 _SHOW_REPLICAS_SINCE = (8, 0, 22)
@@ -242,6 +245,29 @@ class Connection(Closing):
         try:
             text = sql.encode() if isinstance(sql, str) else sql
             self._session._execute_command(pymysql.constants.COMMAND.COM_QUERY, text)
+        except pymysql.err.Error as problem:
+            raise translate_error(problem, str(self.address)) from problem
+        assert self._session._sock is not None, "the connection is lost"
+        stream: socket.socket = self._session._sock
+        return stream
+
+    def send_queries(self, texts: Sequence[str]) -> socket.socket:
+        """Send short queries at once and return the socket, which delivers the responses in order.
+
+        The server runs a query after it has sent the response to the query before, even if that one failed.
+        All queries together must be shorter than what the network buffers, because the server does not read
+        a query while it waits for its client to read a response. As for `send_query`, a caller that does not
+        read all responses must close the session.
+        """
+        assert self._session is not None, "the connection is closed"
+        packets = []
+        for text in texts:
+            payload = bytes([pymysql.constants.COMMAND.COM_QUERY]) + text.encode()
+            assert len(payload) < _PACKET_BYTES_MAX, "a short query is one packet"
+            # Each command starts a new sequence of packets, with number 0.
+            packets.append(len(payload).to_bytes(3, "little") + b"\0" + payload)
+        try:
+            self._session._write_bytes(b"".join(packets))
         except pymysql.err.Error as problem:
             raise translate_error(problem, str(self.address)) from problem
         assert self._session._sock is not None, "the connection is lost"

@@ -114,6 +114,8 @@ def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
     value for them.
     """
     absent = compute.struct_field(rows.column("_metadata"), "absent")
+    if absent.null_count == len(absent):
+        return
     lengths = compute.fill_null(compute.list_value_length(absent), 0)
     if not compute.any(compute.greater(lengths, 0)).as_py():
         return

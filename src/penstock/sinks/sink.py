@@ -15,7 +15,7 @@ idempotent: after a failure at any moment it may be repeated with the same argum
 import difflib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,9 +27,10 @@ import pyarrow
 
 from penstock import sinks
 from penstock.changes import Changes, DefiningStatement, Target
-from penstock.errors import DependencyMissing, OptionInvalid, StateOutdated, ValueMalformed
+from penstock.errors import DependencyMissing, OptionInvalid, PenstockError, StateOutdated, ValueMalformed
 from penstock.model import TableName
 from penstock.settings.values import Section
+from penstock.sinks.concurrent_calls import call_for_each
 
 # The hint for a missing target table that a pipeline had created.
 HINT_GONE = (
@@ -78,7 +79,8 @@ class BatchMark:
     `number` increments; a retry keeps its number. `generation` changes when the pipeline is reset, and
     numbering then restarts. With `pipeline` it forms the name under which a sink stores the number. `loads`
     is true if all rows of the batch come from the pipeline's own full load; no key of a table occurs twice
-    across all such batches. `shared` is the value that `Sink.begin` returned.
+    across all such batches. `shared` is the value that `Sink.begin` returned. A writer buffers rows up to
+    about `buffered_bytes_max`, or less by its sink's settings.
     """
 
     pipeline: str
@@ -86,6 +88,7 @@ class BatchMark:
     number: int
     loads: bool = False
     shared: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    buffered_bytes_max: int = field(default=256 << 20, compare=False)
 
     @property
     def application(self) -> str:
@@ -164,6 +167,25 @@ class Writer(ABC):
         yield
         self.at = before
 
+    def call_for_targets(
+        self, function: Callable[[TableName], object], names: Iterable[TableName], threads_max: int
+    ) -> None:
+        """Call a function for targets like `call_for_each`, and attribute an error to its target."""
+        failed: dict[TableName, PenstockError] = {}
+
+        def call(name: TableName) -> None:
+            try:
+                function(name)
+            except PenstockError as problem:
+                failed[name] = problem
+                raise
+
+        try:
+            call_for_each(call, names, threads_max)
+        except PenstockError as problem:
+            self.at = next(name for name, error in failed.items() if error is problem)
+            raise
+
     @abstractmethod
     def write(self, changes: Changes) -> None:
         """Write changes of one table, which follow earlier changes of the same table.
@@ -232,6 +254,8 @@ class Sink(ABC):
     makes_files: bool = False
     # Whether the sink keeps the connections of its writers, and nothing else, for writers of later batches.
     keeps_connections: bool = False
+    # How many targets may be prepared at once, each by a thread.
+    prepare_threads_max: int = 1
     # Whether changes may be written again from any earlier position, in other batches, with the same result.
     # If so, no batch is recorded before it runs, and the ends of several batches may be recorded together.
     can_rewind: bool = False

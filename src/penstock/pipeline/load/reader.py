@@ -19,6 +19,7 @@ from penstock.limits import (
     RECONNECT_TRIES_MAX,
 )
 from penstock.model import Column, ServerAddress, quote_name
+from penstock.mysql.result_batches import AnswerReader
 from penstock.pipeline.load.chunks import Chunk, after, hold_order
 from penstock.pipeline.load.exact import open_exact
 from penstock.pipeline.load.keys import KeyColumn
@@ -63,12 +64,11 @@ def read_chunk(
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
     last row yielded. Raises ConnectionLost if the key does not identify that row. Raises ServerChanged for a
     server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
-    differently than when the chunk was planned, and PrivilegeMissing. Sessions come from `sessions`, if
-    passed.
+    differently than when the chunk was planned, and PrivilegeMissing. `sessions` may provide the sessions.
     """
     open_or_take = open_session if sessions is None else sessions.session
     take_watermark = watermark_of if sessions is None else sessions.watermark
-    reading = _Reading(target, chunk, instance, columns, where)
+    reading = ChunkReading(target, chunk, instance, columns, where)
     throttle = _throttle(rate)
     if exact:
         yield from _throttled(_exact_changes(address, target, reading, epoch, on_watermark), throttle)
@@ -108,7 +108,7 @@ def read_chunk(
 def _exact_changes(
     address: ServerAddress,
     target: Target,
-    reading: "_Reading",
+    reading: "ChunkReading",
     epoch: int,
     on_watermark: Callable[[Watermark], None] | None,
 ) -> Iterator[Changes]:
@@ -133,10 +133,10 @@ def read_rows(
 
     Unlike `read_chunk`, it raises an error for a lost connection.
     """
-    yield from _Reading(target, chunk, instance, columns, where).changes(session, watermark)
+    yield from ChunkReading(target, chunk, instance, columns, where).changes(session, watermark)
 
 
-class _Reading:
+class ChunkReading:
     """The progress of reading a chunk."""
 
     def __init__(
@@ -168,8 +168,13 @@ class _Reading:
         """Whether the last yielded row is known, so that no row is yielded twice."""
         return self.rows == 0 or self._last is not None
 
-    def changes(self, session: LoadSession, watermark: Watermark) -> Iterator[Changes]:
-        """Yield the rows that were not yielded yet."""
+    def changes(
+        self, session: LoadSession, watermark: Watermark, answers: AnswerReader | None = None
+    ) -> Iterator[Changes]:
+        """Yield the rows that were not yielded yet.
+
+        Their query is run now, unless it has been sent before: then its answer is the next one of `answers`.
+        """
         result = ResultSet(
             [(column.name, column.type_text, column.charset, column.nullable) for column in self._read],
             mariadb=self.target.mariadb,
@@ -186,7 +191,11 @@ class _Reading:
             batch_rows_max=LOAD_BATCH_ROWS_MAX,
             batch_bytes_max=LOAD_BATCH_BYTES_MAX,
         )
-        for batch in session.batches(self._sql(), result):
+        if answers is None:
+            batches = session.batches(self.sql(), result)
+        else:
+            batches = session.next_answer(answers, result)
+        for batch in batches:
             rows = pyarrow.record_batch(batch)
             self.rows += rows.num_rows
             self._remember_key(result.key_last)
@@ -203,7 +212,8 @@ class _Reading:
         known_literals = [literal for literal in literals if literal is not None]
         self._last = tuple(known_literals) if self._keys and len(known_literals) == len(self._keys) else None
 
-    def _sql(self) -> str:
+    def sql(self) -> str:
+        """Return the query for the rows that were not yielded yet."""
         chunk = self._chunk
         names = [quote_name(name) for name in chunk.key]
         conditions = [chunk.condition] if chunk.condition else []

@@ -7,7 +7,7 @@ The kernel then receives values as the server stores them, in the same form as f
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX
 from penstock.model import ServerAddress
 from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, ServerIdentity, connect
-from penstock.mysql.result_batches import read_batches
+from penstock.mysql.result_batches import AnswerReader
 from penstock.mysql.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 
 # How long the server keeps a result open for a slow reader, such as one with a rate limit or a slow target.
@@ -90,11 +90,21 @@ class LoadSession(Closing):
         A caller that stops early has to close the session. Raises ConnectionLost, ServerBusy, SchemaChanged
         if the table's columns have changed, StreamError for values that contradict their declared types.
         """
-        stream = self.connection.send_query(sql)
-        stream.settimeout(SILENCE_SECONDS_MAX)
-        yield from read_batches(result, LOAD_READ_BYTES, partial(self._receive, stream))
+        yield from self.next_answer(self._reader_of(self.connection.send_query(sql)), result)
+
+    def send(self, queries: Sequence[str]) -> AnswerReader:
+        """Send short queries ahead of reading their answers; see `Connection.send_queries`."""
+        return self._reader_of(self.connection.send_queries(queries))
+
+    def next_answer(self, answers: AnswerReader, result: ResultSet) -> Iterator[Any]:
+        """Yield the batches of the next answer to the queries of `send`, as `batches` does."""
+        yield from answers.batches(result)
         if (refused := result.server_error) is not None:
             raise _refusal(*refused, str(self.connection.address))
+
+    def _reader_of(self, stream: socket.socket) -> AnswerReader:
+        stream.settimeout(SILENCE_SECONDS_MAX)
+        return AnswerReader(LOAD_READ_BYTES, partial(self._receive, stream))
 
     def _receive(self, stream: socket.socket, into: memoryview) -> int:
         """Receive rows.

@@ -44,17 +44,43 @@ class SessionPool(Closing):
         A temporary error also ends the server's idle sessions, which may be broken too: the next attempt
         opens a new session. Propagates errors from `open_session`.
         """
-        session = self._take(address) or open_session(address)
+        session = self.borrow(address)
         try:
             yield session
-        except TransientError:
-            session.close()
-            self._end(address)
+        except BaseException as problem:
+            self.discard(session, problem)
             raise
-        except BaseException:
+        self.give_back(session)
+
+    def borrow(self, address: ServerAddress) -> LoadSession:
+        """Return a session that has no transaction, for `give_back` or `discard`. Raises the errors of
+        `open_session`.
+        """
+        return self._take(address) or open_session(address)
+
+    def give_back(self, session: LoadSession) -> None:
+        """Keep a borrowed session, all of whose answers were read, for the next chunk."""
+        # A session of TiDB keeps reading as of one timestamp, so do not reuse it.
+        is_kept = not session.tidb
+        if is_kept:
+            try:
+                # End the transaction, because it locks the definition of the chunk's table.
+                session.roll_back()
+            except PenstockError:
+                # The chunk was read completely, so the error only means that the session cannot be reused.
+                is_kept = False
+        with self._lock:
+            is_kept = is_kept and not self._is_closed
+            if is_kept:
+                self._idle.append((time.monotonic(), session))
+        if not is_kept:
             session.close()
-            raise
-        self._give_back(session)
+
+    def discard(self, session: LoadSession, problem: BaseException) -> None:
+        """Close a borrowed session after an error. A temporary error also ends the server's idle sessions."""
+        session.close()
+        if isinstance(problem, TransientError):
+            self._end(session.connection.address)
 
     def watermark(self, session: LoadSession, epoch: int, commit_ts: int | None) -> Watermark:
         """Return a watermark like `watermark_of`, possibly that of an earlier read over the same session."""
@@ -98,21 +124,4 @@ class SessionPool(Closing):
             ]
             self._idle = [entry for entry in self._idle if entry[1] not in ended]
         for session in ended:
-            session.close()
-
-    def _give_back(self, session: LoadSession) -> None:
-        # A session of TiDB keeps reading as of one timestamp, so do not reuse it.
-        is_kept = not session.tidb
-        if is_kept:
-            try:
-                # End the transaction, because it locks the definition of the chunk's table.
-                session.roll_back()
-            except PenstockError:
-                # The chunk was read completely, so the error only means that the session cannot be reused.
-                is_kept = False
-        with self._lock:
-            is_kept = is_kept and not self._is_closed
-            if is_kept:
-                self._idle.append((time.monotonic(), session))
-        if not is_kept:
             session.close()

@@ -9,7 +9,7 @@ from penstock.changes import Target
 from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TableName, TablePatterns
 from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, connect
-from penstock.schema.reader import SYSTEM_DATABASES, read_tables
+from penstock.schema.reader import SYSTEM_DATABASES, condition_on, read_tables
 from penstock.schema.table_definition import TableDefinition
 
 # Index parts over a column prefix or an expression do not make whole values unique.
@@ -17,7 +17,7 @@ _UNIQUE = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, INDEX_NAME AS name, COLUMN_NAME AS `column`,
        SUB_PART AS front
 FROM information_schema.STATISTICS
-WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND TABLE_SCHEMA NOT IN ({marks})
+WHERE NON_UNIQUE = 0 AND INDEX_NAME <> 'PRIMARY' AND {which}
 ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"""
 _TABLES = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table` FROM information_schema.TABLES
@@ -25,7 +25,7 @@ WHERE TABLE_TYPE NOT IN ('VIEW', 'SYSTEM VIEW', 'SEQUENCE') AND TABLE_SCHEMA NOT
 _SEQUENCE, _VERSIONED = "SEQUENCE", "SYSTEM VERSIONED"
 _KINDS = f"""
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, TABLE_TYPE AS kind FROM information_schema.TABLES
-WHERE TABLE_TYPE IN ('{_SEQUENCE}', '{_VERSIONED}')"""
+WHERE TABLE_TYPE IN ('{_SEQUENCE}', '{_VERSIONED}') AND {{which}}"""
 
 
 def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) -> list[Target]:
@@ -52,9 +52,15 @@ def table_names(address: ServerAddress) -> list[TableName]:
 def read_targets(connection: Connection, patterns: TablePatterns | None = None) -> list[Target]:
     """Return the tables like `targets_of`, over an open connection."""
     mariadb = connection.identity().flavor == MARIADB
-    kinds = {_name(row): row["kind"] for row in connection.query(_KINDS)} if mariadb else {}
+    condition, arguments = condition_on(patterns)
+    which = condition.format(prefix="")
+    kinds = (
+        {_name(row): row["kind"] for row in connection.query(_KINDS.format(which=which), arguments)}
+        if mariadb
+        else {}
+    )
     _refuse_versioned([name for name, kind in kinds.items() if kind == _VERSIONED], patterns)
-    unique = _unique_keys(connection)
+    unique = _unique_keys(connection.query(_UNIQUE.format(which=which), arguments))
     targets = [
         _target(definition, unique.get(definition.schema.name, ()), mariadb)
         for definition in read_tables(connection, patterns)
@@ -89,10 +95,10 @@ def _target(definition: TableDefinition, unique: tuple[tuple[str, ...], ...], ma
     return Target(schema.name, schema.columns[:shown], schema.primary_key, unique, mariadb)
 
 
-def _unique_keys(connection: Connection) -> dict[TableName, tuple[tuple[str, ...], ...]]:
-    marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
+def _unique_keys(parts: Sequence[dict[str, Any]]) -> dict[TableName, tuple[tuple[str, ...], ...]]:
+    """Return the unique keys of tables, from the parts of their indexes."""
     indexes: dict[tuple[TableName, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in connection.query(_UNIQUE.format(marks=marks), SYSTEM_DATABASES):
+    for row in parts:
         indexes[_name(row), str(row["name"])].append(row)
     keys: dict[TableName, list[tuple[str, ...]]] = defaultdict(list)
     for (name, _), parts in indexes.items():

@@ -49,6 +49,8 @@ class DeltaSink(LakeSink):
 
     settings: Settings
     kind = "delta"
+    commit_threads_max = 4
+    prepare_threads_max = 4
 
     def check(self) -> Sequence[Finding]:
         from penstock.sinks.delta.table import can_write

@@ -57,6 +57,10 @@ class Delta(LakeTable):
         name: str | None = self._table.metadata().name
         return name
 
+    def release(self) -> None:
+        """Keep the table in this process. See `LakeTable`."""
+        keep(self._table, self._url, self._options, self.folder)
+
     def number(self, application: str) -> int | None:
         """Return the last batch number that an application committed. See `LakeTable`."""
         number: int | None = self._table.transaction_version(application)
@@ -102,7 +106,7 @@ class Delta(LakeTable):
                 self._table.schema(),
                 commit_properties=CommitProperties(app_transactions=marks),
             )
-            keep(self._table, self._url, self._options, self.folder)
+            self.release()
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
         """Add columns, which are null in existing rows."""

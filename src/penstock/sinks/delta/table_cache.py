@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from penstock.sinks.lake.parquet_files import Folder
 
 # The least recently used tables are evicted.
-_TABLES_MAX = 1024
+_TABLES_MAX = 8192
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 _lock = threading.Lock()

@@ -11,9 +11,9 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -34,8 +34,11 @@ from penstock.errors import (
     PenstockError,
     SchemaChanged,
 )
+from penstock.model import TableName
 from penstock.settings.values import Bytes, Section
+from penstock.sinks.concurrent_calls import call_for_each
 from penstock.sinks.images import unrepresentable_counts
+from penstock.sinks.lake.buffered_tables import BufferedTables
 from penstock.sinks.lake.parquet_files import DataFile, Folder, PartFiles
 from penstock.sinks.lake.rows import feed_fields, stored_rows, stored_schema
 from penstock.sinks.lake.syncing import sync_paths
@@ -56,8 +59,14 @@ from penstock.sinks.sink import (
 EXTRA = ""
 
 _FILE_BYTES_DEFAULT = 128 << 20
+# The rows of all tables that one task buffers.
+_BUFFERED_BYTES_MAX = 128 << 20
+# How many files a task closes at once: it encodes and compresses the rows of small tables only then.
+_CLOSING_THREADS_MAX = 2
 # How many tables a commit publishes at once.
 _THREADS_MAX = 16
+# How many different schema files are kept in memory.
+_DEFINITIONS_MAX = 256
 # The schemas of the folders that this process wrote last, each with the stamp of its file.
 _SCHEMAS_MAX = 8192
 _schemas: dict[str, tuple[tuple[int, int, int], pyarrow.Schema]] = {}
@@ -128,7 +137,11 @@ class FilesSink(Sink):
         if known is None or not known.equals(schema):
             with _TranslateErrors(self.settings.path):
                 folder.filesystem.create_dir(folder.file(_STAGED), recursive=True)
-                _write_beside(folder, _SCHEMA, lambda stream: parquet.write_metadata(schema, stream))
+                _write_beside(
+                    folder,
+                    _SCHEMA,
+                    lambda stream: stream.write(_schema_file(schema.serialize().to_pybytes())),
+                )
                 if self._prepared is None:
                     _put_in_place([folder], _SCHEMA)
                 else:
@@ -171,22 +184,23 @@ class FilesSink(Sink):
                 published.append({"path": final, "rows": rows, "bytes": size})
                 files.append((f"{table}/{_STAGED}/{name}", final))
 
-        def publish_table(table: str) -> None:
-            self._remove(table, prefix_of(mark), {final for _, final in tables[table]})
-            for staged, final in tables[table]:
-                self._publish(staged, final)
-
-        # Each table waits for the disk or the object store a few times.
-        threads = max(1, min(_THREADS_MAX, len(tables)))
-        with _TranslateErrors(self.settings.path), ThreadPoolExecutor(threads) as pool:
+        with _TranslateErrors(self.settings.path):
             manifests.filesystem.create_dir(manifests.path, recursive=True)
-            if not _is_published(manifests, mark):
-                _run_all(pool, publish_table, tables)
+            is_published = _is_published(manifests, mark)
+
+            def publish_table(table: str) -> None:
+                if not is_published:
+                    self._remove(table, prefix_of(mark), {final for _, final in tables[table]})
+                    for staged, final in tables[table]:
+                        self._publish(staged, final)
+                # Files that are still staged come from failed or repeated tasks.
+                self._remove(f"{table}/{_STAGED}", prefix_of(mark), set())
+
+            call_for_each(publish_table, tables, _THREADS_MAX)
+            if not is_published:
                 _sync_names(map(self._folder, tables))
                 text = json.dumps({"batch": mark.number, "files": published}).encode()
                 _write_atomically(manifests, _manifest_of(mark), lambda stream: stream.write(text))
-            # Files that are still staged come from failed or repeated tasks.
-            _run_all(pool, lambda table: self._remove(f"{table}/{_STAGED}", prefix_of(mark), set()), tables)
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
@@ -309,7 +323,8 @@ class _FeedWriter(Writer):
         self._sink = sink
         self._mark = mark
         self._part = part
-        self._tables: dict[str, tuple[Target, pyarrow.Schema, PartFiles]] = {}
+        self._tables: dict[TableName, tuple[Target, pyarrow.Schema, PartFiles]] = {}
+        self._buffered = BufferedTables(min(_BUFFERED_BYTES_MAX, mark.buffered_bytes_max))
         self._counts: Counter[str] = Counter()
         self._bytes = 0
         self._unrepresentable: Counter[str] = Counter()
@@ -319,7 +334,7 @@ class _FeedWriter(Writer):
             self._stage(changes)
 
     def _stage(self, changes: Changes) -> None:
-        name = str(changes.target.name)
+        name = changes.target.name
         table_files = self._tables.get(name)
         if table_files is None:
             schema = self._sink.feed_schema(changes.target)
@@ -333,14 +348,21 @@ class _FeedWriter(Writer):
         self._unrepresentable += unrepresentable_counts(changes.target, rows)
         with _TranslateErrors(self._sink.settings.path):
             table_files[2].write(stored_rows(rows, table_files[1]))
-        self._counts[name] += len(changes)
+            self._buffered.note(table_files[2])
+        self._counts[str(name)] += len(changes)
         self._bytes += changes.rows.nbytes
 
     def finish(self) -> Receipt:
+        written: dict[TableName, list[DataFile]] = {}
+
+        def close_table(name: TableName) -> None:
+            with _TranslateErrors(self._sink.settings.path):
+                written[name] = self._tables[name][2].close()
+
+        self.call_for_targets(close_table, self._tables, _CLOSING_THREADS_MAX)
         staged, unsynced = list[Any](), list[str]()
-        for target, _, files in self._tables.values():
-            with self.working_on(target.name), _TranslateErrors(self._sink.settings.path):
-                staged += [_staged_entry(target, file) for file in files.close()]
+        for name, (target, _, files) in self._tables.items():
+            staged += [_staged_entry(target, file) for file in written[name]]
             unsynced += files.take_unsynced()
         with _TranslateErrors(self._sink.settings.path):
             sync_paths(unsynced)
@@ -355,14 +377,6 @@ class _FeedWriter(Writer):
     def abort(self) -> None:
         for _, _, files in self._tables.values():
             files.abort()
-
-
-def _run_all(pool: ThreadPoolExecutor, work: Callable[[str], None], tables: Iterable[str]) -> None:
-    """Run work for each table. Raises the first error, after all work has ended."""
-    runs = [pool.submit(work, table) for table in tables]
-    wait(runs)
-    for run in runs:
-        run.result()
 
 
 def path_of(target: Target) -> str:
@@ -425,7 +439,22 @@ def _known_schema(folder: Folder) -> pyarrow.Schema | None:
 
 def _read_schema(folder: Folder) -> pyarrow.Schema:
     with folder.filesystem.open_input_file(folder.file(_SCHEMA)) as opened:
-        return parquet.read_schema(opened)
+        return _schema_in(opened.read())
+
+
+# Many tables of one definition, as of many tenants, have the same schema file.
+@lru_cache(_DEFINITIONS_MAX)
+def _schema_in(content: bytes) -> pyarrow.Schema:
+    return parquet.read_schema(pyarrow.BufferReader(content))
+
+
+@lru_cache(_DEFINITIONS_MAX)
+def _schema_file(serialized: bytes) -> bytes:
+    """Return the content of a schema file, for a serialized schema."""
+    stream = pyarrow.BufferOutputStream()
+    parquet.write_metadata(pyarrow.ipc.read_schema(pyarrow.py_buffer(serialized)), stream)
+    content: bytes = stream.getvalue().to_pybytes()
+    return content
 
 
 def _is_there(folder: Folder, name: str) -> bool:

@@ -89,10 +89,12 @@ class CopyOnWrite:
 
         rewritten = Rewritten()
         try:
-            with ThreadPoolExecutor(threads) as pool:
-                touched = [
-                    number for share_numbers in pool.map(work, shares, writers) for number in share_numbers
-                ]
+            if threads == 1:
+                # Most tables of a wide batch have one small file, for which a thread would cost more.
+                touched = work(shares[0], writers[0])
+            else:
+                with ThreadPoolExecutor(threads) as pool:
+                    touched = [number for share in pool.map(work, shares, writers) for number in share]
             for writer in writers:
                 rewritten.added += writer.finish()
         except BaseException:

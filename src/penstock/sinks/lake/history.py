@@ -20,7 +20,7 @@ from penstock.sinks.lake.copy_on_write import CopyOnWrite, Rewritten
 from penstock.sinks.lake.key_index import KeyIndex
 from penstock.sinks.lake.parquet_files import PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
-from penstock.sinks.lake.table import LakeTable
+from penstock.sinks.lake.table import LakeTable, NextVersion
 
 FROM_VERSION, TO_VERSION = "_valid_from_version", "_valid_to_version"
 FROM_TIME, TO_TIME = "_valid_from", "_valid_to"
@@ -52,6 +52,7 @@ class HistoryTable:
         self._parts: list[Changes] = []
         # The versions at which the table was emptied, in order.
         self._emptied: list[int] = []
+        self._version: NextVersion | None = None
         self.unrepresentable: Counter[str] = Counter()
 
     def add(self, changes: Changes) -> None:
@@ -64,11 +65,22 @@ class HistoryTable:
         self._emptied.append(version)
 
     def abort(self) -> None:
-        """Discard the buffered changes."""
+        """Discard the buffered changes, and delete the files that belong to no version yet."""
         self._parts = []
+        version, self._version = self._version, None
+        if version is not None:
+            self._table.folder.delete([file.path for file in version.added])
 
-    def commit(self, numbers: Mapping[str, int]) -> int:
-        """Commit the table's next version, and return the number of changes added."""
+    @property
+    def bytes(self) -> int:
+        """The memory used by buffered rows, none of which can be spilled."""
+        return 0
+
+    def spill(self) -> None:
+        """Keep the rows: a history needs all of them at once."""
+
+    def stage(self) -> None:
+        """Write the files of the table's next version, which `commit` adds to the table."""
         rows = self._changes_in_order()
         events = _Events(self._target, rows, self._table.schema, self._emptied)
         is_written = puts(rows)
@@ -82,10 +94,21 @@ class HistoryTable:
         except BaseException:
             self._table.folder.delete([file.path for file in ended.added])
             raise
-        # Keep the files even if the commit raises: it may have succeeded although its response was lost.
-        self._table.commit(ended.added, ended.removed, numbers)
         self._parts = []
-        return int(rows.num_rows)
+        self._version = NextVersion(ended.added, ended.removed, int(rows.num_rows))
+
+    def commit(self, numbers: Mapping[str, int]) -> int:
+        """Commit the table's next version, and return the number of changes added.
+
+        Stages the version first if `stage` was not called.
+        """
+        if self._version is None:
+            self.stage()
+        assert self._version is not None, "it is staged"
+        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
+        version, self._version = self._version, None
+        self._table.commit(version.added, version.removed, numbers)
+        return version.rows
 
     def _changes_in_order(self) -> pyarrow.Table:
         """Return all changes in commit order, with load rows first within a version."""

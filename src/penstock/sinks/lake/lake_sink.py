@@ -7,8 +7,9 @@ never become visible.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pyarrow
 from pydantic import Field
@@ -16,7 +17,9 @@ from pydantic import Field
 from penstock.changes import Changes, Origin, Target
 from penstock.model import TableName
 from penstock.settings.values import Bytes, Section
+from penstock.sinks.concurrent_calls import call_for_each
 from penstock.sinks.images import refuse_partial, unrepresentable_counts
+from penstock.sinks.lake.buffered_tables import BufferedTables
 from penstock.sinks.lake.history import HistoryTable
 from penstock.sinks.lake.mirror import MirrorTable
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles, translate_file_errors
@@ -56,7 +59,8 @@ class LakeSettings(Section):
     memory_bytes: Bytes = Field(
         default=_MEMORY_BYTES_DEFAULT,
         ge=1 << 20,
-        description="memory for one table's rows of a batch; more is spilled to files",
+        description="memory for the rows of a batch that one task buffers, at most twice `batch.bytes`;"
+        " more is spilled to files",
     )
     compression: str = Field(
         default="snappy", description="compression of data files: snappy, zstd, gzip, none"
@@ -68,6 +72,8 @@ class LakeSink(TableSink[LakeTable]):
 
     delivery = Delivery.EXACTLY_ONCE
     makes_files = True
+    # How many tables are committed at once.
+    commit_threads_max = 1
 
     def __init__(self, settings: LakeSettings) -> None:
         super().__init__(settings.mode)
@@ -88,12 +94,16 @@ class LakeSink(TableSink[LakeTable]):
                 target = Target.from_json(staged_part["target"])
                 files = staged.setdefault(str(target.name), (target, []))[1]
                 files += [DataFile.from_json(file) for file in staged_part["files"]]
-        for target, files in staged.values():
+
+        def commit_table(name: str) -> None:
+            target, files = staged[name]
             with translate_file_errors(self.location(target)):
                 self._commit_staged(mark, target, files)
 
-    def output(self, table: LakeTable, *, with_bounds: bool = True) -> PartFiles:
-        """Return a writer for new files of a table."""
+        call_for_each(commit_table, staged, self.commit_threads_max)
+
+    def output(self, table: LakeTable, *, with_bounds: bool = True, syncs_later: bool = False) -> PartFiles:
+        """Return a writer for new files of a table; see `PartFiles`."""
         return PartFiles(
             table.folder,
             table.schema,
@@ -101,7 +111,12 @@ class LakeSink(TableSink[LakeTable]):
             compression=self.settings.compression,
             prefix=table.file_prefix,
             with_bounds=with_bounds,
+            syncs_later=syncs_later,
         )
+
+    def memory_for(self, mark: BatchMark) -> int:
+        """Return the memory for the rows of a batch that one writer buffers."""
+        return min(self.settings.memory_bytes, mark.buffered_bytes_max)
 
     # --- Commits ----------------------------------------------------------------------------
 
@@ -125,7 +140,7 @@ class LakeSink(TableSink[LakeTable]):
     def _merge_staged(
         self, table: LakeTable, target: Target, files: Sequence[DataFile], numbers: Mapping[str, int]
     ) -> None:
-        mirror = self.mirror_of(target, table)
+        mirror = self.mirror_of(target, table, self.settings.memory_bytes)
         try:
             for file in files:
                 with table.folder.open(file.path) as opened:
@@ -137,14 +152,21 @@ class LakeSink(TableSink[LakeTable]):
             raise
         table.folder.delete([staged_file.path for staged_file in files])
 
-    def mirror_of(self, target: Target, table: LakeTable) -> MirrorTable:
-        """Return the changes of one batch to a mirror."""
+    def mirror_of(
+        self,
+        target: Target,
+        table: LakeTable,
+        memory_bytes: int,
+        output_of_version: Callable[[], PartFiles] | None = None,
+    ) -> MirrorTable:
+        """Return the changes of one batch to a mirror; see `MirrorTable`."""
         return MirrorTable(
             target,
             table,
             lambda: self.output(table),
             bytes_max=self.settings.file_bytes,
-            memory_bytes=self.settings.memory_bytes,
+            memory_bytes=memory_bytes,
+            output_of_version=output_of_version,
         )
 
 
@@ -164,6 +186,10 @@ class LakeWriter(Writer):
         # None for a table whose batch is already committed.
         self._whole: dict[TableName, MirrorTable | HistoryTable | None] = {}
         self._staged: dict[TableName, tuple[Target, LakeTable, PartFiles]] = {}
+        self._memory_bytes = sink.memory_for(mark)
+        self._buffered = BufferedTables(self._memory_bytes)
+        # The writers whose files are not durable yet.
+        self._outputs: list[PartFiles] = []
 
     def write(self, changes: Changes) -> None:
         self._rows[str(changes.target.name)] += len(changes)
@@ -180,6 +206,7 @@ class LakeWriter(Writer):
             table = self._open_whole(changes.target)
             if table is not None:
                 table.add(changes)
+                self._buffered.note(table)
 
     def empty(self, target: Target, version: int) -> None:
         if self._sink.mode is Mode.FEED:
@@ -190,13 +217,14 @@ class LakeWriter(Writer):
                 table.empty(version)
 
     def finish(self) -> Receipt:
-        for name, table in self._whole.items():
-            if table is not None:
-                with self.working_on(name), translate_file_errors(str(name)):
-                    table.commit(numbers_of(self._mark))
-                self._unrepresentable += table.unrepresentable
-                self._whole[name] = None
         staged, unsynced = [], list[str]()
+        for name, whole in self._whole.items():
+            if whole is not None:
+                with self.working_on(name), translate_file_errors(str(name)):
+                    whole.stage()
+                self._unrepresentable += whole.unrepresentable
+        for output in self._outputs:
+            unsynced += output.take_unsynced()
         for name, (target, _, files) in self._staged.items():
             with self.working_on(name), translate_file_errors(str(name)):
                 written = files.close()
@@ -204,6 +232,7 @@ class LakeWriter(Writer):
             staged.append({"target": target.to_json(), "files": [file.to_json() for file in written]})
         with translate_file_errors("the data files"):
             sync_paths(unsynced)
+        self._commit_whole()
         return Receipt(
             sum(self._rows.values()),
             self._bytes,
@@ -212,6 +241,25 @@ class LakeWriter(Writer):
             dict(self._unrepresentable),
             columns_missing=self._columns_missing,
         )
+
+    def _commit_whole(self) -> None:
+        """Commit the tables that were received completely."""
+        numbers = numbers_of(self._mark)
+
+        def commit_table(name: TableName) -> None:
+            table = self._whole[name]
+            if table is not None:
+                with translate_file_errors(str(name)):
+                    table.commit(numbers)
+                self._whole[name] = None
+
+        self.call_for_targets(commit_table, list(self._whole), self._sink.commit_threads_max)
+
+    def _output_of_version(self, table: LakeTable) -> PartFiles:
+        """Return a writer for files that `finish` makes durable, together with those of other tables."""
+        output = self._sink.output(table, syncs_later=True)
+        self._outputs.append(output)
+        return output
 
     def abort(self) -> None:
         for table in self._whole.values():
@@ -236,6 +284,7 @@ class LakeWriter(Writer):
             check_keys(changes.target, rows)
         self._unrepresentable += unrepresentable_counts(changes.target, rows)
         files.write(stored_rows(rows, table.schema))
+        self._buffered.note(files)
 
     def _open_table(self, target: Target) -> LakeTable:
         table = self._sink.open_prepared(target)
@@ -251,10 +300,15 @@ class LakeWriter(Writer):
                 self._whole[name] = None
             elif self._sink.mode is Mode.HISTORY:
                 self._whole[name] = HistoryTable(
-                    target, table, lambda: self._sink.output(table), bytes_max=self._sink.settings.file_bytes
+                    target,
+                    table,
+                    partial(self._output_of_version, table),
+                    bytes_max=self._sink.settings.file_bytes,
                 )
             else:
-                self._whole[name] = self._sink.mirror_of(target, table)
+                self._whole[name] = self._sink.mirror_of(
+                    target, table, self._memory_bytes, partial(self._output_of_version, table)
+                )
         return self._whole[name]
 
 

@@ -14,7 +14,7 @@ from penstock.sinks.lake.copy_on_write import CopyOnWrite, Rewritten
 from penstock.sinks.lake.key_index import KeyIndex, plain
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
-from penstock.sinks.lake.table import LakeTable
+from penstock.sinks.lake.table import LakeTable, NextVersion
 
 # The run number of rows that the table already has. Those rows are older than the rows of every run.
 _TABLE = -1
@@ -35,10 +35,13 @@ class MirrorTable:
         *,
         bytes_max: int,
         memory_bytes: int,
+        output_of_version: Callable[[], PartFiles] | None = None,
     ) -> None:
         self._target = target
         self._table = table
         self._output = output
+        # Writers of files whose next version is committed only after the caller has made them durable.
+        self._output_of_version = output_of_version or output
         self._bytes_max = bytes_max
         self._memory_bytes = memory_bytes
         self._images = LastImages(target, memory_bytes // 4)
@@ -46,13 +49,19 @@ class MirrorTable:
         self._keys: list[pyarrow.Table] = []
         self._versions: list[numpy.ndarray] = []
         self._spilled: list[list[DataFile]] = []
+        self._version: NextVersion | None = None
         self.unrepresentable: Counter[str] = Counter()
+
+    @property
+    def bytes(self) -> int:
+        """The memory used by buffered rows."""
+        return self._images.bytes
 
     def add(self, changes: Changes) -> None:
         """Add changes, which follow the changes added before."""
         self._images.add(changes)
         if self._images.bytes > self._memory_bytes:
-            self._spill()
+            self.spill()
 
     def add_stored(self, rows: pyarrow.Table) -> None:
         """Add stored rows of a load, in which no key occurs twice."""
@@ -70,22 +79,38 @@ class MirrorTable:
         self._images.empty(version)
 
     def abort(self) -> None:
-        """Delete the spilled files."""
+        """Delete the files that belong to no version yet."""
         self._table.folder.delete([file.path for run in self._spilled for file in run])
+        version, self._version = self._version, None
+        if version is not None:
+            self._table.folder.delete([file.path for file in (*version.added, *version.leftover)])
         self._spilled, self._keys, self._versions = [], [], []
 
-    def commit(self, numbers: Mapping[str, int]) -> int:
-        """Commit the table's next version, and return the number of rows written or deleted."""
+    def stage(self) -> None:
+        """Write the files of the table's next version, which `commit` adds to the table."""
         files = [] if self._images.emptied is not None else self._table.files()
         emptied = self._table.files() if self._images.emptied is not None else []
-        if not self._spilled:
-            return self._commit_buffered(files, emptied, numbers)
-        self._spill()
-        return self._commit_spilled(files, emptied, numbers)
+        if self._spilled:
+            self.spill()
+            self._version = self._stage_spilled(files, emptied)
+        else:
+            self._version = self._stage_buffered(files, emptied)
 
-    def _commit_buffered(
-        self, files: list[DataFile], emptied: list[DataFile], numbers: Mapping[str, int]
-    ) -> int:
+    def commit(self, numbers: Mapping[str, int]) -> int:
+        """Commit the table's next version, and return the number of rows written or deleted.
+
+        Stages the version first if `stage` was not called.
+        """
+        if self._version is None:
+            self.stage()
+        assert self._version is not None, "it is staged"
+        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
+        version, self._version = self._version, None
+        self._table.commit(version.added, version.removed, numbers)
+        self._table.folder.delete([file.path for file in version.leftover])
+        return version.rows
+
+    def _stage_buffered(self, files: list[DataFile], emptied: list[DataFile]) -> NextVersion:
         rows, keys, is_put_column = self._stored(self._take_images())
         if rows is None:
             rows = self._table.schema.empty_table()
@@ -105,20 +130,16 @@ class MirrorTable:
 
         rewritten = self._rewrite(files, keys, replace_rows)
         try:
-            writer = self._output()
+            writer = self._output_of_version()
             writer.write(_sorted(rows.filter(pyarrow.array(fresh)), self._target.primary_key))
             rewritten.added += writer.finish()
         except BaseException:
             self._table.folder.delete([file.path for file in rewritten.added])
             raise
-        # Keep the files even if the commit raises: it may have succeeded although its response was lost.
-        self._table.commit(rewritten.added, [*rewritten.removed, *emptied], numbers)
-        return int(keys.num_rows)
+        return NextVersion(rewritten.added, [*rewritten.removed, *emptied], int(keys.num_rows))
 
-    def _commit_spilled(
-        self, files: list[DataFile], emptied: list[DataFile], numbers: Mapping[str, int]
-    ) -> int:
-        """Commit spilled runs: the row of each key comes from the run that has the key's highest version.
+    def _stage_spilled(self, files: list[DataFile], emptied: list[DataFile]) -> NextVersion:
+        """Stage spilled runs: the row of each key comes from the run with its last version.
 
         This may be an earlier run, because load rows arrive after log rows and are older than some of them.
         """
@@ -142,12 +163,10 @@ class MirrorTable:
         removed_paths = {file.path for file in rewritten.removed}
         added = [file for file in spilled if file.path not in removed_paths] + rewritten.added
         removed = [file for file in files if file.path in removed_paths]
-        # From here on, keep the files even if the commit raises: it may have succeeded although its response
-        # was lost.
+        # From here on the files belong to the version.
         self._spilled, self._keys, self._versions = [], [], []
-        self._table.commit(added, [*removed, *emptied], numbers)
-        self._table.folder.delete([file.path for file in spilled if file.path in removed_paths])
-        return int(keys.num_rows)
+        leftover = [file for file in spilled if file.path in removed_paths]
+        return NextVersion(added, [*removed, *emptied], int(keys.num_rows), leftover)
 
     def _rewrite(
         self, files: list[DataFile], keys: pyarrow.Table, replace_rows: Callable[..., pyarrow.Table]
@@ -158,9 +177,9 @@ class MirrorTable:
         work = CopyOnWrite(
             self._table.folder, self._table.schema, self._target.primary_key, index, replace_rows
         )
-        return work.rewrite(files, self._output, self._bytes_max)
+        return work.rewrite(files, self._output_of_version, self._bytes_max)
 
-    def _spill(self) -> None:
+    def spill(self) -> None:
         """Write the buffered rows as a run, and keep their keys."""
         images = self._take_images()
         rows, keys, is_put = self._stored(images)

@@ -117,7 +117,8 @@ class PartFiles:
     """Writes rows to new files of a folder. Each file has up to about a given number of bytes. Used by one
     thread.
 
-    If `with_bounds` is false, the returned `DataFile`s have no bounds.
+    If `with_bounds` is false, the returned `DataFile`s have no bounds. With `syncs_later` the caller makes
+    the files of `take_unsynced` durable.
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class PartFiles:
         compression: str = "snappy",
         prefix: str = "part",
         with_bounds: bool = True,
+        syncs_later: bool = False,
     ) -> None:
+        self._syncs_later = syncs_later
         self._folder = folder
         self._schema = schema
         self._bytes_max = bytes_max
@@ -143,12 +146,20 @@ class PartFiles:
         self._writer: parquet.ParquetWriter | None = None
         self._pending: list[pyarrow.Table] = []
         self._pending_rows = 0
+        self._pending_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """The approximate memory used by rows that are not written yet."""
+        return self._pending_bytes
 
     def write(self, rows: pyarrow.Table) -> None:
         """Write rows with the schema's columns."""
         if not rows.num_rows:
             return
-        group_rows = max(1, min(ROW_GROUP_ROWS, _ROW_GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
+        size = rows.nbytes
+        self._pending_bytes += size
+        group_rows = max(1, min(ROW_GROUP_ROWS, _ROW_GROUP_BYTES * rows.num_rows // max(1, size)))
         while rows.num_rows:
             part = rows.slice(0, max(1, group_rows - self._pending_rows))
             rows = rows.slice(part.num_rows)
@@ -157,18 +168,26 @@ class PartFiles:
             if self._pending_rows >= group_rows:
                 self._write_group()
 
+    def spill(self) -> None:
+        """Write the pending rows, and close their file: a process can open only some hundred files."""
+        self._write_group()
+        self._close()
+
     def finish(self) -> list[DataFile]:
-        """Close the last file, and return all files written. Local files are durable."""
+        """Close the last file, and return all files written.
+
+        Local files are durable, unless `syncs_later` is set.
+        """
         self.close()
-        sync_paths(self.take_unsynced())
+        if not self._syncs_later:
+            sync_paths(self.take_unsynced())
         return self._written
 
     def close(self) -> list[DataFile]:
         """Close the last file, and return all files written. The files that `take_unsynced` returns are not
         durable yet.
         """
-        self._write_group()
-        self._close()
+        self.spill()
         return self._written
 
     def take_unsynced(self) -> list[str]:
@@ -189,7 +208,7 @@ class PartFiles:
         if not self._pending_rows:
             return
         rows = pyarrow.concat_tables(self._pending)
-        self._pending, self._pending_rows = [], 0
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
         if self._writer is None:
             self._name = f"{self._prefix}-{uuid.uuid4()}.{self._compression}.parquet"
             self._stream = self._folder.filesystem.open_output_stream(self._folder.file(self._name))

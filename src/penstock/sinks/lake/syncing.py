@@ -3,7 +3,8 @@
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+
+from penstock.sinks.concurrent_calls import call_for_each
 
 # Concurrent syncs share the flushes of the disk's cache and the commits of the file system's journal.
 _THREADS_MAX = 16
@@ -11,20 +12,12 @@ _THREADS_MAX = 16
 
 def sync_paths(paths: Iterable[str]) -> None:
     """Return once the content of files, and the names in folders, are durable. Raises OSError."""
-    waiting = list(paths)
-    threads = min(_THREADS_MAX, len(waiting))
-    if threads < 2:
-        _sync(waiting)
-        return
-    with ThreadPoolExecutor(threads, "sync") as pool:
-        for _ in pool.map(_sync, [waiting[first::threads] for first in range(threads)]):
-            continue
+    call_for_each(_sync, paths, _THREADS_MAX)
 
 
-def _sync(paths: Iterable[str]) -> None:
-    for path in paths:
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+def _sync(path: str) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

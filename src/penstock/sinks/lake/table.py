@@ -3,10 +3,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow
 
 from penstock.sinks.lake.parquet_files import DataFile, Folder
+
+
+@dataclass(frozen=True)
+class NextVersion:
+    """The next version of a table, whose files are written but not committed. `rows` are changed.
+
+    The files in `leftover` belong to no version and are deleted after the commit.
+    """
+
+    added: Sequence[DataFile]
+    removed: Sequence[DataFile]
+    rows: int
+    leftover: Sequence[DataFile] = ()
 
 
 class StoredTable(ABC):
@@ -14,6 +28,9 @@ class StoredTable(ABC):
 
     # The columns, as stored.
     schema: pyarrow.Schema
+
+    def release(self) -> None:
+        """Let the next user of the table have what was read of it. Do not use this object afterwards."""
 
     @abstractmethod
     def number(self, application: str) -> int | None:

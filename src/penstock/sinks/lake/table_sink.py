@@ -93,6 +93,8 @@ class TableSink(Sink, Generic[AnyTable]):
             table.widen(pyarrow.schema([*fields, *added]))
         elif added:
             table.add_columns(added)
+        else:
+            table.release()
 
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
         missing: dict[TableName, list[str]] = {}
@@ -107,6 +109,7 @@ class TableSink(Sink, Generic[AnyTable]):
                 continue
             if absent := self.absent_columns(target, table):
                 missing[target.name] = absent
+            table.release()
         return missing
 
     def absent_columns(self, target: Target, table: AnyTable) -> list[str]:
@@ -155,8 +158,11 @@ class TableSink(Sink, Generic[AnyTable]):
                 # Ignore the error here. Writing the table's rows will raise it again, and then `errors.table`
                 # decides.
                 continue
-            if table is not None and (number := table.number(mark.application)) is not None:
+            if table is None:
+                continue
+            if (number := table.number(mark.application)) is not None:
                 numbers.append(number)
+            table.release()
         return max(numbers, default=None)
 
     def read(
