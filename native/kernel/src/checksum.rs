@@ -2,7 +2,7 @@
 
 use std::sync::{LazyLock, OnceLock};
 
-/// A hasher after CPU feature detection, which costs as much as the checksum of a short event.
+/// A hasher with its CPU features detected already: detection costs as much as the checksum of a short event.
 static FRESH: OnceLock<crc32fast::Hasher> = OnceLock::new();
 
 /// Computes the CRC32 that the server writes at the end of an event.

@@ -158,14 +158,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads bytes after a length-encoded length.
+    /// Reads a length-encoded length, then that many bytes.
     #[inline]
     pub fn length_encoded_bytes(&mut self) -> Result<&'a [u8]> {
         let length = self.length_encoded()?;
         self.take(usize::try_from(length).map_err(|_| malformed("a length over the address space"))?)
     }
 
-    /// Reads bytes after a little-endian length of `prefix` bytes.
+    /// Reads a little-endian length of `prefix` bytes, then that many bytes.
     #[inline(always)]
     pub fn prefixed(&mut self, prefix: u8) -> Result<&'a [u8]> {
         let length = match prefix {

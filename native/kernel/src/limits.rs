@@ -15,7 +15,7 @@ pub const EVENT_BYTES_MAX: usize = (1 << 30) + 64 * 1024;
 /// Maximum size of a decompressed transaction payload. Payloads are streamed, so this does not bound memory.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
 
-/// Maximum size of a decompressed MariaDB event or column: that of an event.
+/// Maximum size of a decompressed MariaDB event or column, the same as for any event.
 pub const DECOMPRESSED_BYTES_MAX: usize = EVENT_BYTES_MAX;
 
 /// Maximum number of columns of a table: the server's limit (InnoDB's is 1017).
@@ -27,7 +27,7 @@ pub const JSON_DEPTH_MAX: usize = 100;
 /// Maximum number of open table maps. Transactions that change more tables are rejected, to bound memory.
 pub const TABLES_OPEN_MAX: usize = 1 << 16;
 
-/// Maximum number of savepoints in a transaction whose positions are recorded.
+/// Maximum number of savepoint positions that are recorded for a transaction.
 pub const SAVEPOINTS_MAX: usize = 1 << 12;
 
 /// Maximum number of prepared XA transactions that a decoder keeps track of. Servers have few. If there are more, a

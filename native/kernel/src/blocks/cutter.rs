@@ -35,7 +35,7 @@ pub struct Settings {
     pub offset: u64,
     /// GTIDs of all transactions before the first byte.
     pub gtid_set: GtidSet,
-    /// A block is closed at the first end of a transaction after the block reaches this size.
+    /// A block that has reached this size is closed at the next end of a transaction.
     pub block_bytes: u64,
     /// The largest commit time in the log so far, in microseconds since 1970.
     pub time_max_us: i64,
@@ -103,7 +103,7 @@ pub struct BlockCutter {
     pub(super) acknowledge: Option<(Arc<str>, u64)>,
     pub(super) buffer: EventBuffer,
     pub(super) data_file: Arc<str>,
-    /// The event after a hole is buffered, to be processed before any new input.
+    /// Whether the event after a hole is buffered, so that it is processed before any new input.
     pub(super) event_held: bool,
     pub(super) boundary: u64,
     pub(super) open: Option<Open>,
@@ -273,7 +273,7 @@ impl BlockCutter {
             return false;
         }
         self.state = State::Input;
-        // A server that crashes inside a transaction continues with a new file, and the logged part never committed.
+        // After a crash inside a transaction, the server continues with a new file. The transaction never committed.
         self.open = None;
         self.tables = Tables::default();
         self.data_file = self.file.clone();
@@ -281,7 +281,7 @@ impl BlockCutter {
         self.boundary = self.offset;
         self.last_end = self.offset;
         if let Some(run) = &mut self.run {
-            // In the new file, no transaction precedes the run.
+            // The run now starts in the new file, where no other transaction precedes it.
             run.start = self.offset;
         }
         true
@@ -346,7 +346,7 @@ impl BlockCutter {
         self.packets.error()
     }
 
-    /// The position up to which the server waits for an acknowledgement.
+    /// The position that the server waits for the client to acknowledge.
     pub fn acknowledge(&self) -> Option<(&str, u64)> {
         self.acknowledge.as_ref().map(|(file, offset)| (&**file, *offset))
     }

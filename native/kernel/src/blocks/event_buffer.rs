@@ -11,7 +11,7 @@ const SPARE_BYTES_MAX: usize = 16 << 20;
 pub(super) enum PendingEvent {
     /// The event is complete, kept, and ends at this source offset.
     Complete(u64),
-    /// The event stays buffered until the hole before it is taken.
+    /// The event stays buffered until the caller takes the hole that precedes it.
     Held,
     /// The event is dropped.
     Dropped,

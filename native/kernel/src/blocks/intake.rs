@@ -46,7 +46,7 @@ impl BlockCutter {
         })
     }
 
-    /// Remembers the error that stops the cutter, with its position.
+    /// Stores the error that stops the cutter, together with its position.
     fn guard<T>(&mut self, step: impl FnOnce(&mut BlockCutter) -> Result<T>) -> Result<T> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -203,7 +203,7 @@ impl BlockCutter {
         self.block = Some(block);
     }
 
-    /// Moves the end of the block past the last event, and the boundary if no transaction is open.
+    /// Moves the end of the block past the last event. If no transaction is open, moves the boundary there too.
     #[inline]
     fn close_event(&mut self) {
         let end = self.offset;

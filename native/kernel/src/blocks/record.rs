@@ -52,11 +52,11 @@ pub(super) struct Block {
     pub tables: u64,
     pub flags: u32,
     pub last_boundary: u64,
-    /// The start of the transaction of the first event; the block's own start if no transaction is open there.
+    /// Offset where the first event's transaction starts; the block's own start if no transaction is open there.
     pub transaction_start: u64,
 }
 
-/// A run of transactions of one source with consecutive numbers, up to the newest transaction.
+/// The newest transactions of the log, as long as they have one source and consecutive numbers.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     first: Gtid,
@@ -104,7 +104,7 @@ impl Block {
         }
     }
 
-    /// Adds a transaction that begins in this block or continues from the block before.
+    /// block before => previous block
     pub fn note_transaction(&mut self, gtid: &Gtid, server_id: u32, time_us: i64) {
         if self.has_transaction {
             let follows = self.last_number.filter(|last| follows(&self.gtid, *last, gtid));

@@ -67,7 +67,7 @@ impl Tables {
         Ok(bit)
     }
 
-    /// Puts a table into its slot of the recent tables, or into the slot of another table if there are too many.
+    /// Puts a table into its slot among the recent tables. If there are too many, it replaces another table.
     fn remember(&mut self, slot: Option<usize>, id: u64, table: Arc<Table>) {
         let next = || if self.recent.len() < TABLES_RECENT_MAX { self.recent.len() } else { self.last + 1 };
         self.last = slot.unwrap_or_else(next) % TABLES_RECENT_MAX;

@@ -63,8 +63,8 @@ impl BlockCutter {
                 self.note_statement();
                 Ok(())
             }
-            // A server that sends decrypted events flags START_ENCRYPTION as ignorable, and a copied log keeps the
-            // flag.
+            // A server that decrypts the events it sends marks START_ENCRYPTION as ignorable, and a copied log keeps
+            // the mark.
             StartEncryption if !self.settings.live && header.flags & FLAG_IGNORABLE == 0 => {
                 Err(Error::new(ErrorKind::LogEncrypted, "the rest of the file is encrypted")
                     .hint("read it from the server (mysql://...), which decrypts it"))

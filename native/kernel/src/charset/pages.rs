@@ -143,8 +143,7 @@ pub(super) fn decode_multibyte(pages: MultibytePages, bytes: &[u8], out: &mut Ve
     }
 }
 
-/// Read the code of three or four bytes at the start of `rest`; return its character, 0 if it is invalid, and its
-/// length.
+/// Read the code of three or four bytes at the start of `rest`; return its character (0 if it is invalid) and length.
 fn longer_code(longer: Longer, rest: &[u8]) -> (u32, usize) {
     match (longer, rest) {
         (Longer::Three(third), [THREE_BYTE_LEAD, second, last, ..]) => {

@@ -39,7 +39,7 @@ pub(super) fn decode_ascii(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Invali
     Ok(())
 }
 
-/// Append `bytes` of UTF-16, whose units `unit` reads. Without `pairs`, surrogates are invalid (`ucs2`).
+/// Append UTF-16 `bytes`, read with `unit` one unit at a time. Without `pairs`, surrogates are invalid (`ucs2`).
 pub(super) fn decode_utf16(
     bytes: &[u8],
     unit: fn([u8; 2]) -> u16,

@@ -78,7 +78,7 @@ pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<
     Ok(fixed)
 }
 
-/// Returns the bytes with the zeros that the server does not store.
+/// Returns the bytes, padded with the zeros that the server does not store.
 pub(crate) fn padded(bytes: &[u8], form: Form) -> Cow<'_, [u8]> {
     if padding(bytes, form) == 0 {
         return Cow::Borrowed(bytes);

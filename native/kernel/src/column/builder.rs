@@ -106,7 +106,7 @@ impl ColumnBuilder {
         self.store.begin();
     }
 
-    /// Frees all memory of a builder without values.
+    /// Frees all memory of a builder that has no values.
     pub fn rest(&mut self) {
         self.store.rest();
     }

@@ -89,7 +89,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Returns the number; a number of more than 64 bits is returned as the error.
+    /// Returns the number, or `Err` with the number if it does not fit into 64 bits.
     #[inline]
     fn signed(&self, row: usize) -> std::result::Result<i64, i128> {
         Ok(match self {
@@ -101,7 +101,7 @@ impl<'a> Whole<'a> {
         })
     }
 
-    /// Returns the number; a number that is negative or has more than 64 bits is returned as the error.
+    /// Returns the number, or `Err` with the number if it is negative or does not fit into 64 bits.
     #[inline]
     fn unsigned(&self, row: usize) -> std::result::Result<u64, i128> {
         match self {
@@ -204,7 +204,7 @@ fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
 /// Returns the bits of a SET: one for each member that the text lists.
 fn bits(text: &str, members: &[Arc<str>]) -> Result<u64> {
     let mut bits = 0;
-    // An empty text has no members. In any other text, commas separate all members, even an empty member.
+    // An empty text lists no members. In any other text, commas separate the members, and a member may be empty.
     for word in text.split(',').filter(|_| !text.is_empty()) {
         let at = members.iter().position(|member| **member == *word);
         bits |= 1u64 << at.ok_or_else(|| invalid_text(text, "member of the SET"))?.min(63);

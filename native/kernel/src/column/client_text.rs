@@ -59,9 +59,9 @@ fn part(micros: i64) -> u32 {
     u32::try_from(micros).unwrap_or(0)
 }
 
-/// Converts a day number. Days outside the calendar, which no value has, become the zero date.
+/// Converts a day number. A day outside the calendar becomes the zero date; no value contains such a day.
 pub(super) fn day(days: i64) -> Date {
-    /// Whole cycles of 400 years, enough to move any day from year 1 on past 1970.
+    /// Cycles of 400 years to add, so that every day from year 1 on falls after 1970.
     const CYCLES: i64 = 5;
     const CYCLE_DAYS: i64 = 146_097;
     const CYCLE_YEARS: u16 = 400;

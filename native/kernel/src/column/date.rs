@@ -57,7 +57,7 @@ impl Date {
         let (four, day) = (day / 1_461, day % 1_461);
         let odd = (day / 365).min(3);
         let day = day - odd * 365;
-        // From March on, the lengths of months repeat every five months, which have 153 days.
+        // From March on, month lengths repeat every five months (153 days).
         let month = (day * 5 + 2) / 153;
         let day_of_month = day - (month * 153 + 2) / 5 + 1;
         let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };

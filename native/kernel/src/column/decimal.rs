@@ -82,7 +82,7 @@ pub(super) fn width(precision: u8, scale: u8) -> usize {
     half(precision.saturating_sub(scale)) + half(scale)
 }
 
-/// Whether the server can compute a number with this many digits, as JSON documents may contain.
+/// Whether the server can compute a number with this many digits. JSON documents may contain computed numbers.
 pub(super) fn fits_words(precision: u8, scale: u8) -> bool {
     let groups = |digits: u8| digits.div_ceil(GROUP_DIGITS);
     precision > 0 && scale <= precision && groups(precision - scale) + groups(scale) <= GROUPS_MAX
@@ -96,7 +96,7 @@ pub(super) fn read<'a>(precision: u8, scale: u8, cursor: &mut Cursor<'a>) -> Res
 /// Iterates over the groups of a value from the left.
 struct Groups<'a> {
     cursor: Cursor<'a>,
-    /// Masks that undo the inversions: of the first bit, and of all bits if the number is negative.
+    /// Masks that undo the inversion of the first bit and, if the number is negative, of all bits.
     first: u8,
     mask: u32,
 }
@@ -162,7 +162,7 @@ impl Decimal<'_> {
         Ok(())
     }
 
-    /// Returns the unscaled number with up to 65 digits, the server's maximum, which does not fit into 128 bits.
+    /// Returns the unscaled number. It may have 65 digits, the server's maximum, and thus more than 128 bits.
     #[cold]
     fn unscaled_wide(&self) -> Result<[u8; WIDE_BYTES]> {
         let [head, before, after, tail] = self.layout();

@@ -9,7 +9,7 @@ use crate::error::Result;
 /// than this after it (`DBL_DIG`).
 const PLAIN_DIGITS_MAX: i32 = 15;
 
-/// Number of digits of a FLOAT that the server shows (`FLT_DIG`).
+/// Number of significant digits that the server shows of a FLOAT (`FLT_DIG`).
 const SINGLE_DIGITS: usize = 6;
 
 /// Whether a declared FLOAT is a DOUBLE: FLOAT(p) is a DOUBLE if p is above 24, and FLOAT(m,d) never is.
@@ -152,7 +152,7 @@ pub(crate) fn write_single(value: f32, out: &mut Vec<u8>) {
     if !value.is_finite() {
         return write_unbounded(value, out);
     }
-    // The server prints the shortest digits of the value as a DOUBLE, cut to six digits.
+    // The server converts the value to a DOUBLE and rounds it to six significant digits.
     let rounded = format!("{value:.*e}", SINGLE_DIGITS - 1);
     Digits::parse(&rounded).write(out);
 }
@@ -188,7 +188,7 @@ pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
     Digits::parse(text).write(out);
 }
 
-/// Values such as prices have few fractional digits, for which this path is faster than the general one.
+/// This path is faster than the general one for values with few fractional digits, such as prices.
 const DECIMALS: u32 = 4;
 const DECIMAL_UNITS: f64 = 10_000.0;
 

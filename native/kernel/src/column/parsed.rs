@@ -75,7 +75,7 @@ impl<'a> Parsed<'a> {
     pub(super) fn parse(text: &'a str) -> Result<Parsed<'a>> {
         let members = Vec::new();
         let mut parsed = Parsed { text, name: String::new(), numbers: Vec::new(), members, attributes: Vec::new() };
-        // Only strip comments after the members, because a member may contain any characters.
+        // Strip only the comments that follow the members, because a member may contain any characters.
         let (head, tail) = text.split_at(text.rfind(')').unwrap_or(0));
         let plain = format!("{head}{}", without_comments(tail));
         let mut letters = plain.chars().peekable();

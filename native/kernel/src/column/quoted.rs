@@ -92,7 +92,7 @@ pub(crate) fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Resu
     Ok(())
 }
 
-/// Writes the output of `write`, which needs no escapes, in quotes.
+/// Writes the output of `write` in quotes. The output must not need escapes.
 #[inline]
 pub(crate) fn plain(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out.push(b'"');

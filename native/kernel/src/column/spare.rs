@@ -14,7 +14,7 @@ const BYTES_MIN: usize = 1 << 14;
 
 type Shelf<T> = Mutex<Vec<Vec<T>>>;
 
-/// The pool to which vectors of about the same length return.
+/// The pool to which lent vectors return. Its vectors have about the same length.
 #[derive(Debug)]
 pub(crate) struct Spares<T> {
     shelf: Arc<Shelf<T>>,

@@ -22,7 +22,7 @@ pub struct Time {
 /// Seconds of MariaDB's zero point: one more than the longest TIME.
 const COUNTED_ZERO_SECONDS: u64 = 838 * 3_600 + 59 * 60 + 59 + 1;
 
-/// The length in bytes of MariaDB's format of a counted fraction, by the number of fractional digits.
+/// Size in bytes of a TIME in MariaDB's counted format, by the number of fractional digits.
 const COUNTED_BYTES: [u8; 7] = [3, 4, 4, 5, 5, 5, 6];
 
 #[inline]

@@ -9,7 +9,7 @@ use super::{Date, DateTime, Decimal, Form, Kind, Time, Timestamp, Value};
 use crate::charset::Charset;
 use crate::error::{value_malformed, Error, Result};
 
-/// A value with its type; the values are those of [`Value`].
+/// A value with its type. The variants match those of [`Value`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Typed<'v> {
     Null,

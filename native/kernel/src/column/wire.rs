@@ -212,7 +212,7 @@ fn schema_unknown(what: &str) -> Error {
         .hint("Run SET GLOBAL binlog_row_metadata='FULL' on the server, or give the table's schema.")
 }
 
-/// MariaDB never logs the digits of its old temporal types, whatever the metadata setting.
+/// MariaDB never logs the number of fractional digits of its old temporal types, whatever the metadata setting.
 fn fraction_unknown() -> Error {
     let message = "the log does not say how many fractional digits a column of an old temporal type has";
     Error::new(ErrorKind::SchemaUnknown, message)
@@ -386,7 +386,7 @@ fn fits_vector(declared: u8, dimensions: Option<u16>, logged: Shape) -> bool {
     }
 }
 
-/// Returns the logged length, if the log describes a string of this length class and prefix.
+/// Returns the logged length, if the log describes a string with the same length class and the same prefix.
 fn fit_string(declared: u8, length: Form, logged: Shape, compressed: bool) -> Option<Form> {
     let (form, prefix, packed) = match logged {
         Shape::String { form, prefix } => (form, prefix, false),

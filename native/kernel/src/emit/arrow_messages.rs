@@ -272,7 +272,7 @@ impl<'a> System<'a> {
         self.version.value(left) == self.version.value(right) && self.row.value(left) == self.row.value(right)
     }
 
-    /// Returns the runs of changes of the same kind and event.
+    /// Returns the runs of consecutive changes that have the same kind and event.
     fn runs<'p>(&'p self, pairs: &'p [Pair]) -> impl Iterator<Item = &'p [Pair]> + 'p {
         pairs.chunk_by(|left, right| {
             let (first, second) = (left.main(), right.main());

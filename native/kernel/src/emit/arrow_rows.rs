@@ -68,7 +68,7 @@ impl<'a> ArrowRows<'a> {
         Ok(())
     }
 
-    /// Returns a value of a row; None if its image did not have the column. Raises as `image` does.
+    /// Returns a value of a row; None if its image did not have the column. Raises the same errors as `image`.
     #[inline]
     pub fn cell(&self, row: usize, at: usize) -> Result<Option<Value<'_>>> {
         let (Some(column), Some(name)) = (self.columns.get(at), self.names.get(at)) else { return Ok(None) };

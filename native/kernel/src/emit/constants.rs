@@ -44,7 +44,7 @@ impl Constants {
     }
 }
 
-/// Rounds the length up: batches vary a little in length, and the next longer batch can reuse the column.
+/// Round the length up. Batches vary a little in length, and a slightly longer batch can then reuse the column.
 fn padded_length(rows: usize) -> usize {
     rows + rows / 8
 }

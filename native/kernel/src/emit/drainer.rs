@@ -27,7 +27,7 @@ const UINT_FLAG: u8 = 9;
 
 const SIGN_BIT: u64 = 1 << 63;
 
-/// The form of the parts.
+/// The form in which the changes are encoded.
 #[derive(Debug, Clone, Copy)]
 pub enum DrainerForm<'a> {
     /// For Kafka.

@@ -20,7 +20,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// Sets these fields in the envelope's metadata column, where they are empty.
+    /// Fills in these fields of the envelope's metadata column, which are still empty there.
     fn put_into(&self, metadata: &ArrayRef) -> Result<ArrayRef> {
         let Some(parts) = metadata.as_any().downcast_ref::<StructArray>() else {
             return Err(malformed("envelope rows whose metadata is no struct"));

@@ -133,7 +133,7 @@ impl Messages {
         self.truncate(0);
     }
 
-    /// Number of changes in messages of the open transaction: rows count, statements and heartbeats do not.
+    /// Number of changes in messages of the open transaction. Statements and heartbeats are not changes.
     pub fn changes(&self) -> u32 {
         self.changes
     }

@@ -138,12 +138,12 @@ impl MessagesBatch {
         self.out.changes = 0;
     }
 
-    /// Records the text of the statement that changed the rows that follow.
+    /// Records the text of the statement whose row changes follow.
     pub fn note_rows_query(&mut self, event: EventView, text: &[u8]) {
         self.rows_query = Some((event, String::from_utf8_lossy(text).into_owned()));
     }
 
-    /// Drops the text of the statement that changed the rows that follow, so that it is not written.
+    /// Drops the text of the statement whose row changes follow, so that it is not written.
     pub fn forget_rows_query(&mut self) {
         self.rows_query = None;
     }
@@ -160,7 +160,7 @@ impl MessagesBatch {
         self.out.current.1 = transaction.commit_version;
     }
 
-    /// Writes the transaction's begin message, and before a statement's first rows the text of the statement.
+    /// Writes the transaction's begin message and, before a statement's first rows, the statement's text.
     fn begin(&mut self, transaction: &TransactionView, row_first: u32) -> Result<()> {
         self.name(transaction);
         if !std::mem::replace(&mut self.begun, true) {

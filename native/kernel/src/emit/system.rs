@@ -217,7 +217,7 @@ impl SystemColumns {
         self.rows += 1;
     }
 
-    /// Records the exact text of a value in the open run's next row that its column cannot represent.
+    /// Records the exact text of a value that its column cannot represent. It is in the open run's next row.
     pub fn note_unrepresentable(&mut self, column: &Arc<str>, text: String) {
         self.unrepresentable.push((self.rows, column.clone(), text));
     }
@@ -317,7 +317,7 @@ impl SystemColumns {
         self.runs.iter().find(|run| run.rows > 0).cloned()
     }
 
-    /// Returns a text for each row; `text` is called with each run and the row's number in it.
+    /// Returns a text for each row; `text` is called with each run and the row's index in the run.
     fn each_text<'a>(&self, spares: (Vec<i32>, Vec<u8>), text: impl Fn(&Run, u32) -> &'a str) -> (Vec<i32>, Vec<u8>) {
         let (mut offsets, mut bytes) = spares;
         offsets.reserve(self.rows + 1);

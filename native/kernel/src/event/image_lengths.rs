@@ -25,7 +25,7 @@ pub struct ImageLengths {
     runs: Option<Vec<Run>>,
 }
 
-/// A run of columns of fixed length, and the column with a length prefix after the run.
+/// A run of fixed-length columns, and the column after the run, which has a length prefix.
 #[derive(Debug, Clone, Copy, Default)]
 struct Run {
     /// The NULL bits of the fixed columns.

@@ -70,7 +70,7 @@ pub fn read_list(body: &[u8]) -> Result<GtidSet> {
         let domain = cursor.u32()?;
         let server = cursor.u32()?;
         let sequence = cursor.u64()?;
-        // The list may name several servers of a domain, the one with the newest transaction last.
+        // The list may name several servers of a domain. The server with the newest transaction is last.
         set.add(&Gtid::Mariadb { domain, server, sequence });
     }
     Ok(set)

@@ -163,7 +163,7 @@ event_kinds! {
     Heartbeat = 27, "Heartbeat";
     /// Readers may skip the event.
     Ignorable = 28, "Ignorable";
-    /// The text of the statement that changed the rows that follow.
+    /// The text of the statement whose row changes follow.
     RowsQuery = 29, "Rows_query";
     /// Inserted rows.
     WriteRows = 30, "Write_rows";
@@ -195,7 +195,7 @@ event_kinds! {
     TidbPayload = 120, "Tidb_payload";
     /// Penstock: the commit timestamp of the TiDB transaction that contains the event.
     TidbCommit = 121, "Tidb_commit";
-    /// MariaDB: the text of the statement that changed the rows that follow.
+    /// MariaDB: the text of the statement whose row changes follow.
     AnnotateRows = 160, "Annotate_rows";
     /// MariaDB: the oldest file that crash recovery needs.
     BinlogCheckpoint = 161, "Binlog_checkpoint";

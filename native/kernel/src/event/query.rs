@@ -41,7 +41,7 @@ pub enum Verb {
     XaRollback,
     /// INSERT, UPDATE and the like: the row images are not in the log.
     Change,
-    /// An unknown statement: it may change any row and any definition.
+    /// An unknown statement: it may change any row and any table definition.
     Unknown,
     /// DDL, and other statements that are known not to change rows.
     Definition,
@@ -117,7 +117,8 @@ impl<'a> Query<'a> {
 impl Query<'_> {
     /// Classifies the statement by its first words. `text` is the statement after decompression.
     pub fn verb(&self, text: &[u8]) -> Verb {
-        // Parse the session variables only if a prefix contains strings, which is rare.
+        // Parse the session variables on demand: they matter only for strings in a prefix of the statement, which are
+        // rare.
         verb(text, || Session::read(self.variables).backslash())
     }
 }
@@ -200,7 +201,7 @@ pub fn verb(text: &[u8], backslash: impl FnOnce() -> Backslash) -> Verb {
     Verb::Unknown
 }
 
-/// Statements that may be logged as text and change no rows other than those that DDL removes.
+/// Statements that may be logged as text. They change no rows, except that DDL may remove rows.
 const CHANGES_NO_ROWS: [&str; 39] = [
     "ALTER",
     "ANALYZE",
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(after_prefix(r"SET STATEMENT a='\' FOR DROP TABLE t", Backslash::Escapes), None);
     }
 
-    /// The body of a statement with these status variables, and `between` in front of them.
+    /// The body of a query event with these status variables, preceded by `between`.
     fn body(between: &[u8], variables: &[u8], text: &str) -> Vec<u8> {
         let mut body = vec![0; 8];
         body.push(1);

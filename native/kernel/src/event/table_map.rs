@@ -248,7 +248,7 @@ impl TableMap {
         Ok(())
     }
 
-    /// Reads for each SET (or ENUM) column a count, then that many members in the column's character set.
+    /// For each SET (or ENUM) column, reads a count, then that many members in the column's character set.
     fn members(&mut self, sets: bool, mut cursor: Cursor<'_>) -> Result<()> {
         let type_code = if sets { code::SET } else { code::ENUM };
         for column in self.columns.iter_mut().filter(|column| enumerated_code(column.wire) == Some(type_code)) {

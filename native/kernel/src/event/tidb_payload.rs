@@ -10,7 +10,7 @@ use crate::error::{malformed, Result};
 /// A part of a payload; usually the whole payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PayloadPart<'a> {
-    /// Bytes of the whole payload.
+    /// Size of the whole payload in bytes.
     pub total: u64,
     /// The offset of the part in the payload.
     pub start: u64,

@@ -61,7 +61,7 @@ pub(crate) fn checksum_holds(event: &[u8]) -> bool {
     }
 }
 
-/// Verifies a format description, whose in-use flag changes without a new checksum.
+/// Verifies a format description. The server changes the in-use flag without updating the checksum.
 pub(crate) fn checksum_holds_without_flag(event: &[u8], header: &Header) -> bool {
     let Some((bytes, checksum)) = event.split_last_chunk::<CHECKSUM_BYTES>() else { return false };
     let Some((head, tail)) = bytes.split_at_checked(EVENT_HEADER_BYTES) else { return false };

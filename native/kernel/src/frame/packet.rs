@@ -48,7 +48,7 @@ pub struct Packets {
     sequence: Option<u8>,
     /// The previous packet was full, so the next packet continues its event.
     continued: bool,
-    /// Number of bytes of the current packet that have not arrived after its first piece was returned.
+    /// Bytes of the current packet that have not arrived yet. Set when the packet's first piece is returned.
     remaining_bytes: usize,
     ended: bool,
     acknowledge: bool,
@@ -239,7 +239,7 @@ impl Framer {
         self.packets.error()
     }
 
-    /// Whether the server waits for an acknowledgement. The call resets the flag.
+    /// Returns whether the server waits for an acknowledgement, and clears that state.
     pub fn take_acknowledge(&mut self) -> bool {
         self.packets.take_acknowledge()
     }

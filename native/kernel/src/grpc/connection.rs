@@ -174,7 +174,7 @@ impl Connection {
         self.advance();
     }
 
-    /// Takes the events of the calls since the last call.
+    /// Returns and clears the progress since the previous `take_progress`.
     pub fn take_progress(&mut self) -> Progress {
         std::mem::take(&mut self.progress)
     }

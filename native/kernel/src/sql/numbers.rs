@@ -25,7 +25,7 @@ pub(super) fn single(value: f32, out: &mut Vec<u8>) {
     with_exponent(ryu::Buffer::new().format_finite(value), out);
 }
 
-/// Writes a DOUBLE as `single` writes a FLOAT.
+/// Writes a DOUBLE in the format that `single` uses for a FLOAT.
 pub(super) fn double(value: f64, out: &mut Vec<u8>) {
     with_exponent(ryu::Buffer::new().format_finite(value), out);
 }

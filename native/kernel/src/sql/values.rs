@@ -94,8 +94,7 @@ fn write(cell: Cell<'_>, out: &mut Vec<u8>) {
     }
 }
 
-/// Bytes that are invalid in their character set are written as a hexadecimal literal, dates and timestamps as their
-/// text.
+/// Bytes that are invalid in their character set become a hexadecimal literal. Dates and timestamps become text.
 #[cold]
 fn write_unrepresentable(text: &str, out: &mut Vec<u8>) {
     match text.strip_prefix("0x") {

@@ -104,7 +104,7 @@ impl Decoder {
             .hint("changes may be missing from the log here: take a new full copy of the tables"))
     }
 
-    /// A server that sends decrypted events flags START_ENCRYPTION as ignorable, and a copied log keeps the flag.
+    /// A server that decrypts the events it sends marks START_ENCRYPTION as ignorable, and a copied log keeps the mark.
     fn check_encryption(&self, header: &Header) -> Result<Flow> {
         if self.options.live || header.flags & FLAG_IGNORABLE != 0 {
             return Ok(Flow::Next);

@@ -105,8 +105,7 @@ impl Decoder {
         artificial_rotate && !self.relay && !self.options.live && self.offset == self.format_end
     }
 
-    /// Records that reading can resume at `offset`. The file is nearly always the same, so avoid counting a reference
-    /// to it.
+    /// Records that reading can resume at `offset`. The file rarely changes, so avoid updating its reference count.
     #[inline]
     pub(super) fn mark_boundary(&mut self, offset: u64) {
         if !Arc::ptr_eq(&self.boundary.0, &self.file) {

@@ -55,7 +55,7 @@ fn malformed_json(what: &str) -> crate::error::Error {
     value_malformed(format!("a JSON document with {what}"))
 }
 
-/// Returns the string; fails if it is not UTF-8, which the server always stores.
+/// Returns the string. The server stores only UTF-8, so any other bytes are an error.
 #[inline]
 pub(super) fn utf8(bytes: &[u8]) -> Result<&str> {
     simdutf8::basic::from_utf8(bytes).map_err(|_| malformed_json("a string that is not UTF-8"))
@@ -110,7 +110,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Reads bytes after a length in groups of seven bits, lowest first.
+/// Reads a length, stored in groups of seven bits (lowest first), and returns that many bytes.
 #[inline]
 fn sized<'a>(cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     let mut length: u64 = 0;

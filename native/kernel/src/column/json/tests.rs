@@ -14,7 +14,7 @@ fn numbers(values: &[i16]) -> Vec<u8> {
     container(0x02, &[], &entries)
 }
 
-/// A small container: keys if it is an object, then the type and bytes of each value, inlined up to two bytes.
+/// A small container: the keys of an object, then the type and bytes of each value. Up to two bytes are inlined.
 fn container(code: u8, keys: &[&str], values: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut offset = 4 + keys.len() * 4 + values.len() * 3;
     let (mut key_entries, mut value_entries, mut data) = (Vec::new(), Vec::new(), Vec::new());

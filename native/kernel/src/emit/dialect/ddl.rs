@@ -414,7 +414,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// The kind of each definition in the statement, with the names before and after it.
+    /// Describes each table that the statement changes: the kind, and the table's name before and after the statement.
     fn describe_all(text: &str) -> Vec<String> {
         let describe = |definition: Definition<'_>| {
             let (database, table) = definition.name_before();

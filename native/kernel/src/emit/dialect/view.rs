@@ -101,7 +101,7 @@ pub enum StatementKind {
     XaCommit,
 }
 
-/// A table for dialects.
+/// A table, as the dialects see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableView {
     /// The database.
@@ -110,7 +110,7 @@ pub struct TableView {
     pub table: Arc<str>,
     /// `database.table`.
     pub name: Arc<str>,
-    /// The number of the table's definition.
+    /// The version number of the table's definition.
     pub schema_version: i32,
     /// The columns in table order.
     pub columns: Vec<MessageColumn>,

@@ -32,7 +32,7 @@ pub trait Dialect {
     /// Writes a DDL statement, or, after `end`, the statement that commits a prepared XA transaction.
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()>;
 
-    /// Records the text of the statement that changed the rows that follow, if the server logs it.
+    /// Records the text of the statement whose row changes follow, if the server logs it.
     fn rows_query(&mut self, at: &At<'_>, text: &str, out: &mut Messages) -> Result<()> {
         let _ = (at, text, out);
         Ok(())

@@ -145,7 +145,7 @@ fn differs(kind: &Kind, before: Option<&Value<'_>>, after: &Value<'_>) -> Result
 pub(super) struct CanalColumn {
     kind: Kind,
     zone_seconds: i32,
-    /// Index, type, name and key flag: for values, for unsigned values above the type's range, and for NULL.
+    /// Index, type, name and key flag, encoded for values, for unsigned values above the type's range, and for NULL.
     head: Box<[u8]>,
     head_wide: Box<[u8]>,
     head_null: Box<[u8]>,

@@ -63,7 +63,7 @@ impl Encoding for AvroRecord<'_> {
         let start = self.out.len();
         let result = write(self.out);
         let end = self.out.len();
-        // Write the length after the content, on which the size of the length depends, then move it to the front.
+        // The content determines the size of its length. Write the length after the content, then move it to the front.
         write_long((end - start) as i64, self.out);
         let length_bytes = self.out.len() - end;
         if let Some(written) = self.out.get_mut(start..) {

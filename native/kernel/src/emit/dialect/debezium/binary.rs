@@ -202,7 +202,7 @@ fn write_geometry(bytes: &[u8], is_point: bool, out: &mut impl Encoding) -> Resu
     })
 }
 
-/// Writes the fields of the source up to the row number, for [`Encoding::encoded`].
+/// Writes the `source` fields that come before the row number, for [`Encoding::encoded`].
 pub(super) fn source_head(format: BinaryFormat, at: &At<'_>, database: &str, table: &str, out: &mut Vec<u8>) {
     match format {
         BinaryFormat::Avro => write_source_head(at, database, table, &mut AvroRecord { out }),
@@ -234,7 +234,7 @@ fn write_snapshot(at: &At<'_>, out: &mut impl Encoding) {
     out.bytes(if at.snapshot { b"true" } else { b"false" });
 }
 
-/// Writes the row's number in its event, and the remaining fields of the source.
+/// Writes the index of the row within its event, then the remaining fields of the `source` block.
 fn write_source_tail(at: &At<'_>, row: u32, out: &mut impl Encoding) {
     out.long(row.into());
     write_optional_long(at.transaction.thread_id, out);

@@ -135,7 +135,7 @@ impl Dialect for Debezium {
 
 impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
-        // The scratch buffer has the part that all rows of the event share: the source up to the row number.
+        // All rows of the event share the `source` fields before the row number. The scratch buffer holds them.
         let mut shared = std::mem::take(&mut out.scratch);
         shared.clear();
         match self.registered {
@@ -223,7 +223,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the row after a change, or before a delete, and the fields of flat rows.
+    /// Writes the row after the change (for a delete, the deleted row), then the additional fields of flat rows.
     fn write_flat(
         &self,
         at: &At<'_>,
@@ -301,7 +301,7 @@ fn kind_of(row: &Row<'_, '_>) -> MessageKind {
     }
 }
 
-/// Writes the id of a change's transaction, and the number of the change in it; null if messages have no transaction.
+/// Writes the transaction's id and the change's number in it, or null if messages have no transaction.
 fn write_transaction(at: &At<'_>, change: &ChangeView<'_, '_>, out: &mut Vec<u8>) {
     let Some(counts) = change.counts else {
         out.extend_from_slice(b"null");
@@ -327,7 +327,7 @@ fn times(at: &At<'_>, out: &mut Vec<u8>) {
     write_integer(micros.saturating_mul(1_000), out);
 }
 
-/// Writes the fields of the source up to the row number.
+/// Writes the `source` fields that come before the row number.
 fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u8>) {
     let micros = at.transaction.commit_us;
     out.extend_from_slice(b"{\"version\":\"");
@@ -359,7 +359,7 @@ fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u
     out.extend_from_slice(b",\"row\":");
 }
 
-/// Writes the row's number in its event, and the remaining fields of the source.
+/// Writes the index of the row within its event, then the remaining fields of the `source` block.
 fn source_tail(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
     write_unsigned_integer(row.into(), out);
     out.extend_from_slice(b",\"thread\":");

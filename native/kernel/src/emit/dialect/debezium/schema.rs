@@ -109,7 +109,7 @@ pub(crate) fn key(instance: &str, table: &TableView, columns: &[&MessageColumn],
     close_named(&format!("{}.Key", topic(instance, table)), out)
 }
 
-/// Ends the fields of a struct, and names it.
+/// Closes a struct's list of fields, and writes the struct's name.
 fn close_named(name: &str, mut out: Vec<u8>) -> Vec<u8> {
     out.extend_from_slice(br#"],"optional":false,"name":"#);
     quoted::write(name.as_bytes(), &mut out);

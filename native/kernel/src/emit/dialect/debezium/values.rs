@@ -100,7 +100,7 @@ pub(super) fn is_precise(kind: &Kind, traits: ColumnTraits) -> bool {
         && matches!(kind, Kind::Integer { bytes: 8, unsigned: true })
 }
 
-/// Writes bytes as the text of their mode.
+/// Writes bytes as text, in the given handling mode.
 pub(super) fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
     match mode {
         BinaryMode::Hex => {

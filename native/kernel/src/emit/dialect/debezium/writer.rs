@@ -57,7 +57,7 @@ pub(super) struct ChangeView<'r, 'a> {
     pub(super) operation: &'r [u8],
     pub(super) before: Option<Image<'r, 'a>>,
     pub(super) after: Option<Image<'r, 'a>>,
-    /// The counts of the change's transaction up to this message; None if messages have no transaction.
+    /// Number of messages of the transaction up to this one, in total and for this table; None without transactions.
     pub(super) counts: Option<TransactionCounts>,
 }
 

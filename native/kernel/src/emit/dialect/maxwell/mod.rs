@@ -177,7 +177,7 @@ impl Writer {
         let start = out.len();
         let missing = |at: usize| data.get(at).is_none_or(Option::is_none);
         self.pairs(data, |_| true, out)?;
-        // A column that only the before image has is unchanged. Such columns identify the row.
+        // A column that is present only in the before image did not change, and identifies the row.
         self.pairs(old, missing, out)?;
         json_object::close(start, out);
         let start = out.len();
