@@ -8,6 +8,7 @@ from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.model import TablePatterns
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.durable import DurableInstance
+from penstock.serve.limited import Limits
 from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.settings.daemon import Settings
 
@@ -39,6 +40,10 @@ def configure_served(served: Served, settings: Settings, instances: Mapping[str,
             name: TablePatterns(list(instance.tables), list(instance.exclude_tables))
             for name, instance in by_name
             if instance.canal_filters
+        },
+        {
+            name: Limits.of_settings(name, instance.canal_where, instance.canal_columns)
+            for name, instance in by_name
         },
     )
 

@@ -170,6 +170,27 @@ def test_secret_is_configured_in_only_one_way(tmp_path: Path, shop_password: str
     assert "/nowhere cannot be read" in refusal(tmp_path, text)
 
 
+LIMITS = {
+    "canal_where: {shop.orders: 'region ='}": "shop.orders: where: 'region =' is no condition",
+    "canal_where: {'shop.a,shop.b': id = 1}": "more than one table pattern",
+    "canal_where: {shop.orders: [id]}": "canal_where",
+    "canal_where: {shop.orders: id + 1 = 2}": "'id + 1' is not understood",
+    "canal_columns: {shop.users: id}": "canal_columns",
+    "canal_columns: {shop.users: []}": "write one or more columns, each once",
+    "canal_columns: {shop.users: [id, id]}": "write one or more columns, each once",
+    "canal_columns: [shop.users]": "canal_columns",
+    "canal_colums: {}": "canal_columns",
+}
+
+
+@pytest.mark.parametrize("setting", LIMITS)
+def test_limits_of_a_canal_destination_are_refused_by_name(tmp_path: Path, setting: str) -> None:
+    text = f"instances:\n  shop: {{source: 'mysql://repl@h', {setting}}}\n"
+    message = refusal(tmp_path, text)
+    assert LIMITS[setting] in message
+    assert "instances.shop.canal_" in message
+
+
 def test_duplicate_name_is_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path, f"log: {{}}\n{SMALLEST}\nlog: {{fsync: never}}")
     assert "penstock.yaml:3: log: it stands twice, here and on line 1" in message

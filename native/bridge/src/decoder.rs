@@ -1,6 +1,6 @@
-//! Decodes binlog events for Python: the decoder, and the requests that it makes to its caller.
+//! Decodes binlog events for Python: the decoder, and its requests for tables.
 
-use penstock_kernel::emit::dialect::{ddl, DialectOptions};
+use penstock_kernel::emit::dialect::DialectOptions;
 use penstock_kernel::emit::rows::ChangeFilter;
 use penstock_kernel::event::rotate;
 use penstock_kernel::gtid::GtidSet;
@@ -10,9 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::batch::Batch;
-use crate::convert::{session_of, slice_of, SessionTuple};
+use crate::convert::slice_of;
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
+use crate::statement::Statement;
 
 /// Decodes the events of a byte range.
 ///
@@ -192,7 +193,7 @@ impl Decoder {
 
     /// Take the next statement, or None.
     fn take_statement(&mut self) -> Option<Statement> {
-        self.inner.take_statement().map(|inner| Statement { inner })
+        self.inner.take_statement().map(Statement::new)
     }
 
     /// Return the table whose definition the decoder asks for, or None.
@@ -212,10 +213,11 @@ impl Decoder {
     /// `wanted` names the columns to decode; None means all. `declared` fixes the columns of the batch: a column that
     /// is missing from the rows is null and reported as absent, and any other difference raises `SchemaChanged` at
     /// the next `feed`. In messages, the types of `columns` replace the log's own, `primary_key` supplies a key that
-    /// is not logged, and `shard_columns` determine the slot of a row; None means the key.
+    /// is not logged, and `shard_columns` determine the slot of a row; None means the key. With `judged`, messages
+    /// have only the rows that `add_verdicts` allows.
     #[pyo3(signature = (
         columns=None, *, from_log=false, schema_version=0, wanted=None, declared=None, primary_key=None,
-        shard_columns=None,
+        shard_columns=None, judged=false,
     ))]
     #[allow(clippy::too_many_arguments)]
     fn answer_table(
@@ -227,6 +229,7 @@ impl Decoder {
         declared: Option<Vec<ColumnTuple>>,
         primary_key: Option<Vec<String>>,
         shard_columns: Option<Vec<String>>,
+        judged: bool,
     ) {
         let answer = match (columns, from_log) {
             (None, false) => Answer::Skip,
@@ -238,9 +241,26 @@ impl Decoder {
                 declared: declared.map(self::declared),
                 primary_key: primary_key.unwrap_or_default(),
                 shard_columns,
+                judged,
             },
         };
         self.inner.answer_table(answer);
+    }
+
+    /// Add the visible images of rows of a `judged` table, in log order and before the rows are fed. For each change:
+    /// the commit version, the event's offset, and 1 for the image before it plus 2 for the image after it.
+    fn add_verdicts(
+        &mut self,
+        py: Python<'_>,
+        database: &str,
+        table: &str,
+        versions: PyBuffer<i64>,
+        offsets: PyBuffer<i64>,
+        codes: PyBuffer<u8>,
+    ) -> PyResult<()> {
+        let (versions, offsets, codes) = (versions.to_vec(py)?, offsets.to_vec(py)?, codes.to_vec(py)?);
+        let name = (database, table);
+        self.inner.add_verdicts(name, &versions, &offsets, &codes).map_err(|error| raise(py, &error))
     }
 
     /// Close the batches of complete transactions. The decoder can be fed more bytes afterwards.
@@ -475,120 +495,5 @@ impl TableRequest {
     #[getter]
     fn position(&self) -> String {
         format!("{}:{}", self.inner.file, self.inner.offset)
-    }
-}
-
-/// A DDL statement, or a change logged in statement format.
-#[pyclass(frozen, module = "penstock._native")]
-pub struct Statement {
-    inner: stream::Statement,
-}
-
-#[pymethods]
-impl Statement {
-    /// The default database of the session; "" if it has none.
-    #[getter]
-    fn database(&self) -> &str {
-        &self.inner.database
-    }
-
-    /// The session that the event records: the databases that the statement changes (None if the event does not list
-    /// them), the default character set of a new database, and the SQL modes that affect the parsing of DDL.
-    #[getter]
-    fn session(&self) -> SessionTuple {
-        session_of(self.inner.session.clone())
-    }
-
-    /// The text.
-    #[getter]
-    fn text(&self) -> &str {
-        &self.inner.text
-    }
-
-    /// The first database and table that a DDL statement names, judged by its first words; None if there is none.
-    #[getter]
-    fn table(&self) -> Option<(String, String)> {
-        let definition = ddl::classify(&self.inner.text, &self.inner.database, self.inner.session.backslash());
-        let (database, table) = definition.name_before();
-        (!table.is_empty()).then(|| (database.to_owned(), table.to_owned()))
-    }
-
-    /// Whether the statement changes rows whose images are not in the log.
-    #[getter]
-    fn is_change(&self) -> bool {
-        self.inner.is_change
-    }
-
-    /// The databases that the statement accessed, including those used by views, triggers and functions. [] means any
-    /// database; None means that the log does not list them.
-    #[getter]
-    fn accessed(&self) -> Option<Vec<String>> {
-        self.inner.session.accessed.clone()
-    }
-
-    /// Whether the statement's transaction lies outside the range.
-    #[getter]
-    fn is_skipped(&self) -> bool {
-        self.inner.is_skipped
-    }
-
-    /// The start of the statement's event: `file:offset`.
-    #[getter]
-    fn position(&self) -> String {
-        format!("{}:{}", self.inner.file, self.inner.offset)
-    }
-
-    /// The end of the statement's event: `file:offset`.
-    #[getter]
-    fn end_position(&self) -> String {
-        format!("{}:{}", self.inner.file, self.inner.end_offset)
-    }
-
-    /// The end of the statement's transaction: `file:offset`; None if the transaction's GTID event does not contain it.
-    #[getter]
-    fn transaction_end(&self) -> Option<String> {
-        self.inner.transaction_end.map(|offset| format!("{}:{offset}", self.inner.file))
-    }
-
-    /// The commit timestamp of the statement's transaction in a log of a TiDB cluster; None in a server's log.
-    #[getter]
-    fn commit_ts(&self) -> Option<i64> {
-        self.inner.commit_ts
-    }
-
-    /// Start time of the statement, in microseconds since 1970.
-    #[getter]
-    fn timestamp_us(&self) -> i64 {
-        self.inner.timestamp_us
-    }
-
-    /// The effects of a DDL statement on its tables, in order: the kind (such as TRUNCATE), the database, the table
-    /// (its new name after a rename) and an equivalent statement for this table alone. The table is "" if the statement
-    /// names none.
-    #[getter]
-    fn definitions(&self) -> Vec<(&'static str, String, String, String)> {
-        let statement = &self.inner;
-        ddl::table_statements(&statement.text, &statement.database, statement.session.backslash())
-            .map(|(of, text)| (of.kind.name(), of.database.into_owned(), of.table.into_owned(), text.into_owned()))
-            .collect()
-    }
-
-    /// Commit time of the statement's transaction, in microseconds since 1970; the statement's start time if the log
-    /// has no commit time.
-    #[getter]
-    fn commit_us(&self) -> i64 {
-        self.inner.commit_us
-    }
-
-    /// The id of the server that ran the statement.
-    #[getter]
-    fn server_id(&self) -> u32 {
-        self.inner.server_id
-    }
-
-    /// The GTID of the statement's transaction; "" if the transaction has none.
-    #[getter]
-    fn gtid(&self) -> &str {
-        &self.inner.gtid
     }
 }

@@ -20,6 +20,7 @@ mod row_search;
 mod schema;
 mod slots;
 mod sql;
+mod statement;
 mod tidb;
 
 use pyo3::prelude::*;
@@ -29,7 +30,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decoder::Decoder>()?;
     module.add_class::<decoder::TableRequest>()?;
-    module.add_class::<decoder::Statement>()?;
+    module.add_class::<statement::Statement>()?;
     module.add_class::<array::ArrowArray>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<framer::Framer>()?;

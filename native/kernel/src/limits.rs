@@ -42,6 +42,10 @@ pub const PREPARED_EVENTS_BYTES_MAX: usize = 16 << 20;
 /// becomes a candidate without being searched.
 pub const SEARCHED_EVENT_BYTES_MAX: usize = 16 << 20;
 
+/// Maximum number of changes in a transaction of tables whose rows have conditions. Each takes a byte until the
+/// transaction ends.
+pub const VERDICT_ROWS_MAX: usize = 1 << 26;
+
 /// Length of the prefix of each gRPC message: a compression flag and the message's length.
 pub const GRPC_PREFIX_BYTES: usize = 5;
 

@@ -74,6 +74,7 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
                 declared: None,
                 primary_key: Vec::new(),
                 shard_columns: None,
+                judged: false,
             }),
             State::Done => return (rows, None),
             State::Input => {

@@ -110,6 +110,7 @@ fn decode(log: &[u8]) -> Result<usize, Error> {
                 declared: None,
                 primary_key: Vec::new(),
                 shard_columns: None,
+                judged: false,
             }),
             State::Prepared => panic!("no TiDB transaction is prepared"),
             State::Done => return Ok(rows),

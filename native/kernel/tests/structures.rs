@@ -193,6 +193,7 @@ fn decode(log: &[u8], emit: Emit) -> bool {
                 declared: None,
                 primary_key: Vec::new(),
                 shard_columns: None,
+                judged: false,
             }),
             // A mutation removed the events that prepared the committed transaction.
             State::Prepared => return false,

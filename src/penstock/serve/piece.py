@@ -11,9 +11,10 @@ from typing import Any, Self
 import pyarrow
 
 from penstock._native import GtidSet
-from penstock.errors import LimitExceeded, SequenceGap, StreamError
+from penstock.errors import AccessDenied, LimitExceeded, SequenceGap, StreamError
 from penstock.limits import PIECE_BYTES, PIECE_BYTES_MAX, PIECE_PART_BYTES
 from penstock.model import Position, TablePatterns
+from penstock.serve.limited import NO_LIMITS, Judge, LimitedMessages, Limits
 from penstock.serve.own_log import OwnSource
 from penstock.source.bounds import Bounds
 from penstock.source.logged_tables import LoggedTables
@@ -35,7 +36,8 @@ class View:
     the columns that determine a row's shard. Tables without a matching pattern use the primary key. With
     `with_keys`, these columns are decoded even if `columns` omits them. Transactions in `gtid_after` are
     skipped. With `with_gtid_set`, messages that have a field for a GTID set contain the set of all
-    transactions executed up to and including their own.
+    transactions executed up to and including their own. `limits` are the visible rows and
+    columns, in Canal's entries.
     """
 
     shape: str
@@ -48,6 +50,7 @@ class View:
     gtid_after: str = ""
     server_zone_seconds: int = 0
     with_gtid_set: bool = False
+    limits: Limits = NO_LIMITS
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -129,21 +132,26 @@ class Follower:
                 "executed": before if view.with_gtid_set else None,
             }
         self._before = GtidSet.parse(before)
-        self._range = RangeFollower(
-            source,
-            byte_range,
-            Selection(
-                view.tables,
-                view.columns,
-                view.changes,
-                Bounds(gtid_after=view.gtid_after or None),
-                shard_columns=view.shard_columns,
-                with_keys=view.with_keys,
-            ),
-            LoggedTables(source),
-            held_bytes_max=PIECE_PART_BYTES // 2,
-            **options,
+        selection = Selection(
+            view.tables,
+            view.columns,
+            view.changes,
+            Bounds(gtid_after=view.gtid_after or None),
+            shard_columns=view.shard_columns,
+            with_keys=view.with_keys,
         )
+        options["held_bytes_max"] = PIECE_PART_BYTES // 2
+        arguments = (source, byte_range, selection, LoggedTables(source))
+        self._range: RangeFollower
+        self._judge: Judge | None = None
+        if view.limits:
+            self._range = limited = LimitedMessages(view.limits, *arguments, **options)
+            if view.limits.where:
+                self._judge = Judge(
+                    source, byte_range, view.limits, view.tables, view.gtid_after, limited.add_outcomes
+                )
+        else:
+            self._range = RangeFollower(*arguments, **options)
 
     @classmethod
     def open(cls, source: OwnSource, view: View, start: Position) -> Self | None:
@@ -247,6 +255,12 @@ class Follower:
             is_whole,
         )
 
+    def _judge_rows(self, end: int, stopping: threading.Event) -> bool:
+        """Evaluate the conditions of rows before an offset; return False once `stopping` is set."""
+        if self._judge is not None:
+            self._judge.read_past(end, self._stop(None), stopping)
+        return not stopping.is_set()
+
     def _decode(
         self, views: Iterable[memoryview], goal: int, stopping: threading.Event, part_bytes: int | None
     ) -> Iterator[Batch]:
@@ -259,10 +273,10 @@ class Follower:
             return
         for view in views:
             while view.nbytes:
-                if stopping.is_set():
-                    return
                 take = goal - self._at if self._at < goal else self._range.bytes_to_event_end(view)
                 piece = view[: min(take, _SLICE_BYTES)]
+                if not self._judge_rows(self._at + piece.nbytes, stopping):
+                    return
                 for batch in self._range.feed(piece):
                     size += batch.bytes
                     yield batch
@@ -306,10 +320,10 @@ def make_piece(
         piece_start = follower.position
         try:
             decoded = follower.piece(start, end, stopping, least=least, in_parts=part is not None)
-        except LimitExceeded:
-            if least or part is not None:
+        except (AccessDenied, LimitExceeded):
+            if least or (part is not None and not view.limits):
                 raise
-            # Smaller transactions may precede the transaction that is too large.
+            # Other transactions may precede the one that is too large, or that has rows that may not be shown.
             least = True
         except StreamError as problem:
             if follower.boundary > piece_start and not part:

@@ -12,6 +12,7 @@ from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position, TablePatterns
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.consumers import Consumers
+from penstock.serve.limited import Limits
 from penstock.serve.pieces import PieceMemory, Pieces
 from penstock.serve.subscribers import Subscribers
 from penstock.serve.threads import Threads
@@ -46,6 +47,7 @@ class Served:
         canal_gtid: Collection[str] = (),
         hold_seconds: Mapping[str, float | None] | None = None,
         canal_filters: Mapping[str, TablePatterns] | None = None,
+        canal_limits: Mapping[str, Limits] | None = None,
         is_here: Callable[[str], bool] = lambda name: True,
     ) -> None:
         """`is_here` returns whether this process has an instance's log, rather than another member of its
@@ -55,7 +57,7 @@ class Served:
         self.is_here = is_here
         self.subscribers = Subscribers()
         self.consumers = Consumers(lambda name: self.instance(name).log())
-        self.configure(instances, shard_columns, canal_gtid, hold_seconds, canal_filters)
+        self.configure(instances, shard_columns, canal_gtid, hold_seconds, canal_filters, canal_limits)
         self._memory = PieceMemory()
         self.threads = Threads()
         # pyarrow imports pandas, if it is installed, for the first array. Let it do that now, not while a
@@ -70,6 +72,7 @@ class Served:
         canal_gtid: Collection[str] = (),
         hold_seconds: Mapping[str, float | None] | None = None,
         canal_filters: Mapping[str, TablePatterns] | None = None,
+        canal_limits: Mapping[str, Limits] | None = None,
     ) -> None:
         """Serve these instances. Any thread may call it again; running requests are not affected."""
         self.instances = dict(instances)
@@ -79,6 +82,8 @@ class Served:
         self.canal_gtid = frozenset(canal_gtid)
         # The tables by instance, for the instances whose own filters limit Canal clients.
         self.canal_filters = dict(canal_filters or {})
+        # The visible rows and columns of Canal's entries.
+        self.canal_limits = dict(canal_limits or {})
         self.consumers.hold_seconds = dict(hold_seconds or {})
 
     def pieces(self, name: str) -> Pieces:

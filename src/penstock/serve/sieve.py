@@ -136,7 +136,7 @@ class Sieve:
             return self._sift_messages(piece, passing)
         if self.conditions:
             self._prove_columns(piece)
-            piece = self.conditions.permit(piece)
+            piece = _permitted(self.conditions, piece)
         if self.shards is not None and self._parts_key is not None:
             return self._sift_single_shard(self.shards, self._parts_key, piece)
         rows_filter, sifted = self._rows_filter, []
@@ -225,6 +225,22 @@ def sieve_of(
     decoded = decoded_for(columns, changes, is_sharded=shards is not None, where=where)
     shared = replace(view, changes=decoded.changes, columns=decoded.columns, with_keys=shards is not None)
     return Sieve(shared, shards, where, decoded.left_changes, columns)
+
+
+def _permitted(conditions: RowConditions, piece: Piece) -> Piece:
+    """Return a piece of typed rows with the visible rows only. Raises AccessDenied if a condition cannot be
+    evaluated.
+
+    The returned piece has its own cache for derived results, so that results computed from all rows and from
+    visible rows are never mixed.
+    """
+    permitted = [
+        (batch, rows)
+        for batch, arrow in zip(piece.batches, piece.arrow(), strict=True)
+        if (rows := conditions.permit_rows(TableName.parse(batch.table), arrow)).num_rows
+    ]
+    arrow = tuple(rows for _, rows in permitted)
+    return replace(piece, batches=tuple(batch for batch, _ in permitted), derived={"arrow": arrow})
 
 
 def _preimages(piece: Piece) -> Sequence[Mask]:

@@ -26,12 +26,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 
 from penstock.errors import OptionInvalid
 from penstock.limits import (
-    COPIES_MAX,
-    HOLD_AGE_SECONDS_DEFAULT,
-    HOLD_BYTES_DEFAULT,
-    HOLD_FREE_BYTES_DEFAULT,
     LISTENER_PROCESSES_MAX,
-    MIB,
 )
 from penstock.model import Secret, ServerAddress, is_loopback, is_server_url
 from penstock.settings.alerts import AFTER_SECONDS_DEFAULT, AlertSettings
@@ -47,12 +42,12 @@ from penstock.settings.listen import (
     ListenSettings,
     split_host_port,
 )
+from penstock.settings.log import LogOverrides, LogSettings, RetentionSettings
 from penstock.settings.merges import check_merges, merged_instances
 from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
 from penstock.settings.ticdc import TicdcSettings, check_ticdc_url, is_ticdc_url
 from penstock.settings.tidb import TidbSettings, is_tidb_url, parse_commit_ts, pd_addresses
 from penstock.settings.values import (
-    Bytes,
     Seconds,
     SecretEnv,
     SecretText,
@@ -60,6 +55,7 @@ from penstock.settings.values import (
     TablePatternTexts,
     bytes_of,
     columns_by_table,
+    conditions_by_table,
     further_server,
     one_secret,
     seconds_of,
@@ -89,8 +85,6 @@ __all__ = [
     "split_host_port",
 ]
 
-GIB = 1 << 30
-
 _INSTANCE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 # A secret that consists of a single ${NAME}.
 _ONE_VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -105,98 +99,6 @@ def _instance_name(text: str) -> str:
 
 
 InstanceName = Annotated[str, AfterValidator(_instance_name)]
-
-
-# --- The log --------------------------------------------------------------------------------
-
-
-class RetentionSettings(Section):
-    """How much of a log to keep. The oldest segments are deleted as soon as one of the limits is exceeded."""
-
-    age: Seconds | None = Field(
-        default=86_400.0, description="delete segments older than this; null: no limit"
-    )
-    bytes: Bytes | None = Field(default=None, description="maximum bytes of all segments of an instance")
-    free_bytes: Bytes | None = Field(
-        default=None, description="delete the oldest segments while the disk has less than this free"
-    )
-    hold_bytes: Bytes | None = Field(
-        default=HOLD_BYTES_DEFAULT,
-        description="break a hold when the log after it exceeds this size; null: no limit",
-    )
-    hold_free_bytes: Bytes | None = Field(
-        default=HOLD_FREE_BYTES_DEFAULT,
-        description="break holds, oldest position first, while the disk has less than this free",
-    )
-    hold_age: Seconds | None = Field(
-        default=float(HOLD_AGE_SECONDS_DEFAULT),
-        description="how long a disconnected named consumer holds the log; null: consumers hold nothing",
-    )
-
-
-class LogSettings(Section):
-    """How an instance's log is stored. `folder` holds one folder for each instance."""
-
-    folder: Path = Path("penstock-log")
-    segment_bytes: Bytes = Field(default=GIB, ge=MIB)
-    block_bytes: Bytes = Field(default=64 * 1024, ge=4096, le=GIB)
-    fsync: Literal["block", "seconds", "never"] = Field(
-        default="seconds",
-        description="when to fsync the log: after every write, every fsync_seconds, or never",
-    )
-    fsync_seconds: Seconds = Field(default=1.0, gt=0)
-    memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
-    mode: Literal["memory", "file", "mixed"] = "mixed"
-    copies: int = Field(
-        default=1,
-        ge=1,
-        le=COPIES_MAX,
-        description="how many members of the fleet have the log: the one that captures, and those that"
-        " copy it",
-    )
-    serve: Literal["written", "durable"] = Field(
-        default="written",
-        description="when readers get a change: written: once it is written; durable: once as many members as"
-        " copies have synced it, so that a take-over keeps what readers have seen. While a copy moves to"
-        " another member, the new copy may still have to fetch a part of that from the server",
-    )
-    retention: RetentionSettings = Field(default_factory=RetentionSettings)
-    cold_after: Seconds | None = Field(default=None, description="compress segments older than this")
-    tier: str | None = Field(
-        default=None, description="the URL of the object store to which compressed segments are moved"
-    )
-    free_bytes_min: Bytes = Field(
-        default=256 * MIB, description="pause capture while the disk has less than this free"
-    )
-
-    def with_overrides(self, overrides: "LogOverrides") -> Self:
-        """Return these settings with an instance's overrides."""
-        changes = overrides.model_dump(exclude_unset=True)
-        changes.update({name: getattr(overrides, name) for name in changes})
-        if "retention" in changes:
-            retention_overrides = (
-                overrides.retention.model_dump(exclude_unset=True) if overrides.retention else {}
-            )
-            changes["retention"] = self.retention.model_copy(update=retention_overrides)
-        return self.model_copy(update=changes)
-
-
-class LogOverrides(Section):
-    """The settings of `log` that one instance overrides."""
-
-    folder: Path | None = None
-    segment_bytes: Bytes = Field(default=GIB, ge=MIB)
-    block_bytes: Bytes = Field(default=64 * 1024, ge=4096, le=GIB)
-    fsync: Literal["block", "seconds", "never"] = "seconds"
-    fsync_seconds: Seconds = Field(default=1.0, gt=0)
-    memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
-    mode: Literal["memory", "file", "mixed"] = "mixed"
-    copies: int = Field(default=1, ge=1, le=COPIES_MAX)
-    serve: Literal["written", "durable"] = "written"
-    retention: RetentionSettings | None = None
-    cold_after: Seconds | None = None
-    tier: str | None = None
-    free_bytes_min: Bytes = 256 * MIB
 
 
 # --- Instances ------------------------------------------------------------------------------
@@ -243,6 +145,14 @@ class InstanceSettings(Section):
         default=False,
         description="Canal clients never see exclude_tables, and see only tables unless they send a filter,"
         " as with Canal's filter.black.regex and filter.regex",
+    )
+    canal_where: dict[str, str] = Field(
+        default_factory=dict,
+        description="table pattern to the condition of the rows that Canal clients receive",
+    )
+    canal_columns: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="table pattern to the only columns that Canal clients receive, besides the primary key",
     )
     start: str = Field(
         default="latest",
@@ -306,10 +216,15 @@ class InstanceSettings(Section):
             raise ValueError("write earliest, latest, a position, a GTID set or a time")
         return start.strip()
 
-    @field_validator("shard_columns")
+    @field_validator("shard_columns", "canal_columns")
     @classmethod
     def _one_table_pattern_each(cls, columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         return columns_by_table(columns)
+
+    @field_validator("canal_where")
+    @classmethod
+    def _one_condition_each(cls, where: dict[str, str]) -> dict[str, str]:
+        return conditions_by_table(where)
 
     @field_validator("merge")
     @classmethod

@@ -331,20 +331,31 @@ class _RangeReader:
         shard_columns = self._selection.shardcolumns_of(name.database, name.table)
         self._primary_keys[str(name)] = primary_key
         key = self._keys[str(name)] = primary_key if shard_columns is None else shard_columns
-        columns = self._selection.columns
-        if columns is not None and self._selection.with_keys:
-            columns = tuple(dict.fromkeys([*columns, *key]))
         version = schema_version(schema.columns)
         self._columns[str(name), version] = (declared_schema or schema).columns
         decoder.answer_table(
             columns_of(declared_schema.columns) if declared_schema else self._declared,
             from_log=from_log,
             schema_version=version,
-            wanted=columns,
+            wanted=self._wanted_columns(name, schema.columns, primary_key, key),
             declared=self._declared,
             primary_key=primary_key,
             shard_columns=shard_columns,
+            judged=self._is_judged(name),
         )
+
+    def _wanted_columns(
+        self, name: TableName, columns: Sequence[Column], primary_key: Sequence[str], key: Sequence[str]
+    ) -> tuple[str, ...] | None:
+        """Return the columns of a table to decode, None for all. `key` determines a row's shard."""
+        wanted = self._selection.columns
+        if wanted is not None and self._selection.with_keys:
+            wanted = tuple(dict.fromkeys([*wanted, *key]))
+        return wanted
+
+    def _is_judged(self, name: TableName) -> bool:
+        """Return whether messages have only the rows of a table that the caller allows."""
+        return False
 
     def _known_schema(self, name: TableName, request: Any) -> TableSchema:
         if self._schemas is None:

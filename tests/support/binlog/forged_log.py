@@ -72,7 +72,7 @@ def forgeries(start: int, blob_bytes: int, spacing: int = 0) -> bytes:
 
 def insert(gno: int, table: str, number: int, note: bytes) -> list[Event]:
     """Return one transaction that inserts one row into a table (id INT PRIMARY KEY, note LONGBLOB)."""
-    gtid, begin, commit = _frame()
+    gtid, begin, commit = transaction_frame()
     body = gtid.body[: _GNO.start] + gno.to_bytes(8, "little") + gtid.body[_GNO.stop :]
     table_map = _table_map(*table.split("."))
     image = b"\x00" + number.to_bytes(4, "little") + len(note).to_bytes(4, "little") + note
@@ -87,7 +87,7 @@ def insert(gno: int, table: str, number: int, note: bytes) -> list[Event]:
 
 
 @cache
-def _frame() -> Sequence[Event]:
+def transaction_frame() -> Sequence[Event]:
     """Return a GTID event, a BEGIN and a commit written by a real server."""
     log_events = list(events(_TEMPLATE.read_bytes()))
     at = next(number for number, event in enumerate(log_events) if event.code == XID)

@@ -176,6 +176,7 @@ fn table_view(
         shard_columns: Vec::new(),
         json_columns: 0,
         mariadb: arrow_dialect.mariadb,
+        judged: false,
     }
 }
 

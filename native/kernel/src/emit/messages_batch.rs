@@ -9,8 +9,9 @@ use super::dialect::{Named, NamedWriter};
 use super::messages::Messages;
 use super::rows::{ChangeFilter, RowsView};
 use super::system::EventView;
+use super::verdicts::Verdicts;
 use crate::emit::{Batch, TransactionView};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::session::Backslash;
 use crate::gtid::GtidSet;
 
@@ -18,6 +19,13 @@ use crate::gtid::GtidSet;
 pub struct MessageTable {
     view: Arc<TableView>,
     writer: NamedWriter,
+}
+
+impl MessageTable {
+    /// Whether some rows or columns are not visible.
+    pub fn is_limited(&self) -> bool {
+        self.view.is_limited()
+    }
 }
 
 /// The properties that all messages of a transaction share.
@@ -60,6 +68,8 @@ pub struct MessagesBatch {
     /// Whether the texts of the open transaction were computed.
     named: bool,
     no_table: Arc<str>,
+    /// The visible images of rows with conditions.
+    verdicts: Verdicts,
 }
 
 impl MessagesBatch {
@@ -82,13 +92,22 @@ impl MessagesBatch {
             begun: false,
             named: false,
             no_table: "".into(),
+            verdicts: Verdicts::default(),
         })
     }
 
-    /// Prepares a table.
+    /// Prepares a table. Raises `OptionInvalid` if its rows have conditions and the dialect cannot leave rows out.
     pub fn table(&self, view: TableView) -> Result<MessageTable> {
+        if view.judged && !self.dialect.splits_updates() {
+            return Err(Error::new(ErrorKind::OptionInvalid, "the dialect cannot leave out single rows"));
+        }
         let view = Arc::new(view);
         Ok(MessageTable { writer: self.dialect.table(view.clone())?, view })
+    }
+
+    /// The visible images of rows with conditions, which must be added before the rows.
+    pub fn verdicts(&mut self) -> &mut Verdicts {
+        &mut self.verdicts
     }
 
     /// Number of messages.
@@ -184,6 +203,9 @@ impl MessagesBatch {
         rows: &RowsView<'_>,
         filter: ChangeFilter,
     ) -> Result<u32> {
+        if table.view.judged {
+            return self.add_visible(transaction, table, rows);
+        }
         let mut images = Images::new(&table.view, *rows, self.dialect.json_style())?;
         if filter.images(images.change()).is_none() {
             while images.next()?.is_some() {}
@@ -205,6 +227,27 @@ impl MessagesBatch {
         }
         self.out.check(start)?;
         Ok(images.changes())
+    }
+
+    /// Adds the messages of the visible rows of an event, for a table whose rows have conditions. Without a visible row
+    /// nothing is written.
+    fn add_visible(&mut self, transaction: &TransactionView, table: &MessageTable, rows: &RowsView<'_>) -> Result<u32> {
+        let (before, begun) = (self.out.len(), self.begun);
+        self.begin(transaction, rows.row_first)?;
+        self.out.set_table(&table.view.name);
+        let (first, start) = (self.out.len(), self.out.value.len());
+        let codes = self.verdicts.of_event(transaction.commit_version, &table.view, rows.event.offset);
+        let mut images = Images::new(&table.view, *rows, self.dialect.json_style())?.visible(codes);
+        let at = self.texts.at(transaction, rows.event, rows.row_first);
+        table.writer.rows(&at, &mut images, &mut self.out)?;
+        let changes = images.changes();
+        self.verdicts.use_up(transaction.commit_version, &table.view, changes);
+        if self.out.len() == first {
+            self.out.truncate(before);
+            self.begun = begun;
+        }
+        self.out.check(start)?;
+        Ok(changes)
     }
 
     /// Adds the message of a statement. If the statement is `alone`, the message also ends its transaction, at
@@ -232,6 +275,8 @@ impl MessagesBatch {
 
     /// Ends a complete transaction; writes its end message if its begin message was written.
     pub fn end(&mut self, transaction: &TransactionView, event: EventView, xid: Option<u64>, rows: u32) -> Result<()> {
+        // An error here drops the messages of the transaction.
+        self.verdicts.end(transaction.commit_version)?;
         if std::mem::take(&mut self.begun) {
             let before = self.out.len();
             self.out.set_table(&self.no_table);

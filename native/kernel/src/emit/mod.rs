@@ -15,6 +15,7 @@ pub mod system;
 pub mod transactions;
 pub mod typed;
 pub(crate) mod unrepresentable;
+pub mod verdicts;
 
 use std::sync::Arc;
 

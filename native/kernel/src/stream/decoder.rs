@@ -292,6 +292,16 @@ impl Decoder {
         Ok(())
     }
 
+    /// Adds the visible images of rows with conditions, for messages: see [`Verdicts::add`].
+    ///
+    /// [`Verdicts::add`]: crate::emit::verdicts::Verdicts::add
+    pub fn add_verdicts(&mut self, name: (&str, &str), versions: &[i64], offsets: &[i64], codes: &[u8]) -> Result<()> {
+        let Emitter::Messages(batch) = &mut self.emitter else {
+            return Err(Error::new(ErrorKind::OptionInvalid, "only messages leave out single rows"));
+        };
+        batch.verdicts().add(name, versions, offsets, codes)
+    }
+
     /// Drops the open transaction and stops. The rows of complete transactions become available.
     pub fn abandon(&mut self) -> Result<()> {
         (self.payload, self.replay) = (None, None);

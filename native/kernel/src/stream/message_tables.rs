@@ -8,11 +8,12 @@ use crate::emit::system::TableRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::table_map::{LogColumn, TableMap};
 
-/// The key columns of a table, and the columns to emit.
+/// The key columns of a table, the columns to emit, and whether its rows have conditions.
 pub(super) struct Keys<'a> {
     pub primary: &'a [String],
     pub shard: Option<&'a [String]>,
     pub wanted: Option<&'a [String]>,
+    pub judged: bool,
 }
 
 /// Builds the view of a table for dialects. A declared type replaces the type in the log if the column has the same
@@ -64,5 +65,6 @@ pub(super) fn table_view(
         json_columns: columns.iter().filter(|column| matches!(column.kind, Kind::Json { .. })).count(),
         columns,
         mariadb,
+        judged: keys.judged,
     })
 }

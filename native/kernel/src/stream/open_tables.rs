@@ -62,6 +62,8 @@ pub enum Answer {
         primary_key: Vec<String>,
         /// Names of the columns that determine a row's shard, for messages; None means the primary key.
         shard_columns: Option<Vec<String>>,
+        /// Whether only the rows that the caller's conditions allow are visible, in messages.
+        judged: bool,
     },
 }
 

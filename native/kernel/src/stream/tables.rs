@@ -60,11 +60,14 @@ impl Decoder {
                 self.note_event(header, EventKind::TableMap, span, Some((&table.database, &table.table, None)));
             }
         }
-        if let (Emitter::Messages(batch), Some(Usage::Skip)) =
-            (&mut self.emitter, self.tables.get(id).map(|t| &t.usage))
-        {
-            // The statement changes a table that is not selected, so its text may reveal rows of that table.
-            batch.forget_rows_query();
+        if let (Emitter::Messages(batch), Some(table)) = (&mut self.emitter, self.tables.get(id)) {
+            // The statement changes a table that is not selected, or not visible as a whole, so its text may reveal
+            // rows of that table.
+            match &table.usage {
+                Usage::Skip => batch.forget_rows_query(),
+                Usage::Messages(table) if table.is_limited() => batch.forget_rows_query(),
+                _ => {}
+            }
         }
         Ok(Flow::Next)
     }
@@ -89,7 +92,8 @@ impl Decoder {
             return Ok(None);
         };
         self.tables.request = None;
-        let Answer::Read { columns, from_log, schema_version, wanted, declared, primary_key, shard_columns } = answer
+        let Answer::Read { columns, from_log, schema_version, wanted, declared, primary_key, shard_columns, judged } =
+            answer
         else {
             return Ok(Some(Usage::Skip));
         };
@@ -121,7 +125,8 @@ impl Decoder {
                 Usage::Typed(index)
             }
             Emitter::Messages(batch) => {
-                let keys = Keys { primary: &primary_key, shard: shard_columns.as_deref(), wanted: wanted.as_deref() };
+                let keys =
+                    Keys { primary: &primary_key, shard: shard_columns.as_deref(), wanted: wanted.as_deref(), judged };
                 let view = table_view(&table, map, sources, columns.as_deref(), &keys, mariadb)
                     .map_err(|error| error.within(&name))?;
                 Usage::Messages(Box::new(batch.table(view).map_err(|error| error.within(&name))?))

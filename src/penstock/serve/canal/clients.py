@@ -42,6 +42,7 @@ from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.serve.access import Account
 from penstock.serve.canal.cursor import Cursor, CursorState, Mark, news
 from penstock.serve.canal.tables import CanalTables
+from penstock.serve.limited import NO_LIMITS
 from penstock.serve.pieces import Pieces, View
 from penstock.serve.served import Served
 from penstock.serve.subscription import Start, Started, position_here, resolve_start
@@ -538,6 +539,7 @@ class Clients:
                 tables,
                 server_zone_seconds=self._zone_seconds,
                 with_gtid_set=client.destination in self._served.canal_gtid,
+                limits=self._served.canal_limits.get(client.destination, NO_LIMITS),
             )
         )
 

@@ -107,6 +107,10 @@ impl Dialect for Named {
         each!(Named, self, dialect => dialect.marks_last_row())
     }
 
+    fn splits_updates(&self) -> bool {
+        each!(Named, self, dialect => dialect.splits_updates())
+    }
+
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()> {
         each!(Named, self, dialect => dialect.begin(at, out))
     }

@@ -120,12 +120,19 @@ pub struct TableView {
     pub json_columns: usize,
     /// Whether the server is MariaDB.
     pub mariadb: bool,
+    /// Whether only the rows that the caller's conditions allow are visible.
+    pub judged: bool,
 }
 
 impl TableView {
     /// The names of the primary key's columns, in the table's order.
     pub fn key_names(&self) -> impl Iterator<Item = &str> {
         self.columns.iter().filter(|column| column.is_key).map(|column| &*column.name)
+    }
+
+    /// Whether some rows or columns are not visible.
+    pub fn is_limited(&self) -> bool {
+        self.judged || self.columns.iter().any(|column| !column.wanted)
     }
 }
 

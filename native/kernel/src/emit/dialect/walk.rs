@@ -7,6 +7,7 @@ use crate::cursor::Cursor;
 use crate::emit::arrow_rows::{ArrowRows, Pair};
 use crate::emit::dialect::TableView;
 use crate::emit::rows::RowsView;
+use crate::emit::verdicts::visible_change;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{self, bit, PartialHead};
 use crate::event::{Change, EventKind};
@@ -31,6 +32,17 @@ pub struct Row<'r, 'a> {
     pub index: u32,
 }
 
+impl Row<'_, '_> {
+    /// Returns the kind of change. It differs from that of the event if a single image of an update is visible.
+    pub fn change(&self) -> Change {
+        match (self.before, self.after) {
+            (None, _) => Change::Insert,
+            (Some(_), None) => Change::Delete,
+            (Some(_), Some(_)) => Change::Update,
+        }
+    }
+}
+
 /// The changes of a rows event.
 pub struct Images<'a, 't> {
     table: &'t TableView,
@@ -44,6 +56,8 @@ pub struct Images<'a, 't> {
     hidden: bool,
     changes: u32,
     scratch: Vec<u8>,
+    /// The visible images of each change, if the rows have conditions: see [`visible_change`].
+    visible: Option<&'t [u8]>,
     /// The remaining changes, if they are in Arrow form instead of an event.
     arrow: Option<(&'a ArrowRows<'a>, std::slice::Iter<'a, Pair>)>,
 }
@@ -69,8 +83,16 @@ impl<'a, 't> Images<'a, 't> {
             hidden: table.columns.iter().any(|column| !column.wanted),
             changes: 0,
             scratch: Vec::new(),
+            visible: None,
             arrow: None,
         })
+    }
+
+    /// Returns only visible images; `codes` has the visible images of each change.
+    #[must_use]
+    pub fn visible(mut self, codes: &'t [u8]) -> Images<'a, 't> {
+        self.visible = Some(codes);
+        self
     }
 
     /// Starts before the first change in Arrow form. All changes are of the same kind, and `pairs` locates their
@@ -92,6 +114,7 @@ impl<'a, 't> Images<'a, 't> {
             hidden: false,
             changes: 0,
             scratch: Vec::new(),
+            visible: None,
             arrow: Some((rows, pairs.iter())),
         }
     }
@@ -132,15 +155,25 @@ impl<'a, 't> Images<'a, 't> {
                 return Err(malformed("row images without bytes"));
             }
             let index = self.rows.row_first + self.changes;
+            let change = self.visible_change()?;
             self.changes += 1;
             // Skip changes that were emitted before a reconnect.
-            if index >= self.rows.resume_rows {
-                return self.row(index).map(Some);
+            let is_new = index >= self.rows.resume_rows;
+            if let (true, Some(change)) = (is_new, change) {
+                return self.row(index, change).map(Some);
             }
         }
     }
 
-    fn row(&mut self, index: u32) -> Result<Row<'_, 'a>> {
+    /// Returns the kind of the next change, given its visible images; None if no image is visible.
+    #[inline]
+    fn visible_change(&self) -> Result<Option<Change>> {
+        let Some(codes) = self.visible else { return Ok(Some(self.change)) };
+        let code = codes.get(self.changes as usize).ok_or_else(|| unjudged(self.table))?;
+        visible_change(self.change, *code)
+    }
+
+    fn row(&mut self, index: u32, change: Change) -> Result<Row<'_, 'a>> {
         let slot = self.slot()?;
         let slot_before = self.slot_before(slot);
         if self.hidden {
@@ -153,14 +186,15 @@ impl<'a, 't> Images<'a, 't> {
                 }
             }
         }
-        Ok(self.shown(slot, slot_before, index))
+        Ok(self.shown(change, slot, slot_before, index))
     }
 
-    fn shown(&self, slot: i16, slot_before: Result<i16>, index: u32) -> Row<'_, 'a> {
-        let (before, after) = match self.change {
-            Change::Insert => (None, Some(self.first.as_slice())),
+    fn shown(&self, change: Change, slot: i16, slot_before: Result<i16>, index: u32) -> Row<'_, 'a> {
+        let last = if self.change == Change::Update { &self.second } else { &self.first };
+        let (before, after) = match change {
+            Change::Insert => (None, Some(last.as_slice())),
             Change::Delete => (Some(self.first.as_slice()), None),
-            Change::Update => (Some(self.first.as_slice()), Some(self.second.as_slice())),
+            Change::Update => (Some(self.first.as_slice()), Some(last.as_slice())),
         };
         Row { before, after, slot, slot_before, index }
     }
@@ -181,7 +215,7 @@ impl<'a, 't> Images<'a, 't> {
             rows.image(row, &mut self.second)?;
         }
         self.changes += 1;
-        Ok(Some(self.shown(0, Ok(0), pair.index)))
+        Ok(Some(self.shown(self.change, 0, Ok(0), pair.index)))
     }
 
     fn read_first(&mut self) -> Result<()> {
@@ -297,6 +331,11 @@ fn slot_of(table: &TableView, image: Image<'_, '_>, before: Image<'_, '_>, scrat
             Ok(key.slot())
         }
     }
+}
+
+#[cold]
+fn unjudged(table: &TableView) -> Error {
+    malformed(format!("a row of {} whose conditions were not evaluated", table.name))
 }
 
 #[cold]

@@ -26,6 +26,11 @@ pub trait Dialect {
         false
     }
 
+    /// Whether an update of which a single image is visible is written as a delete or an insert.
+    fn splits_updates(&self) -> bool {
+        false
+    }
+
     /// Begins a transaction with messages. `at.event` is its BEGIN, or its GTID event if there is no BEGIN.
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()>;
 

@@ -1,7 +1,9 @@
 //! Canal's entries (`EntryProtocol`), each framed as an element of `Messages`, so that consecutive entries form the
 //! body of a response.
 //!
-//! As in Canal, a rows event becomes an entry. If rows need separate slots, each row becomes an entry.
+//! As in Canal, a rows event becomes an entry. If rows need separate slots, each row becomes an entry. If conditions on
+//! rows leave an update with a single image, which is a delete or an insert, the event becomes an entry for each run of
+//! rows with the same kind of change.
 
 mod columns;
 pub mod flat;
@@ -162,6 +164,10 @@ impl Dialect for Canal {
         JsonStyle::Canal
     }
 
+    fn splits_updates(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, at: &At<'_>, out: &mut Messages) -> Result<()> {
         small_entry(at, &NOBODY, TRANSACTION_BEGIN, MessageKind::Begin, out, |store| {
             xa_props(3, "XA START", at, store);
@@ -296,28 +302,28 @@ impl CanalTable {
 
 impl TableWriter for CanalTable {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
-        let event = (rows.change(), rows.table_id());
+        let table_id = rows.table_id();
         let mut data = std::mem::take(&mut out.data);
         data.clear();
-        let mut slot = None;
-        let mut count = 0;
+        // The kind, the slot and the number of the rows in `data`.
+        let mut run: Option<(Change, i16, u32)> = None;
         while let Some(row) = rows.next()? {
-            self.row(&row, &mut data)?;
-            if self.message_per_row {
-                let row_slot = row.slot;
-                self.close(at, event, (row_slot, 1), &data, out)?;
-                data.clear();
-                continue;
+            let (change, row_slot) = (row.change(), row.slot);
+            if let Some((kind, slot, count)) = run {
+                if self.message_per_row || kind != change {
+                    self.close(at, (kind, table_id), (slot, count), &data, out)?;
+                    data.clear();
+                    run = None;
+                }
             }
-            count += 1;
-            slot = match slot {
-                None => Some(row.slot),
-                Some(slot) if slot == row.slot => Some(slot),
-                Some(_) => Some(SLOT_ALL),
-            };
+            self.row(&row, &mut data)?;
+            run = Some(match run {
+                None => (change, row_slot, 1),
+                Some((_, slot, count)) => (change, if slot == row_slot { slot } else { SLOT_ALL }, count + 1),
+            });
         }
-        if let Some(slot) = slot {
-            self.close(at, event, (slot, count), &data, out)?;
+        if let Some((kind, slot, count)) = run {
+            self.close(at, (kind, table_id), (slot, count), &data, out)?;
         }
         out.data = data;
         Ok(())
