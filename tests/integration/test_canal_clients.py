@@ -64,6 +64,11 @@ ROWS = (
     " 'a', ''",
     "3" + ", NULL" * (len(COLUMNS) - 1),
 )
+# True for the first row alone, and not for its nulls in the last row.
+VISIBLE_KINDS = (
+    "biu > 9223372036854775807 AND de < 0 AND g = '漢字' AND dt >= '2026-01-01' AND da < '2026-03-01'"
+    " AND tm < '00:00:00' AND vb = X'0102' AND l1 LIKE 'caf_'"
+)
 # Values outside the signed type get a wider type; NULL keeps the declared type.
 WIDER = {"tiu": 5, "siu": 4, "miu": 4, "iu": -5, "biu": 3}
 NULL_TYPES = {"s": 2004}
@@ -173,6 +178,76 @@ def daemon(
             head = head_of(server)
             running.wait_for_head(head.file, head.offset, flavor)
         yield running
+
+
+@pytest.fixture(scope="module")
+def limited_daemon(
+    tmp_path_factory: pytest.TempPathFactory,
+    servers: dict[str, Server],
+    written: dict[str, tuple[Position, Written]],
+) -> Iterator[DaemonProcess]:
+    """A daemon whose destinations show a part of the rows and columns."""
+    settings = {
+        "listen": {"canal": "127.0.0.1:0", "canal_accept_plain": True, "token": TOKEN},
+        "access": [{"name": "fleet", "user": USER, "password": PASSWORD}],
+        "instances": {
+            flavor: {
+                "source": server.url(),
+                "start": str(written[flavor][0]),
+                "canal_where": {
+                    f"canal_{flavor}.kinds": VISIBLE_KINDS,
+                    f"canal_{flavor}.floats": "FALSE",
+                    f"canal_{flavor}.o*": "a <= 2",
+                },
+                "canal_columns": {f"canal_{flavor}.other": ["b", "c"]},
+            }
+            for flavor, server in servers.items()
+        },
+    }
+    with DaemonProcess(tmp_path_factory.mktemp("limited"), settings) as running:
+        running.token = TOKEN
+        for flavor, server in servers.items():
+            head = head_of(server)
+            running.wait_for_head(head.file, head.offset, flavor)
+        yield running
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_canal_limits.py"
+    "::test_destination_shows_what_a_log_of_its_visible_rows_and_columns_has"
+)
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("name", PEERS)
+def test_client_of_a_limited_destination_receives_the_visible_rows_and_columns(
+    name: str,
+    flavor: str,
+    limited_daemon: DaemonProcess,
+    written: dict[str, tuple[Position, Written]],
+    missing_part: MissingPart,
+) -> None:
+    try:
+        client = peer(name)
+    except PartMissing as problem:
+        missing_part(f"{name} client of Canal", str(problem))
+    wanted, port = written[flavor][1], limited_daemon.ports["canal"]
+    with CanalClient(port, flavor) as before:
+        before.log_in(USER, PASSWORD).unsubscribe()
+    entries = entries_of(client.start(port, flavor, USER, PASSWORD, f"{wanted.database}\\..*"))
+    own = [entry for entry in entries if entry["schema"] == wanted.database]
+    rows = [row for entry in own for row in tell_rows(entry)]
+
+    assert [row[3] for row in rows if row[:2] == ("INSERT", "kinds")] == wanted.rows[:1]
+    assert [row for row in rows if row[1] in ("other", "stop", "floats")] == [
+        ("INSERT", "other", {}, {"b": "10"}),
+        ("INSERT", "other", {}, {"b": "20"}),
+        # The update takes the row out of the condition.
+        ("DELETE", "other", {"b": "10"}, {}),
+        ("DELETE", "other", {"b": "20"}, {}),
+        ("INSERT", "stop", {}, {"a": "1"}),
+    ]
+    assert [(row[3]["j"], row[3]["p"]) for row in rows if row[1] == "documents"] == wanted.documents
+    statements = [entry["event"] for entry in own if not entry["rows"] and entry["event"] != "QUERY"]
+    assert statements == [*["CREATE"] * 5, "ALTER", "TRUNCATE", "RENAME", "ERASE"]
 
 
 @pytest.mark.deep(keep=("python-mysql",))
