@@ -121,9 +121,12 @@ def serving(
 
 
 @contextmanager
-def serving_corpus(folder: Path, port: int, binlog: Corpus) -> Iterator[Daemon]:
-    """Run a daemon inside the block whose log has a complete corpus."""
-    with serving(folder, port) as daemon:
+def serving_corpus(folder: Path, port: int, binlog: Corpus, **instance: Any) -> Iterator[Daemon]:
+    """Run a daemon inside the block whose log has a complete corpus.
+
+    `instance` are settings of its instance.
+    """
+    with serving(folder, port, **instance) as daemon:
         daemon.wait_for(binlog.path.name, binlog.bytes)
         yield daemon
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench import clients
 from bench.canal_server import VERSION, canal_server, prepare
@@ -32,6 +33,12 @@ _CLIENT_VERSION = "canal.client 1.1.8"
 _SOURCES = Path(clients.__file__).parent
 _FILTER = rf"{DATABASE}\..*"
 _RUN_SECONDS_MAX = 600.0
+
+#: Limits of a destination that hide no row, so that the same number of rows arrives.
+_LIMITS: dict[str, dict[str, Any]] = {
+    "with a condition": {"canal_where": {f"{DATABASE}.*": "id >= 0"}},
+    "with a list of columns": {"canal_columns": {f"{DATABASE}.*": ["amount", "k"]}},
+}
 
 _LEAST, _OFFICIAL, _PEER = "the least client, C", "Canal's Java client", "Canal's server"
 #: About the rate of Canal's server, to limit the waiting time.
@@ -85,6 +92,18 @@ def _lines(binlog: Corpus, options: Options, commands: dict[str, list[str]], *, 
                         for _ in range(options.repeat)
                     ]
                     lines.append(_line(binlog, f"Penstock to {name}", runs, _TARGETS[binlog.name]))
+            for title, limits in _LIMITS.items():
+                with serving_corpus(folder / "limited", server.port, binlog, **limits) as daemon:
+                    port, command = daemon.ports["canal"], commands[_LEAST]
+                    _drain(port, daemon.cpu_seconds, binlog, command, 1)
+                    runs = [
+                        _drain(port, daemon.cpu_seconds, binlog, command, binlog.rows)
+                        for _ in range(options.repeat)
+                    ]
+                    lines.append(
+                        _line(binlog, f"Penstock to {_LEAST}, {title}", runs, note="every row is visible")
+                    )
+                shutil.rmtree(folder / "limited")
             if peer:
                 lines.append(_line(binlog, f"{_PEER} to {_LEAST}", [_drain_peer(server, binlog, options)]))
             return lines
@@ -92,7 +111,9 @@ def _lines(binlog: Corpus, options: Options, commands: dict[str, list[str]], *, 
         shutil.rmtree(folder)
 
 
-def _line(binlog: Corpus, name: str, runs: list[_Drained], target: float | None = None) -> Line:
+def _line(
+    binlog: Corpus, name: str, runs: list[_Drained], target: float | None = None, note: str = ""
+) -> Line:
     middle = statistics.median_low(drained.seconds for drained in runs)
     chosen = next(drained for drained in runs if drained.seconds == middle)
     rows = chosen.rows / chosen.seconds
@@ -103,11 +124,15 @@ def _line(binlog: Corpus, name: str, runs: list[_Drained], target: float | None 
         "rows/s of its CPU": chosen.rows / max(chosen.cpu_seconds, 1e-2),
         "rows/s of the client's CPU": chosen.rows / max(chosen.client_seconds, 1e-2),
     }
-    note = f"{binlog.rows / binlog.transactions:.0f} rows a transaction"
+    if note:
+        return Line(binlog.name, name, rates, note=note)
     if target is None:
         part = "" if chosen.rows >= binlog.rows else f"; first {chosen.rows:,} rows"
         return Line(binlog.name, name, rates, note=f"reads the server itself{part}")
-    return Line(binlog.name, name, rates, rows / target, Target(1), f"{note}; target {target:,.0f} rows/s")
+    rows_each = f"{binlog.rows / binlog.transactions:.0f} rows a transaction"
+    return Line(
+        binlog.name, name, rates, rows / target, Target(1), f"{rows_each}; target {target:,.0f} rows/s"
+    )
 
 
 def _drain(
