@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.console import pages
+from penstock.console import pages, sessions
 from penstock.console.actions import ACTIONS
 from penstock.console.fleet import Answers, Fleet
 from penstock.console.sessions import Session, Sessions
@@ -140,6 +140,29 @@ def test_admin_reads_pipelines_but_changes_nothing_while_no_daemon_confirms_the_
             words = browser.get(page).words
             assert "connection refused" in words, page
             assert not re.search("No daemon|No job|Nobody follows", words), page
+
+
+def test_pipelines_are_hidden_again_once_no_daemon_has_confirmed_the_rights_for_minutes(
+    daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    daemons.answers = {FIRST_URL: ADMIN}
+    daemons.accepted = {FIRST_URL: "boss-token"}
+    with console_of(FIRST, stores=(settings.state,)) as browser:
+        browser.post("/login", {"token": "boss-token"})
+        assert "notes" in browser.get("/pipelines").words
+        daemons.answers[FIRST_URL] = DOWN
+        assert "notes" in browser.get("/pipelines").words
+        # The account may have been removed in the meantime.
+        with monkeypatch.context() as later:
+            later.setattr(sessions, "_UNCONFIRMED_SECONDS_MAX", -1.0)
+            for page in PIPELINE_PAGES:
+                refused = browser.get(page, store="0", name="notes", sink="")
+                assert (refused.status, f"{FIRST_URL} does not answer" in refused.words) == (403, True), page
+            assert "notes" not in browser.get("/").words
+        daemons.answers[FIRST_URL] = ADMIN
+        assert "notes" in browser.get("/pipelines").words
 
 
 def test_page_asks_a_daemon_that_does_not_answer_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,29 @@ def test_one_session_leaves_streams_for_other_sessions(
         gc.enable()
 
 
+def test_sessions_of_one_account_leave_streams_for_other_accounts() -> None:
+    places = streams.Streams()
+
+    def opened(session: str, account: str) -> tuple[streams.Stream, str]:
+        stream = places.limited(session, lambda: iter([{"kind": "progress"}] * 9), account)
+        part = next(stream)
+        return stream, part.get("detail", part["kind"])
+
+    followers = [opened(f"session {number // 4}", "reader") for number in range(9)]
+    assert [kind for _, kind in followers[:8]] == ["progress"] * 8
+    assert "account reader follows changes or searches the log on 8 pages" in followers[8][1]
+    others = [opened("another session", "operator") for _ in range(4)]
+    assert [kind for _, kind in others] == ["progress"] * 4
+    assert "too many people" in opened("a third session", "auditor")[1]
+    followers[0][0].close()
+    assert opened("session 2", "reader")[1] == "progress"
+    for stream, _ in (*followers, *others):
+        stream.close()
+    assert not places._open_of_accounts.keys() - {"reader"}
+    # Without logins there are no other accounts.
+    assert [opened(f"visitor {number // 4}", "")[1] for number in range(11)] == ["progress"] * 11
+
+
 def test_stream_ends_at_its_next_part_after_its_browser_has_left() -> None:
     places = streams.Streams()
     stream = places.limited("session", lambda: iter([{"kind": "progress"}] * 3))

@@ -254,6 +254,25 @@ def test_definitions_cannot_be_set(daemon: ServedLog) -> None:
         assert (answer.status, "does not see every value" in answer.json["detail"]) == (403, True)
 
 
+def test_schema_of_a_table_that_an_admin_may_not_read_cannot_be_set() -> None:
+    access = [{"name": "boss", "token": TOKEN, "admin": True, "tables": ["shop.*"]}]
+    with captured_log() as log, serving(log, access=access) as daemon:
+        for path, body in (
+            (f"/v1/instances/{INSTANCE}/schema?{QUERY['schema']}", {}),
+            (
+                f"/v1/instances/{INSTANCE}/definitions",
+                {
+                    "table": TABLE,
+                    "position": "mysql-bin.000001:127",
+                    "create_table": "CREATE TABLE t (id INT)",
+                },
+            ),
+        ):
+            answer = daemon.ask("POST", path, body, token=TOKEN)
+            assert (answer.status, answer.json["type"]) == (403, "AccessDenied"), path
+            assert "may not read" in answer.json["detail"]
+
+
 def test_clients_of_canal_and_ptubes_are_refused(daemon: ServedLog) -> None:
     client = CanalClient(daemon.port("canal"), INSTANCE).log_in("support", "support")
     with pytest.raises(Refused, match="does not see every row, and Canal's entries may show the others"):

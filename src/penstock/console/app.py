@@ -148,7 +148,8 @@ class Console:
             # A daemon that is down is assumed to have the same limits and masks as when it last answered.
             session.accounts |= accounts.values
             answered = list(session.accounts.values())
-            was_admin = bool(answered) and all(account["admin"] for account in answered)
+            is_recent = self.sessions.is_confirmed(session, is_accepted=bool(accounts.values))
+            was_admin = is_recent and bool(answered) and all(account["admin"] for account in answered)
             is_admin = bool(accounts.values) and was_admin
         identity = identity or self.sessions.new_id()
         return Visit(

@@ -24,16 +24,20 @@ _SESSIONS_MAX = 1000
 # addresses can still log in.
 _FAILURES_MAX = 20
 _FAILURES_SECONDS = 60.0
+# How long the last reported rights of a user apply while no daemon answers, which may mean that the account
+# was removed in the meantime.
+_UNCONFIRMED_SECONDS_MAX = 300.0
 
 
 @dataclass
 class Session:
-    """A browser that has logged in as an account."""
+    """A browser that has logged in as an account. `confirmed` is when a daemon last accepted its token."""
 
     account: str
     token: Secret
     began: float
     used: float
+    confirmed: float
     # Each daemon's last answer about the account.
     accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -80,6 +84,14 @@ class Sessions:
                 session.used = now
             return session
 
+    def is_confirmed(self, session: Session, *, is_accepted: bool) -> bool:
+        """Return whether a daemon has accepted the token of a session recently, now if it `is_accepted`."""
+        with self._lock:
+            now = self._clock()
+            if is_accepted:
+                session.confirmed = now
+            return now - session.confirmed <= _UNCONFIRMED_SECONDS_MAX
+
     def prove_may_try(self, client: str) -> None:
         """Raise QuotaReached after too many failed logins from the address of a client."""
         with self._lock:
@@ -100,7 +112,7 @@ class Sessions:
             if len(self._sessions) >= _SESSIONS_MAX:
                 oldest = min(self._sessions, key=lambda known: self._sessions[known].used)
                 del self._sessions[oldest]
-            self._sessions[identity] = Session(account, token, now, now)
+            self._sessions[identity] = Session(account, token, now, now, now)
         return identity
 
     def end(self, identity: str) -> None:

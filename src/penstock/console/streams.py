@@ -22,6 +22,8 @@ from penstock.serve.problems import problem_body
 STREAMS_MAX = 12
 # The maximum number of streams of one session, which must leave streams for other sessions.
 SESSION_STREAMS_MAX = 4
+# One account, with any number of sessions, must leave streams for other accounts.
+ACCOUNT_STREAMS_MAX = 8
 
 
 class Stream(Iterator[dict[str, Any]]):
@@ -49,16 +51,19 @@ class Streams:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: Counter[str] = Counter()
+        self._open_of_accounts: Counter[str] = Counter()
 
-    def limited(self, session: str, read: Callable[[], Iterator[dict[str, Any]]]) -> Stream:
-        """Return a stream of the parts that `read` returns, for a session.
+    def limited(
+        self, session: str, read: Callable[[], Iterator[dict[str, Any]]], account: str = ""
+    ) -> Stream:
+        """Return a stream of the parts that `read` returns, for a session of an account, "" without a login.
 
         An error becomes the last part, because part of the page has already been sent.
         """
 
         def parts(has_left: threading.Event) -> Generator[dict[str, Any], None, None]:
             try:
-                with self._counted(session):
+                with self._counted(session, account):
                     for part in read():
                         if has_left.is_set():
                             return
@@ -69,7 +74,7 @@ class Streams:
         return Stream(parts)
 
     @contextmanager
-    def _counted(self, session: str) -> Iterator[None]:
+    def _counted(self, session: str, account: str) -> Iterator[None]:
         """Count a stream as open inside the block. Raises QuotaReached."""
         with self._lock:
             if self._open[session] >= SESSION_STREAMS_MAX:
@@ -77,20 +82,29 @@ class Streams:
                     f"a session follows changes or searches the log on {SESSION_STREAMS_MAX} pages at most",
                     hint="Close a page that follows or searches",
                 )
+            # Without logins there are no other accounts.
+            if account and self._open_of_accounts[account] >= ACCOUNT_STREAMS_MAX:
+                raise QuotaReached(
+                    f"account {account} follows changes or searches the log on {ACCOUNT_STREAMS_MAX} pages,"
+                    " which is all it may have",
+                    hint="Close a page that follows or searches, in any session of the account",
+                )
             if self._open.total() >= STREAMS_MAX:
                 raise QuotaReached(
                     "too many people follow changes or search the log",
                     hint="Close a page, or try again later",
                 )
             self._open[session] += 1
+            self._open_of_accounts[account] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._open[session] -= 1
                 # Forget idle sessions, because a console sees many of them.
-                if not self._open[session]:
-                    del self._open[session]
+                for counts, name in ((self._open, session), (self._open_of_accounts, account)):
+                    counts[name] -= 1
+                    if not counts[name]:
+                        del counts[name]
 
 
 class StreamResponse(StreamingResponse):

@@ -139,7 +139,8 @@ class Visit:
         """Raise AccessDenied unless, according to each daemon's last answer, the user is a full
         administrator.
 
-        While no daemon answers, pipelines can be read but not changed: their state stores may still answer.
+        While no daemon answers, pipelines can be read for some minutes but not changed: their state stores
+        may still answer.
         """
         if not self.sees_pipelines:
             self.prove_sees_pipelines()
@@ -170,8 +171,8 @@ class Visit:
         return export_lists(path, bytes(page.body).decode(), self.query("export"), self.query("list"))
 
     def open_stream(self, read: Callable[[], Iterator[dict[str, Any]]]) -> Stream:
-        """Return a stream of the parts that `read` returns, within the limits of the session."""
-        return self.streams.limited(self.identity, read)
+        """Return a stream of the parts that `read` returns, within the limits of session and account."""
+        return self.streams.limited(self.identity, read, self.account)
 
     def stream(self, template: str, stream: Stream | None, **values: Any) -> Response:
         """Return a page that is sent while the parts of its stream are being read."""

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from penstock.engine.job import Outcome
-from penstock.errors import CoordinationLost, PenstockError
+from penstock.errors import CoordinationLost, PenstockError, SchemaInvalid
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState
@@ -27,6 +27,23 @@ _PAUSE_SECONDS = 1.0
 _LONG_BATCH = "long batch"
 # How long a batch runs before it is reported, and how often it is reported from then on.
 _LONG_BATCH_SECONDS = 10.0
+# What a record says about the last batch and the rows of its run.
+_OF_BATCH = frozenset(
+    (
+        *(
+            "batch",
+            "rows",
+            "written",
+            "seconds",
+            "rows_per_second",
+            "rows_in_all",
+            "rejected",
+            "batch_rejected",
+        ),
+        *("loaded", "bytes", "phases", "tables", "operations", "filtered", "positions", "heads"),
+        *("unrepresentable", "outdated"),
+    )
+)
 
 
 class Progress:
@@ -42,6 +59,8 @@ class Progress:
         self._written = 0
         self._heads: dict[str, str] = {}
         self._shown: dict[str, Any] = {}
+        # The report of the last batch of an earlier run, until this run completes a batch.
+        self._earlier: dict[str, Any] = {}
         self._shown_at = 0.0
         self._failing = False
         # The number of the batch in progress, and when the batch began, by `time.monotonic`.
@@ -113,10 +132,9 @@ class Progress:
         phases: Mapping[str, float],
         state: PipelineState,
     ) -> None:
-        """Report a completed batch. `phases` are the seconds spent running its tasks, committing it and
-        recording it.
-        """
+        """Report a completed batch. `phases` are the seconds of each of its phases."""
         self._end_batch()
+        self._earlier = {}
         seconds = sum(phases.values())
         rows = sum(counts.rows + counts.chunk_rows for counts in outcome.counts)
         chunk_rows = sum(counts.chunk_rows for counts in outcome.counts)
@@ -192,7 +210,16 @@ class Progress:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
 
     def begin(self, state: PipelineState) -> None:
-        """Record that a run begins. Its first batch may take a long time."""
+        """Record that a run begins. Its first batch may take a long time.
+
+        The record of the last batch of an earlier run is kept until then.
+        """
+        try:
+            shown = state.shown()
+        except SchemaInvalid as problem:
+            _log.warning("the progress of an earlier run is replaced", why=str(problem), hint=problem.hint)
+            shown = {}
+        self._earlier = {name: value for name, value in shown.items() if name in _OF_BATCH}
         self._write({"state": "starting"}, state)
 
     def end(self, state: PipelineState | None) -> None:
@@ -235,7 +262,7 @@ class Progress:
             self._tell(shown, state)
 
     def _write(self, shown: dict[str, Any], state: PipelineState) -> None:
-        written = {"updated_us": time.time_ns() // 1000, "ended": False, **shown}
+        written = {"updated_us": time.time_ns() // 1000, "ended": False, **self._earlier, **shown}
         state.show({**self._names, **written, **self._of_sources()})
 
     def _tell(self, shown: dict[str, Any], state: PipelineState | None) -> None:

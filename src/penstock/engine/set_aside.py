@@ -17,7 +17,7 @@ from penstock.engine.source_log import SourceLog
 from penstock.errors import CoordinationLost, LeaseLost, OperatorError, PenstockError, TransientError
 from penstock.mysql.connection import connect
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.retry import Backoff
+from penstock.retry import Backoff, Retry
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
@@ -82,12 +82,8 @@ class SourcesAside:
         """Continue without a source, and check it from time to time."""
         failures = self._failures[name] = self._failures.get(name, 0) + 1
         aside = self._aside[name] = _Aside(problem, failures)
-        pause = _PAUSES.bound(failures)
         _log.error(
-            "a source failed and is set aside, the other sources continue",
-            source=name,
-            seconds=pause,
-            why=str(problem),
+            "a source failed and is set aside, the other sources continue", source=name, why=str(problem)
         )
         threading.Thread(
             target=self._watch, args=(self._sources[name], aside), name=f"ask-{name}", daemon=True
@@ -112,15 +108,19 @@ class SourcesAside:
             aside.ended.set()
 
     def _watch(self, source: PipelineSource, aside: _Aside) -> None:
-        failures = aside.failures
-        while not aside.ended.wait(_PAUSES.bound(failures)):
+        retry = Retry("a source that was set aside does not answer", backoff=_PAUSES, stop=aside.ended)
+        # The pauses go on growing from where the last ones ended.
+        retry.failures = aside.failures - 1
+        problem = aside.problem
+        while not aside.ended.is_set():
+            # Without a shortest pause, a source that fails in every batch could be taken back at once.
+            retry.wait(problem, at_least=_PAUSES.bound(retry.failures + 1) / 2, source=source.name)
+            if aside.ended.is_set():
+                return
             try:
                 self._ask(source)
-            except PenstockError as problem:
-                failures += 1
-                _log.warning(
-                    "a source that was set aside does not answer", source=source.name, why=str(problem)
-                )
+            except PenstockError as again:
+                problem = again
                 continue
             aside.has_returned.set()
             return

@@ -323,7 +323,7 @@ def make_piece(
         except (AccessDenied, LimitExceeded):
             if least or (part is not None and not view.limits):
                 raise
-            # Other transactions may precede the one that is too large, or that has rows that may not be shown.
+            # Other transactions may precede the one that is too large or whose rows may not be shown.
             least = True
         except StreamError as problem:
             if follower.boundary > piece_start and not part:

@@ -388,19 +388,15 @@ async def _give_schema(served: Served, request: Request) -> Response:
     """Store a table definition that an operator supplied, valid from a position on."""
     log, query = log_of(served, request), Query(request)
     name, position = TableName.parse(query.text("table")), query.needed_position("position")
-    account_of(request).prove_defines(request.path_params["instance"])
+    account, instance = account_of(request), request.path_params["instance"]
+    account.prove_defines(instance)
+    account.prove_reads_table(instance, name)
     try:
         definition = await request.json()
     except (ValueError, RecursionError) as problem:
         raise OptionInvalid("the body is no JSON", hint="Send a table's definition") from problem
     await run_in(served.threads.definitions, give_definition, log, name, position, definition)
-    record_action(
-        account_of(request),
-        "set definition",
-        instance=request.path_params["instance"],
-        table=str(name),
-        position=str(position),
-    )
+    record_action(account, "set definition", instance=instance, table=str(name), position=str(position))
     return JSONResponse({"table": str(name), "position": str(position)})
 
 
