@@ -4,6 +4,8 @@ rows.
 """
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,6 +28,7 @@ METADATA = pyarrow.struct(
     [
         ("absent", pyarrow.list_(pyarrow.string())),
         ("unrepresentable", pyarrow.map_(pyarrow.string(), pyarrow.string())),
+        ("row", pyarrow.int32()),
     ]
 )
 SCHEMA = pyarrow.schema(
@@ -34,6 +37,7 @@ SCHEMA = pyarrow.schema(
         ("region", pyarrow.string()),
         ("amount", pyarrow.int64()),
         ("_change_type", pyarrow.string()),
+        ("_commit_version", pyarrow.int64()),
         ("_metadata", METADATA),
     ]
 )
@@ -65,12 +69,16 @@ def random_changes(seeded: random.Random) -> list[Change]:
     return changes
 
 
-def rows_of(changes: list[Change]) -> list[Image]:
+def rows_of(changes: list[Change], versions: Sequence[int] = ()) -> list[Image]:
+    """Return the images of changes in transactions with these commit versions, one for all by default."""
     rows = []
-    for before, after in changes:
+    counted: Counter[int] = Counter()
+    for (before, after), version in zip(changes, versions or [1] * len(changes), strict=True):
         kinds = ("update_preimage", "update_postimage") if before and after else ("delete", "insert")
+        metadata = {"absent": None, "unrepresentable": None, "row": counted[version]}
+        counted[version] += 1
         rows += [
-            {"_change_type": kind, **image}
+            {"_change_type": kind, "_commit_version": version, "_metadata": metadata, **image}
             for kind, image in zip(kinds, (before, after), strict=True)
             if image
         ]
@@ -78,12 +86,12 @@ def rows_of(changes: list[Change]) -> list[Image]:
 
 
 def batch_of(rows: list[Image]) -> pyarrow.RecordBatch:
-    unmarked = {"absent": None, "unrepresentable": None}
+    unmarked = {"absent": None, "unrepresentable": None, "row": 0}
     return pyarrow.RecordBatch.from_pylist([{"_metadata": unmarked, **row} for row in rows], schema=SCHEMA)
 
 
-def piece_of(changes: list[Change]) -> Piece:
-    arrow = batch_of(rows_of(changes))
+def piece_of(changes: list[Change], versions: Sequence[int] = ()) -> Piece:
+    arrow = batch_of(rows_of(changes, versions))
     start = Position(0, "binlog.000001", 4)
     batches = (cast(Batch, TableBatch()),) if arrow.num_rows else ()
     piece = Piece(start, start, batches, arrow.num_rows, arrow.nbytes, "", 0, start)
@@ -107,14 +115,17 @@ TRUTHS: dict[str, Any] = {
 }
 
 
-def visible_changes(changes: list[Change], conditions: list[str]) -> list[Change]:
-    """Return the changes that a log with the visible images alone would have."""
+def visible_changes(
+    changes: list[Change], versions: Sequence[int], conditions: list[str]
+) -> tuple[list[Change], list[int]]:
+    """Return the changes that a log with the visible images alone would have, and their commit versions."""
 
     def shown(image: Image | None) -> Image | None:
         return image if image is not None and all(TRUTHS[text](image) for text in conditions) else None
 
     visible = [(shown(before), shown(after)) for before, after in changes]
-    return [change for change in visible if change != (None, None)]
+    kept = [number for number, change in enumerate(visible) if change != (None, None)]
+    return [visible[number] for number in kept], [versions[number] for number in kept]
 
 
 def listed(sifted: list[Sifted]) -> list[Image]:
@@ -139,17 +150,18 @@ def test_account_receives_what_a_log_of_its_visible_rows_would_send() -> None:
     shown = hidden = 0
     for _ in range(60):
         changes = random_changes(seeded)
+        versions = sorted(seeded.randrange(1, 9) for _ in changes)
         texts = seeded.sample(list(TRUTHS), seeded.choice([1, 1, 2]))
         patterns = ("shop.*", "*.ORDERS")
         conditions = RowConditions.of_settings(dict(zip(patterns, texts, strict=False)))
-        visible = visible_changes(changes, texts)
+        visible = visible_changes(changes, versions, texts)
         for request in REQUESTS:
             filters = {name: request[name] for name in ("shards", "where") if name in request}
             selected = {name: request[name] for name in ("changes", "columns") if name in request}
             sieve = sieve_of(replace(View("typed"), **selected), **filters, conditions=conditions)
             assert (sieve.is_open, sieve.view.columns, sieve.view.changes) == (False, None, None)
-            received = listed(sieve.sift(piece_of(changes), {}))
-            expected = listed(Sieve(View("typed"), **filters, **selected).sift(piece_of(visible), {}))
+            received = listed(sieve.sift(piece_of(changes, versions), {}))
+            expected = listed(Sieve(View("typed"), **filters, **selected).sift(piece_of(*visible), {}))
             assert received == expected, (texts, request)
             shown += len(received)
             hidden += not received
@@ -170,6 +182,34 @@ def test_update_with_one_visible_image_is_a_delete_or_an_insert_without_the_othe
     ]
 
 
+def test_rows_of_all_tables_are_numbered_together_without_the_hidden_rows() -> None:
+    """A gap would show that a transaction has hidden changes."""
+    tables = {"shop.orders": [(1, 7), (1, 9), (2, 1), (2, 4)], "shop.users": [(1, 1), (2, 0), (2, 5)]}
+    batches, arrow = [], []
+    for name, numbers in tables.items():
+        rows = [
+            {
+                "id": number,
+                "_change_type": "insert",
+                "_commit_version": version,
+                "_metadata": {"absent": None, "unrepresentable": None, "row": number},
+            }
+            for version, number in numbers
+        ]
+        batches.append(cast(Batch, TableBatch(name)))
+        arrow.append(batch_of(rows))
+    start = Position(0, "binlog.000001", 4)
+    for part, numbered in ((0, [[0, 1, 1, 2], [0, 3]]), (1, [[7, 8, 1, 2], [0, 3]])):
+        piece = Piece(start, start, tuple(batches), 7, 1, "", 0, start, part)
+        piece.derived["arrow"] = tuple(arrow)
+        conditions = RowConditions.of_settings({"shop.users": "id <> 1", "*.orders": "TRUE"})
+        sifted = sieve_of(View("typed"), conditions=conditions).sift(piece, {})
+        rows_shown = [
+            sifted_rows.arrow.column("_metadata").field("row").to_pylist() for sifted_rows in sifted
+        ]
+        assert rows_shown == numbered, part
+
+
 def test_piece_of_one_account_computes_nothing_for_others() -> None:
     changes: list[Change] = [(None, {"id": number, "region": "eu", "amount": number}) for number in range(20)]
     piece = piece_of(changes)
@@ -183,7 +223,7 @@ def test_piece_of_one_account_computes_nothing_for_others() -> None:
 
 
 def absent(*names: str) -> Image:
-    return {"_metadata": {"absent": list(names), "unrepresentable": None}}
+    return {"_metadata": {"absent": list(names), "unrepresentable": None, "row": 0}}
 
 
 def permitted(where: str, rows: list[Image]) -> list[Image]:

@@ -239,8 +239,42 @@ def _permitted(conditions: RowConditions, piece: Piece) -> Piece:
         for batch, arrow in zip(piece.batches, piece.arrow(), strict=True)
         if (rows := conditions.permit_rows(TableName.parse(batch.table), arrow)).num_rows
     ]
-    arrow = tuple(rows for _, rows in permitted)
+    arrow = tuple(_renumbered([rows for _, rows in permitted], continues=piece.part > 0))
     return replace(piece, batches=tuple(batch for batch, _ in permitted), derived={"arrow": arrow})
+
+
+def _renumbered(batches: Sequence[pyarrow.RecordBatch], *, continues: bool) -> list[pyarrow.RecordBatch]:
+    """Return rows with the numbers in `_metadata.row` that a log of these rows alone would have: gaps would
+    reveal how many hidden changes a transaction has.
+
+    If the first transaction `continues` from an earlier part of the piece, its first row keeps its number,
+    because the number of visible rows in the earlier parts is not known here.
+    """
+    if not batches:
+        return []
+    versions = numpy.concatenate([rows.column("_commit_version").to_numpy() for rows in batches])
+    numbers = numpy.concatenate([rows.column("_metadata").field("row").to_numpy() for rows in batches])
+    order = numpy.lexsort((numbers, versions))
+    sorted_versions, sorted_numbers = versions[order], numbers[order]
+    begins = numpy.diff(sorted_versions, prepend=sorted_versions[0] - 1) != 0
+    # Both images of an update have the same number.
+    ranks = numpy.cumsum(begins | (numpy.diff(sorted_numbers, prepend=-1) != 0))
+    renumbered = numpy.empty(len(numbers), numpy.int32)
+    renumbered[order] = ranks - ranks[begins][numpy.cumsum(begins) - 1]
+    if continues:
+        renumbered[versions == sorted_versions[0]] += sorted_numbers[0]
+    ends = numpy.cumsum([rows.num_rows for rows in batches])[:-1]
+    parts = numpy.split(renumbered, ends)
+    return [_with_row_numbers(rows, part) for rows, part in zip(batches, parts, strict=True)]
+
+
+def _with_row_numbers(rows: pyarrow.RecordBatch, numbers: numpy.ndarray) -> pyarrow.RecordBatch:
+    at = rows.schema.get_field_index("_metadata")
+    metadata = rows.column(at)
+    fields = [metadata.field(index) for index in range(metadata.type.num_fields)]
+    fields[metadata.type.get_field_index("row")] = pyarrow.array(numbers)
+    changed = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
+    return rows.set_column(at, rows.schema.field(at), changed)
 
 
 def _preimages(piece: Piece) -> Sequence[Mask]:
