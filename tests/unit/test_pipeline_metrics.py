@@ -53,7 +53,7 @@ BATCH = {
         "dead": {"update": 1},
         "written": {"insert": 8},
     },
-    "phases": {"run": 0.4, "commit": 0.2, "record": 0.01},
+    "phases": {"read": 0.2, "steps": 0.1, "write": 0.1, "commit": 0.2, "record": 0.01},
     "tables": {"loading": 1, "loaded": 2, "stopped": 0},
     "chunks": 10,
     "chunks_done": 4,

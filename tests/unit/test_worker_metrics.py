@@ -22,7 +22,7 @@ from tests.support.suite.nonempty import each
 
 BATCH = {
     **{"pipeline": "orders", "state": "running", "rows": 9, "loaded": 0, "written": 9, "bytes": 70},
-    **{"batch_rejected": 1, "phases": {"run": 0.2, "commit": 0.1}, "tables": {"loaded": 1}},
+    **{"batch_rejected": 1, "phases": {"read": 0.2, "commit": 0.1}, "tables": {"loaded": 1}},
     "operations": {"read": {"insert": 9}, "written": {"insert": 9}},
 }
 

@@ -156,7 +156,8 @@ class Batches:
             self.logs[name].hold(Offset.from_json(checkpoint.offsets[name]))
         self.loading.done(checkpoint, record)
         self.succeeded(record)
-        phases = {"run": ran - started, "commit": committed - ran, "record": time.monotonic() - committed}
+        recorded = time.monotonic() - committed
+        phases = {**outcome.divided(ran - started), "commit": committed - ran, "record": recorded}
         self.progress.batch(checkpoint, record, outcome, phases, self.state)
         return checkpoint
 

@@ -33,9 +33,11 @@ from penstock.engine.task_plan import (
     OF_STATEMENT,
     OF_TARGET,
     PROBLEM,
+    READING,
     RECEIPT,
     ROWS,
     STATEMENT,
+    STEPS,
     SURPRISE,
     Counts,
     Failure,
@@ -229,7 +231,8 @@ class _Work:
         wave: list[Changes] = []
         wave_position: Position | None = None
         seen: set[tuple[str, int]] = set()
-        for part in self._task.parts(self._plan, self._work, self._number, self._note_ends):
+        parts = self._task.parts(self._plan, self._work, self._number, self._note_ends)
+        for part in self._counts.timed(READING, parts):
             if isinstance(part, frozenset):
                 self._marked = part
                 continue
@@ -270,7 +273,8 @@ class _Work:
         if work.ends_before and target is not None:
             yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
-            for changes in self._task.chunks.changes(self._number, note_floor):
+            chunk = self._task.chunks.changes(self._number, note_floor)
+            for changes in self._counts.timed(READING, chunk):
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])
@@ -390,7 +394,7 @@ class _Work:
         for changes in wave:
             self._table = table_key(self._work.source, changes.source)
             left = 0
-            for stepped in run_steps(self._steps, changes):
+            for stepped in self._counts.timed(STEPS, run_steps(self._steps, changes)):
                 if self._steps:
                     outcome = stepped.changes if isinstance(stepped, Rejected) else stepped
                     left += count_changes(outcome).total()

@@ -14,7 +14,9 @@ from penstock.engine.joints import prove_joints
 from penstock.engine.task_plan import (
     COUNTS,
     PROBLEM,
+    READING,
     RECEIPT,
+    STEPS,
     SURPRISE,
     Counts,
     Failure,
@@ -23,6 +25,8 @@ from penstock.engine.task_plan import (
 )
 from penstock.engine.task_rows import Row
 from penstock.sinks.sink import Receipt
+
+WRITING = "write"
 
 
 @dataclass
@@ -35,6 +39,20 @@ class Outcome:
     surprises: list[Surprise] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
+
+    def divided(self, seconds: float) -> dict[str, float]:
+        """Divide the duration of the job by phase, in proportion to the time that its tasks spent in each.
+
+        Tasks work at the same time, so the sum of their times is not the duration.
+        """
+        spent = {
+            phase: sum(counts.seconds.get(phase, 0.0) for counts in self.counts) for phase in (READING, STEPS)
+        }
+        spent[WRITING] = sum(receipt.seconds for receipt in self.receipts)
+        total = sum(spent.values())
+        if not total:
+            return {READING: seconds, STEPS: 0.0, WRITING: 0.0}
+        return {phase: seconds * share / total for phase, share in spent.items()}
 
 
 def run_job(driver: Driver, plan: TaskPlan) -> Outcome:

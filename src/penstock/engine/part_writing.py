@@ -5,6 +5,7 @@ A sink knows only its targets. If it rejects rows of a target, the engine needs 
 rows.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ class PartWriting:
         self._part = 0
         self._tables: dict[TableName, set[str]] = {}
         self._operations: Counter[str] = Counter()
+        self._seconds = 0.0
         self.refused = False
 
     def write(self, part: int, source: str, changes: Changes) -> None:
@@ -62,7 +64,7 @@ class PartWriting:
             receipt = self._writer.finish()
         self._writer = None
         self._release_sink(is_intact=True)
-        return replace(receipt, operations=dict(self._operations))
+        return replace(receipt, operations=dict(self._operations), seconds=self._seconds)
 
     def abort(self) -> None:
         """Abandon the rows and release the writer."""
@@ -98,5 +100,7 @@ class PartWriting:
     @contextmanager
     def _asking(self) -> Iterator[None]:
         self.refused = True
+        began = time.perf_counter()
         yield
+        self._seconds += time.perf_counter() - began
         self.refused = False

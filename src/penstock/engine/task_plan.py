@@ -8,10 +8,11 @@ definition, a statement or a target that is not prepared writes nothing and retu
 arrive before anything is written, so the engine prepares for them and runs the same batch again.
 """
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow
 
@@ -23,6 +24,11 @@ from penstock.model import TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSettings, StepSettings
 from penstock.sinks.sink import BatchMark, Evolution, Spread
+
+_Part = TypeVar("_Part")
+
+# The phases of a task that `Counts.seconds` has. Its writing is counted by receipts.
+READING, STEPS = "read", "steps"
 
 # The kinds of rows that tasks emit: rows for a part, and messages for the engine.
 ROWS, EMPTIED, STATEMENT, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
@@ -167,6 +173,22 @@ class Counts:
     cascaded: set[str] = field(default_factory=set)
     # For a range, by work number: where it was opened and where the next range begins.
     ends: dict[int, Ends] = field(default_factory=dict)
+    # The time that the task spent, by phase.
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def timed(self, phase: str, parts: Iterable[_Part]) -> Iterator[_Part]:
+        """Yield parts, and count the time that they take to arrive for a phase."""
+        iterator = iter(parts)
+        while True:
+            began = time.perf_counter()
+            try:
+                part = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                spent = time.perf_counter() - began
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+            yield part
 
     def count(self, stage: str, operations: Counter[str]) -> None:
         """Count changes of a stage."""

@@ -149,6 +149,8 @@ class Receipt:
     columns_missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # The changes that the writer received, by operation. The engine counts them.
     operations: Mapping[str, int] = field(default_factory=dict)
+    # The time that the writer took. The engine counts it.
+    seconds: float = 0.0
 
 
 class Writer(ABC):

@@ -327,9 +327,9 @@ _PIPELINE = (
     ),
     _histogram(
         "pipeline_batch_seconds",
-        "Duration of each batch by phase: its tasks (run), the sink's commit, and the record of its position."
-        " Tasks read, transform and write one piece after the other, and at the same time as each other, so a"
-        " batch has no duration for each of these",
+        "Duration of each batch by phase: read, steps and write in its tasks, the sink's commit, and the"
+        " record of its position. Tasks run at the same time as each other, so the duration of the tasks is"
+        " divided in proportion to the time that they spent in each phase",
         *_SINK,
         "phase",
         bounds=BATCH_BOUNDS,
