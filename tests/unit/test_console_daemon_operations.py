@@ -4,12 +4,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from structlog.testing import capture_logs
 
 from penstock.errors import ConnectionLost
+from penstock.logstore.export import export
 from penstock.logstore.log import Log
 from penstock.logstore.schemas import SchemaLog
 from penstock.model import Position, TableName
@@ -20,10 +24,12 @@ from penstock.serve.telemetry import Alerting
 from penstock.settings.alerts import AlertSettings
 from penstock.telemetry.alerts import Notification
 from penstock.telemetry.channel import Channel
+from tests.support.binlog.events import MAGIC
 from tests.support.daemon.console import Browser, console_of
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
 ACCOUNTS: list[dict[str, Any]] = [
@@ -186,6 +192,55 @@ def lines_of(daemon: ServedLog, token: str = TOKEN) -> list[dict[str, Any]]:
     answer = daemon.ask("POST", f"/v1/instances/{INSTANCE}/verify", {}, token=token)
     assert answer.status == 200
     return [json.loads(line) for line in answer.body.splitlines()]
+
+
+def test_range_of_a_log_is_exported_as_a_binlog_file(
+    log: Log, daemon: ServedLog, browser: Browser, tmp_path: Path
+) -> None:
+    path = f"/v1/instances/{INSTANCE}/export"
+    files = daemon.ask("GET", f"{path}?dry_run=1").json["files"]
+    written = export(log, tmp_path)
+    assert [(file["name"], file["from"], file["to"]) for file in files] == [
+        (file.path.name, str(file.start), str(file.end)) for file in written
+    ]
+    several = daemon.ask("GET", path)
+    assert (several.status, f"{len(files)} files" in several.json["detail"]) == (400, True)
+    backward = daemon.ask("GET", f"{path}?from={files[1]['from']}&to={files[0]['from']}")
+    assert (backward.status, "Swap from and to" in backward.json["hint"]) == (400, True)
+
+    daemon_url = f"http://127.0.0.1:{daemon.port()}"
+    query = {"daemon": daemon_url, "instance": INSTANCE, "start": files[1]["from"], "end": files[1]["to"]}
+    assert "/log/export" in browser.get("/log", daemon=daemon_url, instance=INSTANCE).text
+    assert (
+        f"the range has {len(files)} files"
+        in browser.get("/log/export", **query | {"start": "", "end": ""}).words
+    )
+    page = browser.get("/log/export", **query)
+    assert f"{files[1]['bytes']:,} bytes" in page.words
+    with capture_logs() as logs:
+        connection = HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS_MAX)
+        cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+        body = urlencode({**query, "csrf": page.field("csrf")})
+        connection.request("POST", "/log/export/confirm", body, {"Cookie": cookies})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+    expected = written[1].path.read_bytes()
+    events = files[1]["bytes"]
+    # The head has the time at which it was written.
+    assert (len(content), content[-events:]) == (len(expected), expected[-events:])
+    assert content.startswith(MAGIC)
+    assert answer.headers["Content-Disposition"].startswith(f'attachment; filename="{INSTANCE}-')
+    audits = [line for line in logs if line["event"] == "audit"]
+    assert {line["action"] for line in audits} == {"export log"}
+    assert len(audits) == 2, "the console and the daemon record it"
+
+
+def test_export_is_for_accounts_that_read_the_whole_log(log: Log) -> None:
+    with serving(log, access=ACCOUNTS) as daemon:
+        for token, status in (("reader-token", 200), ("limited-token", 403)):
+            answer = daemon.ask("GET", f"/v1/instances/{INSTANCE}/export?dry_run=1", token=token)
+            assert answer.status == status, token
 
 
 def test_sound_log_is_verified_while_it_is_served(daemon: ServedLog, browser: Browser) -> None:

@@ -214,7 +214,7 @@ impl Decoder {
     /// is missing from the rows is null and reported as absent, and any other difference raises `SchemaChanged` at
     /// the next `feed`. In messages, the types of `columns` replace the log's own, `primary_key` supplies a key that
     /// is not logged, and `shard_columns` determine the slot of a row; None means the key. With `judged`, messages
-    /// have only the rows that `add_verdicts` allows.
+    /// have only the rows that `judge` allows.
     #[pyo3(signature = (
         columns=None, *, from_log=false, schema_version=0, wanted=None, declared=None, primary_key=None,
         shard_columns=None, judged=false,
@@ -249,18 +249,17 @@ impl Decoder {
 
     /// Add the visible images of rows of a `judged` table, in log order and before the rows are fed. For each change:
     /// the commit version, the event's offset, and 1 for the image before it plus 2 for the image after it.
-    fn add_verdicts(
+    fn judge(
         &mut self,
         py: Python<'_>,
-        database: &str,
-        table: &str,
+        table: (String, String),
         versions: PyBuffer<i64>,
         offsets: PyBuffer<i64>,
         codes: PyBuffer<u8>,
     ) -> PyResult<()> {
         let (versions, offsets, codes) = (versions.to_vec(py)?, offsets.to_vec(py)?, codes.to_vec(py)?);
-        let name = (database, table);
-        self.inner.add_verdicts(name, &versions, &offsets, &codes).map_err(|error| raise(py, &error))
+        let name = (table.0.as_str(), table.1.as_str());
+        self.inner.judge(name, &versions, &offsets, &codes).map_err(|error| raise(py, &error))
     }
 
     /// Close the batches of complete transactions. The decoder can be fed more bytes afterwards.

@@ -137,6 +137,13 @@ class Fleet:
         client = DaemonClient(replace(self._address(url), instance=instance), url)
         return client.pieces(client.post("as-of", body, _HISTORY_SILENCE_SECONDS_MAX))
 
+    def log_file(self, url: str, instance: str, start: str, end: str) -> tuple[int, Iterator[bytes]]:
+        """Return the size of a range of a log as a binlog file, and the file in pieces. Raises the daemon's
+        errors.
+        """
+        client = DaemonClient(replace(self._address(url), instance=instance), url)
+        return client.download("export", **{"from": start, "to": end})
+
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon returns it. Raises the daemon's errors."""
         with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:

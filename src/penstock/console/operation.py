@@ -54,7 +54,8 @@ class Operation:
 
     `subject` lists the fields that the page gets from its link, such as the name of a job. `run` performs the
     operation. In a dry run, it returns a sentence about the effect, or None if there is no effect. `suggest`
-    returns suggested values for inputs. The page `back` receives the fields in `back_fields`.
+    returns suggested values for inputs. The page `back` receives the fields in `back_fields`. `respond`
+    returns what the browser gets once the operation is done, in place of that page.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Operation:
     suggest: Callable[[Visit, Fields], Mapping[str, Sequence[str]]] = lambda visit, fields: {}
     is_posted: bool = False
     is_harmless: bool = False
+    respond: Callable[[Visit, Fields], Response] | None = None
 
     def page(self, visit: Visit) -> Response:
         """Show the page, with what will happen."""
@@ -99,6 +101,8 @@ class Operation:
             record_action(visit, self.action, **recorded, outcome="failed")
             raise
         record_action(visit, self.action, **recorded, outcome="done")
+        if self.respond is not None:
+            return self.respond(visit, fields)
         return visit.redirect(self.back, **{name: fields[name] for name in self.back_fields})
 
     @property

@@ -52,6 +52,24 @@ def export(
     SequenceGap, OptionInvalid for an existing file, LogFull.
     """
     disk = disk or LocalDisk()
+    targets = [(piece, folder / name) for name, piece in exported_files(log, start, end).items()]
+    for _, path in targets:
+        if disk.exists(path):
+            raise OptionInvalid(f"{path} is there already", hint="Name an empty folder, or remove the file")
+    disk.make_folder(folder.absolute())
+    total = sum(piece.end - piece.start for piece, _ in targets)
+    done = 0
+    written = []
+    for piece, path in targets:
+        written.append(_write(log, piece, path, disk, progress, done, total))
+        done += piece.end - piece.start
+    return written
+
+
+def exported_files(log: LogReader, start: Position | None, end: Position | None) -> dict[str, Extent]:
+    """Return the files of an export by name, each with its range of the log. Raises PositionPurged,
+    PositionInvalid.
+    """
     pieces = list(_pieces(log, start, end))
     if not pieces:
         raise PositionInvalid(
@@ -59,18 +77,22 @@ def export(
             position=str(start or end or ""),
             hint="penstock log list shows what it has",
         )
-    targets = [(piece, folder / name) for piece, name in zip(pieces, _names(log, pieces), strict=True)]
-    for _, path in targets:
-        if disk.exists(path):
-            raise OptionInvalid(f"{path} is there already", hint="Name an empty folder, or remove the file")
-    disk.make_folder(folder.absolute())
-    total = sum(piece.end - piece.start for piece in pieces)
-    done = 0
-    written = []
-    for piece, path in targets:
-        written.append(_write(log, piece, path, disk, progress, done, total))
-        done += piece.end - piece.start
-    return written
+    return dict(zip(_names(log, pieces), pieces, strict=True))
+
+
+def file_head(log: LogReader, piece: Extent) -> bytes:
+    """Return the first bytes of an exported file, before its events."""
+    head = log.head_bytes(piece.epoch, piece.file)
+    epoch = log.epochs.get(piece.epoch)
+    return segment_head(
+        head[_MAGIC_BYTES:],
+        piece.file,
+        piece.start,
+        log.gtid_set(piece.first),
+        "mysql" if epoch is None else epoch.flavor,
+        int.from_bytes(head[_SERVER_ID_AT], "little"),
+        int(time.time()),
+    )
 
 
 def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Iterator[Extent]:
@@ -110,17 +132,7 @@ def _write(
     done: int,
     total: int,
 ) -> Exported:
-    file_head = log.head_bytes(piece.epoch, piece.file)
-    epoch = log.epochs.get(piece.epoch)
-    head = segment_head(
-        file_head[_MAGIC_BYTES:],
-        piece.file,
-        piece.start,
-        log.gtid_set(piece.first),
-        "mysql" if epoch is None else epoch.flavor,
-        int.from_bytes(file_head[_SERVER_ID_AT], "little"),
-        int(time.time()),
-    )
+    head = file_head(log, piece)
     tmp = path.with_name(path.name + ".tmp")
     with closing(disk.append_open(tmp)) as target:
         target.truncate(0)

@@ -101,9 +101,8 @@ class LimitedMessages(RangeFollower):
 
     def add_outcomes(self, outcomes: "Outcomes") -> None:
         """Add the visible images of rows that are fed later. Raises LimitExceeded."""
-        self._decoding.decoder.add_verdicts(
-            outcomes.table.database,
-            outcomes.table.table,
+        self._decoding.decoder.judge(
+            (outcomes.table.database, outcomes.table.table),
             outcomes.versions.data,
             outcomes.offsets.data,
             outcomes.codes.data,

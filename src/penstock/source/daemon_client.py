@@ -149,6 +149,14 @@ class DaemonClient:
         """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)
 
+    def download(self, call: str, **query: str | int | None) -> tuple[int, Iterator[bytes]]:
+        """Return the size of a response, and its bytes in pieces.
+
+        The pieces raise ConnectionLost if the response breaks off.
+        """
+        response = self._get(call, query, stream=True)
+        return int(response.headers["Content-Length"]), self.pieces(response)
+
     def stream(
         self, epoch: int, file: str, start: int, stop: int, server_key: str = ""
     ) -> Generator[bytes, None, None]:

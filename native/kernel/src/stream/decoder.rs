@@ -295,7 +295,7 @@ impl Decoder {
     /// Adds the visible images of rows with conditions, for messages: see [`Verdicts::add`].
     ///
     /// [`Verdicts::add`]: crate::emit::verdicts::Verdicts::add
-    pub fn add_verdicts(&mut self, name: (&str, &str), versions: &[i64], offsets: &[i64], codes: &[u8]) -> Result<()> {
+    pub fn judge(&mut self, name: (&str, &str), versions: &[i64], offsets: &[i64], codes: &[u8]) -> Result<()> {
         let Emitter::Messages(batch) = &mut self.emitter else {
             return Err(Error::new(ErrorKind::OptionInvalid, "only messages leave out single rows"));
         };

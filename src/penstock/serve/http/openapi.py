@@ -39,6 +39,8 @@ _QUERY = {
     "file": ("string", "A binlog file of the server"),
     "start": ("integer", "The first byte, an offset of the file"),
     "stop": ("integer", "The offset after the last byte"),
+    "from": ("string", "The position of the first event, the start of the log by default"),
+    "to": ("string", "The position after the last event, the end of the log by default"),
     "kind": ("string", "audit: what accounts have changed; other: the rest; default: both"),
     "table": ("string", "One table: shop.orders"),
     "again": ("integer", "1: read the table's definition from the server again, even if it is not in doubt"),
@@ -166,6 +168,13 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
         _JSON,
     ),
     ("get", f"{_INSTANCE}/charts", "Lag, rates and size of the log, up to 24 hours", "span points", _JSON),
+    (
+        "get",
+        f"{_INSTANCE}/export",
+        "A range of the log as a binlog file; with dry_run, its files",
+        "from to dry_run",
+        _BYTES,
+    ),
     ("get", f"{_INSTANCE}/segments", "The segments of the log, newest first", "limit", _JSON),
     (
         "get",
