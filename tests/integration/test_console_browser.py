@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The web console in a real browser, over a daemon that captures a real server."""
 
+import json
 import re
 import socket
 import subprocess
@@ -136,6 +137,7 @@ def test_operator_answers_each_question_in_a_browser(shop: Shop, browser: Chromi
         _read_log(browser, console, shop)
         _read_server_and_settings(browser, console, shop)
         _read_members_and_alerts(browser, console)
+        _read_shards(browser, console)
         _reset_subscription(browser, console, shop)
         _replay_rejected_rows(browser, console)
         _pause_pipeline(browser, console, shop)
@@ -190,6 +192,13 @@ def _read_history(browser: Chromium, console: str, shop: Shop) -> None:
     assert kinds[:3] == ["delete", "update", "insert"]
     assert HOSTILE in browser.text
     assert browser.run("document.title") == "Row history · Penstock"
+    # The progress of the search gives way to the end of the list.
+    progress = browser.run("[...document.querySelectorAll('.progress')].map(e => e.textContent)")
+    assert len(progress) >= 2
+    searched, whole = re.findall(r"[\d.,]+ \w+", progress[-1])[:2]
+    assert searched == whole
+    shown = "[...document.querySelectorAll('.progress')].filter(e => e.getClientRects().length).length"
+    assert browser.run(shown) == 0
     save_pictures(browser, "history")
 
 
@@ -220,6 +229,21 @@ def _read_server_and_settings(browser: Chromium, console: str, shop: Shop) -> No
     assert "No account is set" in browser.text
     assert '"coordination"' in browser.text
     save_pictures(browser, "settings")
+
+
+def _read_shards(browser: Chromium, console: str) -> None:
+    """Read which member has which shard, from the grid of members and shards."""
+    browser.open(f"{console}/subscriptions")
+    heads = browser.run("[...document.querySelectorAll('table.grid thead th')].map(e => e.textContent)")
+    assert heads == ["Member", "0", "1"]
+    cells = browser.run(
+        "[...document.querySelectorAll('table.grid tbody tr')].map(row =>"
+        " [...row.cells].map(cell => [cell.textContent.trim() !== '', cell.className.includes('shade')]))"
+    )
+    # The only member has both shards.
+    assert cells == [[[True, False], [True, True], [True, True]]]
+    assert "nobody" not in browser.run("document.querySelector('table.grid').textContent")
+    save_pictures(browser, "shards")
 
 
 def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
@@ -435,6 +459,18 @@ def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
     browser.wait_until("document.querySelector('a.button[href*=repair]') !== null")
     assert "wrong" in browser.text
     save_pictures(browser, "comparison")
+    files = {
+        name: browser.run(
+            f"fetch(document.querySelector('.exports a[href*=\"format={name}\"]').href)"
+            ".then(response => response.text())"
+        )
+        for name in ("json", "csv")
+    }
+    differences = {difference["key"]["id"]: difference for difference in json.loads(files["json"])}
+    assert sorted(differences) == [1, 2]
+    assert (differences[1]["source"]["note"], differences[1]["target"]["note"]) == ("a", "wrong")
+    assert differences[2]["target"] is None
+    assert "wrong" in files["csv"]
     wait_until(lambda: ("copies", "target differs") in alerts())
     browser.open(f"{console}/alerts")
     assert "the last comparison found 2 rows that differ" in browser.text
