@@ -63,6 +63,7 @@ from penstock.serve.certificate import read_certificate
 from penstock.serve.durable import DurableInstance
 from penstock.serve.http import fleet_control as fleet_control_routes
 from penstock.serve.http import instances as instance_routes
+from penstock.serve.http import pumps as pump_routes
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -160,6 +161,7 @@ class Daemon:
                 *settings_routes.routes(served, lambda: shown_settings(self._settings)),
                 *instance_routes.routes(served, StoredInstances(desired, self._plan, self.reload)),
                 *fleet_control_routes.routes(served, _fleet_control(settings)),
+                *pump_routes.routes(served, self._pumps),
                 *check_routes.routes(served, self._check_servers, served.threads.searching),
                 *resume_routes.routes(
                     served, self._supervisor.resume if self._fleet is None else self._fleet.resume

@@ -171,7 +171,7 @@ def test_logged_updates_that_enter_and_leave_are_inserts_and_deletes(daemon: Ser
 SHOW_NO_ROWS = {
     *("/v1/status", "/v1/instances", "/v1/listeners", "/v1/fleet", "/v1/subscribers", "/v1/subscriptions"),
     *("/v1/account", "/v1/openapi.json", "/v1/alerts", "/v1/charts", "/metrics", "/livez", "/readyz"),
-    "/startupz",
+    *("/startupz", "/v1/pumps", "/v1/pumps/{instance}/decide"),
     *(
         f"/v1/instances/{{instance}}/{call}"
         for call in (
@@ -189,7 +189,7 @@ REFUSED = {
     *(
         f"/v1/instances/{{instance}}/{call}"
         for call in (
-            *("head_bytes", "bytes", "copy/listing", "copy/metadata", "copy/definitions"),
+            *("head_bytes", "bytes", "export", "copy/listing", "copy/metadata", "copy/definitions"),
             *("transaction", "history", "as-of", "check"),
         )
     ),
@@ -203,6 +203,7 @@ OTHERS = {
 QUERY = {
     "transaction": "position=mysql-bin.000001:2739",
     "bytes": "epoch=0&file=mysql-bin.000001&start=127",
+    "export": "to=mysql-bin.000001:9999999",
     "head_bytes": "epoch=0&file=mysql-bin.000001",
     "definitions": f"version=1&table={TABLE}",
     "schema": f"position=mysql-bin.000001:5101&table={TABLE}",
@@ -245,7 +246,7 @@ def test_every_call_is_refused_or_shows_no_rows(daemon: ServedLog) -> None:
 def test_rows_and_raw_bytes_have_the_secrets_for_an_account_without_limits(daemon: ServedLog) -> None:
     """The refused calls would otherwise show hidden rows."""
     secrets = secrets_of(daemon)
-    for call in ("history", "as-of", "transaction", "bytes"):
+    for call in ("history", "as-of", "transaction", "bytes", "export"):
         method = "POST" if call in BODIES else "GET"
         answer = ask(daemon, method, f"/v1/instances/{{instance}}/{call}", "a-token")
         assert answer.status == 200, (call, answer.body[:300])

@@ -59,12 +59,11 @@ def decide(
     from penstock.logstore.layout import is_log_folder
 
     # This import needs no gRPC, which is an optional extra.
-    from penstock.tidb.decisions import Decisions
+    from penstock.tidb.decisions import Decisions, check_decision
 
     if (commit is None) == (not rollback):
         raise OptionInvalid("the decision is not clear", hint="Write --commit TIMESTAMP, or --rollback")
-    if commit is not None and commit <= start_ts:
-        raise OptionInvalid(f"a transaction that began at {start_ts} cannot commit at {commit}")
+    check_decision(start_ts, commit or 0)
     if not is_log_folder(folder):
         raise SourceMissing(f"{folder} is not the folder of a Pump", hint=f"Check: ls {folder}")
     path = Decisions(LocalDisk(), folder).put(start_ts, commit or 0)

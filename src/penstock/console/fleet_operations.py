@@ -8,8 +8,11 @@ from urllib.parse import quote
 
 from penstock.console.operation import Fields, Input, Operation, Sentence, say
 from penstock.console.visit import Visit
+from penstock.errors import OptionInvalid
 
 _JOB, _MEMBER = ("daemon", "job"), ("daemon", "member")
+# No timestamp of 63 bits has more digits.
+_TIMESTAMP_DIGITS_MAX = 19
 
 
 def _send_job(visit: Visit, fields: Fields, word: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +111,56 @@ def _job_operation(word: str, title: str, question: str, back: str = "/job") -> 
     )
 
 
+def _decide(visit: Visit, fields: Fields, dry_run: bool) -> Sequence[Sentence]:
+    start_ts, commit_ts = (_timestamp(fields[name]) for name in ("start_ts", "commit_ts"))
+    if bool(commit_ts) == bool(fields["rollback"]):
+        raise OptionInvalid(
+            "the decision is not clear", hint="Write a commit timestamp, or choose the rollback"
+        )
+    call = f"pumps/{quote(fields['instance'], safe='')}/decide"
+    body = {"start_ts": start_ts, "commit_ts": commit_ts, "dry_run": dry_run}
+    answer = visit.fleet.change(fields["daemon"], call, body)
+    stalled = answer["stalled_by"]
+    decided = (
+        say("Its changes are committed at {commit_ts}.", commit_ts=commit_ts)
+        if commit_ts
+        else say("Its changes are dropped.")
+    )
+    waiting = (
+        say("All later transactions wait for it.")
+        if stalled is not None and stalled["start_ts"] == start_ts
+        else say("The Pump does not wait for this transaction now. The decision waits until it arrives.")
+    )
+    wrong = say("A wrong decision loses changes, or adds changes that the cluster does not have.")
+    return [decided, waiting, wrong]
+
+
+def _timestamp(text: str) -> int:
+    """Return a timestamp of TiDB, 0 for no text. Raises OptionInvalid."""
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdecimal() or len(text) > _TIMESTAMP_DIGITS_MAX:
+        raise OptionInvalid(
+            f"{text[:64]!r} is no timestamp of TiDB", hint="Write it as reported: 470639218043387904"
+        )
+    return int(text)
+
+
 OPERATIONS = (
+    Operation(
+        "/pump/decide",
+        "Decide the transaction",
+        "What happens if this outcome of the transaction is decided?",
+        "decide transaction",
+        ("daemon", "instance"),
+        _decide,
+        "/fleet",
+        (
+            Input("start_ts", "Its start timestamp", is_needed=True, example="470639218043387904"),
+            Input("commit_ts", "Its commit timestamp, if it was committed", example="470639218044174336"),
+            Input("rollback", "It was rolled back", kind="check"),
+        ),
+    ),
     _job_operation("pause", "Pause the job", "What happens if this job is paused?"),
     _job_operation("resume", "Resume the job", "What happens if this job is resumed?"),
     _job_operation("restart", "Restart the job", "What happens if this job is restarted?"),

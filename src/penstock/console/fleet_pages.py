@@ -23,9 +23,9 @@ def show_fleet(visit: Visit) -> Response:
     """Show which member captures which instance, and which worker runs which job."""
     find = visit.query("find")
     fleets = visit.fleet.ask_all("fleet")
-    jobs, stored = (
+    jobs, stored, pumps = (
         visit.fleet.ask_all(call) if visit.is_admin else Answers({}, {})
-        for call in ("jobs", "stored-instances")
+        for call in ("jobs", "stored-instances", "pumps")
     )
     return visit.render(
         "fleet.html",
@@ -34,6 +34,7 @@ def show_fleet(visit: Visit) -> Response:
         find=find,
         rows_max=sys.maxsize if visit.is_export else _ROWS_MAX,
         instances=_distinct_instances(stored),
+        pumps=[{"daemon": url, **pump} for url, answer in pumps.values.items() for pump in answer["pumps"]],
         stores=[url for url, answer in stored.values.items() if answer["coordination"]],
         problems={
             url: problem

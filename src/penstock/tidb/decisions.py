@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from penstock.errors import OptionInvalid
 from penstock.logstore.disk import Disk
 from penstock.logstore.epochs import seal_json, unseal_json
 
@@ -25,6 +26,12 @@ _log = structlog.get_logger(__name__)
 
 _NAME = re.compile(r"(\d{1,20})\.json")
 _CARRIED_OUT, _REFUSED = "carried-out", "refused"
+
+
+def check_decision(start_ts: int, commit_ts: int) -> None:
+    """Raise OptionInvalid for a commit before the transaction began; a `commit_ts` of 0 is a rollback."""
+    if commit_ts and commit_ts <= start_ts:
+        raise OptionInvalid(f"a transaction that began at {start_ts} cannot commit at {commit_ts}")
 
 
 class Decisions:

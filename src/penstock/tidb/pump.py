@@ -39,7 +39,7 @@ from penstock.settings.tidb_pump import PumpSettings
 from penstock.tidb.channels import ClusterTls, call, open_channel
 from penstock.tidb.cluster import Cluster
 from penstock.tidb.deciding import Deciding
-from penstock.tidb.decisions import Decisions
+from penstock.tidb.decisions import Decisions, check_decision
 from penstock.tidb.group_commit import GroupCommit, resolved
 from penstock.tidb.messages import NOTIFY
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
@@ -191,6 +191,15 @@ class Pump:
                 values["stalled_by"] = {"start_ts": stalled[0], "seconds": round(stalled[1])}
                 values["problem"] = values["problem"] or f"the transaction {stalled[0]} has no outcome"
         return values
+
+    def decide(self, start_ts: int, commit_ts: int, *, dry_run: bool) -> None:
+        """Decide a transaction as `penstock pump decide` does, or only check the decision.
+
+        Raises OptionInvalid, DiskFailed, LogFull.
+        """
+        check_decision(start_ts, commit_ts)
+        if not dry_run:
+            self._decisions.put(start_ts, commit_ts)
 
     # --- The life of a Pump -----------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.durable import DurableInstance
 from penstock.serve.http import fleet_control as fleet_control_routes
 from penstock.serve.http import instances as instance_routes
+from penstock.serve.http import pumps as pump_routes
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -140,14 +141,15 @@ def serving(
     fleet_status: Callable[[], Mapping[str, Any]] | None = None,
     instances: instance_routes.Instances | None = None,
     alerting: Alerting | None = None,
+    pumps: Mapping[str, pump_routes.RunningPump] | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block.
 
     `listen` and `access` are the sections of penstock.yaml with these names. `check` returns the findings
     about the servers of an instance, and `resume` restarts a capture that was set aside. `control` controls
     the jobs and members of a fleet, `fleet_status` returns the fleet's state, and `instances` gives access to
-    the instances in its store. `alerting` contains the alert conditions and the channel. With `copies`,
-    readers only get data that this many members have synced.
+    the instances in its store. `alerting` contains the alert conditions and the channel, and `pumps` the
+    Pumps by instance. With `copies`, readers only get data that this many members have synced.
     """
     settings = Settings.model_validate(
         {
@@ -174,6 +176,7 @@ def serving(
             *settings_routes.routes(served, partial(shown_settings, settings)),
             *check_routes.routes(served, check, served.threads.searching),
             *resume_routes.routes(served, resume),
+            *pump_routes.routes(served, pumps or {}),
             *fleet_control_routes.routes(served, control),
             *([] if instances is None else instance_routes.routes(served, instances)),
         ],

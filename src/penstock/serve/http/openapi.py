@@ -15,6 +15,7 @@ from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
 from penstock.serve.http.history import HistoryRequest
 from penstock.serve.http.instances import ForgetRequest
 from penstock.serve.http.json_request import JsonRequest
+from penstock.serve.http.pumps import DecisionRequest
 from penstock.serve.http.subscription_changes import CALLS as SUBSCRIPTION_CALLS
 from penstock.serve.http.subscription_reset import ResetRequest
 from penstock.serve.problems import PROBLEM_TYPE
@@ -57,6 +58,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/instances", "The instances and their states", "", _JSON),
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
     ("get", "/v1/fleet", "The members of the fleet, and who captures each instance", "", _JSON),
+    ("get", "/v1/pumps", "The Pumps of TiDB clusters that this daemon runs; administrators only", "", _JSON),
     (
         "get",
         "/v1/stored-instances",
@@ -265,6 +267,11 @@ _CHANGES: tuple[tuple[str, type[JsonRequest], str], ...] = (
         f"{_INSTANCE}/definitions",
         DefinitionRequest,
         "Set a table's definition by its CREATE TABLE from a position on; administrators only",
+    ),
+    (
+        "/v1/pumps/{instance}/decide",
+        DecisionRequest,
+        "Decide a transaction that a Pump cannot decide; administrators only",
     ),
     (
         "/v1/alerts/test",
