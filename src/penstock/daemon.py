@@ -34,7 +34,7 @@ from penstock.captures import (
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.session_guard import SessionGuard
-from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store, without_password
+from penstock.coordinate.store import CoordinationStore, open_store, without_password
 from penstock.desired import DesiredSettings, SettingsState, SettingsThread, StoredInstances
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.fleet.control import FleetControl
@@ -48,7 +48,14 @@ from penstock.fleet.records import capturer_of
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, TenuredCapture
 from penstock.limits import CONNECTIONS_MAX
-from penstock.listeners import as_served, configure_served, coordination_probe, make_served, store_opener
+from penstock.listeners import (
+    as_served,
+    canal_cluster,
+    configure_served,
+    coordination_probe,
+    make_served,
+    store_opener,
+)
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.ending import put_aside
 from penstock.logstore.log import Log
@@ -58,7 +65,6 @@ from penstock.processes.leased import LeasedCapture
 from penstock.processes.listeners import ListenerProcesses
 from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
-from penstock.serve.canal.cluster import CanalCluster
 from penstock.serve.certificate import read_certificate
 from penstock.serve.durable import DurableInstance
 from penstock.serve.http import fleet_control as fleet_control_routes
@@ -99,6 +105,8 @@ _FLEET_STATUS_SECONDS = 1.0
 class Daemon:
     """Everything that one process captures and serves. The main thread calls `run`."""
 
+    _listener_processes: ListenerProcesses | None = None
+
     def __init__(self, settings: Settings, desired: DesiredSettings) -> None:
         """`settings` are the first desired settings."""
         check_instances(settings)
@@ -108,7 +116,6 @@ class Daemon:
         self._arrivals, self._pipelines = Arrivals(), PipelineWatch(*settings.pipelines_to_watch())
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
-        self._listener_processes: ListenerProcesses | None = None
         groups = settings.process_groups() if isinstance(settings.processes, int) else []
         self._guard = SessionGuard()
         self._supervisor = Supervisor(settings, groups, self._arrived, inherited=self._guard.descriptors)
@@ -133,7 +140,7 @@ class Daemon:
         )
         is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
         self._served = served = make_served(settings, self._instances(), self._arrivals, is_here)
-        self._canal_cluster = _canal_cluster(settings, self._ports, is_here, self._guard)
+        self._canal_cluster = canal_cluster(settings, self._ports, is_here, self._guard)
         self._coordination = coordination_probe(settings)
         self._listener = Listener(
             settings.listen,
@@ -584,22 +591,3 @@ def _allow_descriptors() -> None:
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
-def _canal_cluster(
-    settings: Settings, ports: Ports, is_here: Callable[[str], bool], guard: SessionGuard
-) -> CanalCluster | None:
-    """Return the object that shows this daemon to Canal's cluster clients; None if the settings name no
-    ensemble.
-    """
-    listen = settings.listen
-    if listen.canal_cluster is None:
-        return None
-    return CanalCluster(
-        partial(open_store, listen.canal_cluster),
-        listen.canal_client_address(split_host_port(ports.address("canal"))[1]),
-        settings.instances,
-        is_here,
-        SESSION_SECONDS if settings.fleet is None else settings.fleet.session,
-        joined=partial(guard.note, "canal", listen.canal_cluster),
-    )

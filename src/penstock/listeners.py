@@ -4,13 +4,16 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.coordinate.session_guard import SessionGuard
+from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
 from penstock.model import TablePatterns
+from penstock.serve.canal.cluster import CanalCluster
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.durable import DurableInstance
 from penstock.serve.limited import Limits
+from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served, ServedInstance
-from penstock.settings.daemon import Settings
+from penstock.settings.daemon import Settings, split_host_port
 
 # How long a scrape or a probe waits for the coordination store.
 _PROBE_SECONDS = 2.0
@@ -89,3 +92,25 @@ def coordination_probe(settings: Settings) -> CoordinationProbe | None:
     url = settings.coordination_url()
     open_probe = partial(open_store, url, _PROBE_SECONDS)
     return CoordinationProbe(url, open_probe, settings.instances)
+
+
+def canal_cluster(
+    settings: Settings,
+    ports: Ports,
+    is_here: Callable[[str], bool],
+    guard: SessionGuard,
+) -> CanalCluster | None:
+    """Return the object that shows this daemon to Canal's cluster clients; None if the settings name no
+    ensemble.
+    """
+    listen = settings.listen
+    if listen.canal_cluster is None:
+        return None
+    return CanalCluster(
+        partial(open_store, listen.canal_cluster),
+        listen.canal_client_address(split_host_port(ports.address("canal"))[1]),
+        settings.instances,
+        is_here,
+        SESSION_SECONDS if settings.fleet is None else settings.fleet.session,
+        joined=partial(guard.note, "canal", listen.canal_cluster),
+    )
