@@ -183,6 +183,7 @@ HOMES = {
         "src/penstock/serve/http/fleet_control.py",
         "src/penstock/serve/http/history.py",
         "src/penstock/serve/http/json_request.py",
+        "src/penstock/serve/http/pumps.py",
         "src/penstock/serve/http/subscription_changes.py",
         "src/penstock/serve/http/subscription_reset.py",
         "src/penstock/pipeline/",
