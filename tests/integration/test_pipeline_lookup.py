@@ -137,6 +137,15 @@ def test_values_are_read_in_the_types_of_the_table_and_get_the_declared_ones(
     step.close()
 
 
+def test_value_that_its_type_cannot_represent_is_null(
+    make_step: MakeStep, mysql_server: Server, database: str
+) -> None:
+    mysql_server.sql(f"SET sql_mode = ''; UPDATE {database}.customers SET born = '1815-00-10' WHERE id = 1")
+    step = make_step(add={"born": {"column": "born", "type": "date"}})
+    stepped = run(step, changes_of(ORDERS, insert(1, id=1, customer=1, country="DE")))
+    assert stepped.rows.column("born").to_pylist() == [None]
+
+
 def test_row_that_was_looked_up_is_kept_and_a_new_row_is_always_found(
     make_step: MakeStep, mysql_server: Server, database: str
 ) -> None:
