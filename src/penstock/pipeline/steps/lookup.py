@@ -385,10 +385,14 @@ def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.Reco
 
     Null is not equal to any value, not even to null.
     """
+    # Few of many remembered rows have a value that is looked up, and numbering their values costs much more
+    # than finding these rows.
+    is_near = compute.is_in(_in_one_chunk(rows.column(0)), value_set=columns[0].drop_null().unique())
+    near = compute.indices_nonzero(is_near).cast(pyarrow.int64())
     codes: Any = None
     own_codes: Any = None
     for column, own in zip(columns, rows.columns, strict=False):
-        values = own.combine_chunks() if isinstance(own, pyarrow.ChunkedArray) else own
+        values = _in_one_chunk(own).take(near)
         distinct = values.drop_null().unique()
         code, own_code = (
             compute.index_in(each, value_set=distinct, skip_nulls=True) for each in (column, values)
@@ -404,6 +408,10 @@ def _places(columns: Sequence[pyarrow.Array], rows: pyarrow.Table | pyarrow.Reco
                 compute.index_in(each, value_set=distinct, skip_nulls=True) for each in (pairs, own_pairs)
             )
         codes, own_codes = code, own_code
-    places = compute.index_in(codes, value_set=own_codes, skip_nulls=True)
+    places = near.take(compute.index_in(codes, value_set=own_codes, skip_nulls=True))
     answer: Places = compute.fill_null(places, -1).to_numpy(zero_copy_only=False)
     return answer
+
+
+def _in_one_chunk(column: pyarrow.Array | pyarrow.ChunkedArray) -> pyarrow.Array:
+    return column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
