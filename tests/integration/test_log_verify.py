@@ -148,7 +148,9 @@ def test_bit_flipped_in_a_block_index_is_reported_and_healed(disk: SimulatedDisk
 
 
 def test_well_formed_but_wrong_index_is_reported(disk: SimulatedDisk) -> None:
-    """Only the data reveals a record with a valid checksum and a wrong number of transactions."""
+    """The record's checksum is valid, but its number of transactions is wrong, which only the data
+    reveals.
+    """
     path = files(disk, INDEX_SUFFIX)[1]
 
     def lie(content: bytearray) -> None:

@@ -224,7 +224,7 @@ def test_running_members_are_resized(crowd: Crowd) -> None:
     subscribers = [crowd.join("one"), crowd.join("two")]
     crowd.wait_spread()
     for one in subscribers:
-        # A consumer may still finish the batch that it has begun, and its checkpoint counts.
+        # A consumer may still finish the batch that it has begun, and the checkpoint after it is accepted.
         one.ending = lambda held: held.note(at(320 + 16 * held.shard))
         for held in one.gained:
             held.note(at(160))
@@ -389,7 +389,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         for _ in range(5):
             processes.join()
         deadline = time.monotonic() + 7.0
-        # Continue until a process was killed, which takes longer on a slow machine.
+        # Run until at least one process has been killed, which takes longer on a slow machine.
         while time.monotonic() < deadline or not processes.killed:
             time.sleep(processes.chance.uniform(0.2, 0.8))
             leaving = len(processes.running) > 2 and processes.chance.random() < 0.5
@@ -403,7 +403,7 @@ def test_joining_leaving_and_dying_members_never_share_a_shard(
         while len(processes.running) < 5:
             processes.join()
         wait_until(lambda: is_spread(store, subscription, set(processes.running)))
-        # At rest, every shard is consumed.
+        # Once the processes stop changing, every shard is consumed.
         rested = tmp_path.joinpath("deliveries").stat().st_size
         wait_until(lambda: set(range(SHARDS)) <= shards_in(tmp_path / "deliveries", rested))
         for _ in tuple(processes.running):

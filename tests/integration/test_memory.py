@@ -25,7 +25,8 @@ ROW_BYTES = 20_000
 # The server fills its redo log before it reuses it, so the capacity is the disk space used by the test.
 REDO_CAPACITY = "2G" if LONG else "256M"
 
-# Reads a log in a separate process and reports its memory growth beyond the interpreter and Arrow.
+# Reads a log in a separate process and reports how much memory the read needs beyond the interpreter and
+# Arrow.
 READER = """
 import json, resource, sys
 import penstock, pyarrow
@@ -42,7 +43,7 @@ print(json.dumps({"rows": rows, "bytes": total, "growth": resident() - start}))
 def write_transaction(server: Server, compressed: bool) -> int:
     """Write one transaction of about TRANSACTION_BYTES; return its number of rows."""
     rows = 512
-    # 10,000 digits that compress by half, and repeat only beyond the window of the server's compression.
+    # 10,000 digits: they compress by half, and repeat only beyond the server's compression window.
     digits = ", ".join(["HEX(RANDOM_BYTES(500))"] * 10)
     numbers = f"JSON_TABLE('[{','.join('1' * rows)}]', '$[*]' COLUMNS (n INT PATH '$'))"
     with server.connect(database="d") as connection, connection.cursor() as cursor:

@@ -58,7 +58,7 @@ class Shop:
             server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, v VARCHAR(20))")
 
     def insert(self, number: int, count: int = 1) -> list[int]:
-        """Commit orders on one of the servers, one by one, and return their ids."""
+        """Insert orders on one of the servers, each in its own transaction, and return their ids."""
         ids = list(itertools.islice(self._ids, count))
         self.servers[number].sql(";".join(f"INSERT INTO shop.orders VALUES ({id_}, 'new')" for id_ in ids))
         return ids

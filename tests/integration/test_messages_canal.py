@@ -25,7 +25,7 @@ pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, BEGIN, END, HEARTBEAT = range(7)
 DIFFERENCES_SHOWN_MAX = 8
-# The paths of a document that an update may change.
+# A JSON document; updates change the values at these paths.
 DOCUMENT = """{"a": "b\\"c\\\\\\\\d", "n": 10000000.0, "s": 0.0001, "t": "é\\u0001"}"""
 
 
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def event_rows(self) -> list[Any]:
-        """Return the rows of the entry, () for an entry of another kind."""
+        """Return the entry's rows, or an empty list if it is not a row entry."""
         return list(self.store.rowDatas) if self.entry.entryType == ROWDATA else []
 
     @property
@@ -207,7 +207,7 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
         kind, end = logged[header.logfileOffset]
         assert (header.version, header.serverenCode, header.sourceType) == (1, "UTF-8", 2)
         assert header.logfileName == file.name
-        # MariaDB omits the end of events inside a transaction.
+        # MariaDB may log 0 as the end position of an event inside a transaction.
         assert end in (0, header.logfileOffset + header.eventLength)
         assert header.serverId == server.sql("SELECT @@server_id")[0][0]
         assert header.executeTime % 1000 == 0
@@ -223,7 +223,7 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
         else:
             assert not header.HasField("schemaName")
             assert not header.HasField("tableName")
-    # MariaDB's BEGIN is its GTID event, which contains the thread from 11.5 on if configured.
+    # MariaDB's BEGIN is its GTID event, which contains the thread id since 11.5, if configured.
     assert messages[0].store.threadId > 0 or server.flavor != "mysql"
     assert messages[-1].store.transactionId.isdigit()
     assert (

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, END = 0, 1, 2, 3, 5
 DIFFERENCES_SHOWN_MAX = 8
-# Arrow does not know the declared digits of a fraction, so these types may have a different slot in Arrow.
+# Arrow does not know how many fractional digits a column declares, so values of these types may get a
+# different slot.
 SLOTS_DIFFER = ("time", "datetime", "timestamp")
 
 
@@ -162,7 +163,7 @@ def test_every_value_equals_its_dialects_form_of_the_clients_text(
 
     with_schema = rows_of(read_table(table, "debezium_schema"))
     if name not in OF_MARIADB:
-        # With full metadata the log alone suffices, even for the kind of a geometry.
+        # With full metadata, the log alone is enough, even to tell the type of a geometry column.
         assert rows_of(read(table.file, "debezium_schema", table.name)) == with_schema
     wrapped = [message.content for message in with_schema]
     assert [message["payload"] for message in wrapped] == debezium
@@ -344,7 +345,7 @@ def test_transaction_larger_than_memory_leaves_maxwells_first_rows_without_a_num
     ]
     assert [row["data"]["id"] for row in rows] == list(range(10))
     numbered = [row for row in rows if "xid" in row]
-    # The last row is always kept until the end of the transaction, for any memory bound.
+    # The last row is always kept until the end of the transaction, whatever the memory bound.
     assert 0 < len(numbered) < 10
     assert rows[-len(numbered) :] == numbered
     assert [message.get("xoffset") for message in numbered] == [*range(10 - len(numbered), 9), None]

@@ -57,7 +57,7 @@ def test_definitions_are_named_by_the_objects_they_define(
     database = fresh_database(server)
     file = run_logged(server, *(text for text, _, _ in DEFINITIONS), database=database)
     messages = entries(file, f"{database}.*", None)
-    # A view is not a table, so a filter on tables excludes its definitions.
+    # A view is not a table, so a filter on tables excludes the statements that define the view.
     wanted = [definition for definition in DEFINITIONS if "VIEW" not in definition[0]]
     assert [(entry.event, entry.header.tableName) for entry in messages] == [
         definition[1:] for definition in wanted
@@ -214,8 +214,8 @@ def test_create_table_as_select_is_one_transaction(server: Server, fresh_databas
         database=database,
     )
     messages = [entry for entry in entries(file, f"{database}.*") if entry.header.eventType != QUERY]
-    # MySQL logs CREATE TABLE ... SELECT as one transaction; MariaDB logs the definition before the
-    # transaction of the rows.
+    # MySQL logs CREATE TABLE ... SELECT as one transaction; MariaDB logs the CREATE TABLE first and the rows
+    # in a transaction after it.
     order = [BEGIN, STATEMENT, INSERT, END] if server.flavor == "mysql" else [STATEMENT, BEGIN, INSERT, END]
     kinds = [entry.message.kind for entry in messages]
     assert kinds in ([*order, STATEMENT], [BEGIN, STATEMENT, INSERT, END, STATEMENT])
@@ -324,7 +324,7 @@ def test_compressed_transaction_is_reported_like_any_other(
     )
     messages = entries(file, f"{database}.t", schemas)
     assert [entry.message.kind for entry in messages] == [4, INSERT, END]
-    # All entries have one position, that of the payload.
+    # All entries of a payload have the payload's position.
     assert len({(entry.header.logfileOffset, entry.header.eventLength) for entry in messages}) == 1
     assert (
         messages[-1].message.end_offset == messages[0].header.logfileOffset + messages[0].header.eventLength

@@ -159,7 +159,7 @@ def test_log_of_two_servers_returns_each_row_once(sample: Sample) -> None:
 
 
 def planned_rows(sample: Sample, start: dict[str, Any], end: dict[str, Any] | None = None) -> list[Change]:
-    """Plan a batch from an offset, by default to the head, and decode it like executors."""
+    """Plan a batch from an offset to the given end (default: the head), and decode it as executors do."""
     source = PenstockDataSource(sample.stream_options())
     reader = source.streamReader(source.schema())
     try:
@@ -232,7 +232,7 @@ def test_spark_resumes_a_stream_and_a_pipeline_from_their_checkpoints(
     feed = sample.folder / "pipelines/shop-feed.yaml"
     text = feed.read_text()
     assert text.count('server: "${SERVER}", ') == 1
-    # The server is gone; a log that keeps definitions is enough without a load.
+    # The server is gone; a log that stores table definitions is enough if nothing is loaded.
     feed.write_text(text.replace('server: "${SERVER}", ', ""))
     run_to_end(spark, sample.pipeline("shop-feed"))
     assert sorted_changes(feed_rows(sample)) == sorted_changes(only(sample.changes(ORDERS)))
@@ -360,7 +360,9 @@ def test_started_batch_has_the_same_rows(sample: Sample) -> None:
 
 
 def repaired_letter(settings: PipelineSettings) -> Changes:
-    """Return the rows of the newest dead letter through the pipeline's steps, with a corrected code."""
+    """Return the rows of the newest dead letter after correcting their code and running the pipeline's
+    steps.
+    """
     letter = rows_of_letter(settings, dead_letters(settings)[-1].name)
     at = letter.rows.schema.get_field_index("code")
     assert set(letter.rows.column(at).to_pylist()) == {BAD_CODE}

@@ -118,7 +118,7 @@ def test_cold_segment_with_an_unknown_seek_table_is_refused(sample: Sample) -> N
     assert path.name.partition(".")[0] in f"{refused.value} {refused.value.position}"
 
 
-# --- What readers keep ----------------------------------------------------------------------
+# --- State that readers store ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_run_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        # The run may be as fast as a slow writer, so it starts with a backlog.
+        # A slow writer may be no faster than the run, so the run starts with a backlog.
         assert behind.wait(WAIT_SECONDS_MAX)
         with Running(shop.settings()) as running:
             wait_until(lambda: len(shop.cache.keys(f"{shop.database}:*")) > 1500)

@@ -46,7 +46,7 @@ _SWAP_FOR_A_UNIQUE_KEY = """
     INSERT IGNORE INTO _{t}_new SELECT * FROM {t};
     RENAME TABLE {t} TO _{t}_old, _{t}_new TO {t}; DROP TABLE _{t}_old"""
 
-# The statements for a table, and whether the pipeline reads the table again because of them.
+# The statements run on each table, and whether they make the pipeline read the table again.
 CASES = {
     "emptied": ("TRUNCATE TABLE {t}; INSERT INTO {t} VALUES (8, 'new')", False),
     "emptied_last": ("INSERT INTO {t} VALUES (8, 'old'); TRUNCATE TABLE {t}", False),
@@ -181,7 +181,7 @@ def test_changed_definitions_are_followed(
     reread = {request.table.table for request in state.requests()}
     assert {request.state for request in state.requests()} == {"done"}
     state.close()
-    # In the case `replaced`, the two tables whose names were new are read as well.
+    # In the case `replaced`, the two tables with new names are read as well.
     assert {name for name in reread if name in CASES} == {name for name, (_, again) in CASES.items() if again}
     assert not mariadb_server.sql(f"SHOW TABLES IN {database} LIKE '\\_%'"), "a ghost is no table of ours"
     mariadb_server.sql(f"DROP DATABASE {database}")
@@ -236,8 +236,8 @@ def test_columns_are_only_added_if_configured(
     # name.
     left = mariadb_server.sql(f"SELECT id, name FROM {database}.t WHERE name IS NOT NULL ORDER BY id")
     assert left == [(2, "b"), (3, "c")]
-    # A value that the old type cannot hold, and rows that are equal under the old key, stop with a named
-    # error.
+    # Values that the old type cannot hold, and rows with equal old keys, stop the pipeline with an error that
+    # says why.
     for statement, why in (
         (f"INSERT INTO t VALUES (5, {2**40}, 8)", "code"),
         (

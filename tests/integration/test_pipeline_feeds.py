@@ -16,7 +16,7 @@ from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# By table: its changes, and the rows that its inserts leave in a feed. The first row was loaded.
+# For each table: its statements, and the rows that a feed has after its inserts. The first row was loaded.
 TABLES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "added": (
         "ALTER TABLE {t} ADD COLUMN n INT NULL; INSERT INTO {t} VALUES (3, 30, 300, 7)",
@@ -74,7 +74,7 @@ def _lake_table(folder: Path, database: str, table: str) -> pyarrow.Table:
 
 
 def first_periods(rows: pyarrow.Table) -> pyarrow.Table:
-    """Return a history's rows as logged, without the periods of reread rows."""
+    """Return a history's rows as logged, without the periods added when rows are read again."""
     begin = "_valid_from_version"
     if begin not in rows.column_names:
         return rows

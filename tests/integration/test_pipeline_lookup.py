@@ -83,7 +83,7 @@ def test_both_images_of_changes_get_the_columns_of_the_row_they_refer_to(make_st
         ("insert", None, None),
         ("insert", None, None),
     ]
-    # A FLOAT has the digits that the log has.
+    # A FLOAT is looked up with the same digits that it has in the log.
     assert stepped.rows.column("rate").to_pylist()[:4] == pytest.approx([0.1, 0.1, 0, 2e-9], rel=1e-6)
 
 

@@ -126,8 +126,8 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     run_to_end(LocalDriver(2), shards.settings)
     shards.server.sql("TRUNCATE orders_a; INSERT INTO orders_a VALUES (4, '4')", database=shards.database)
     run_to_end(LocalDriver(2), shards.settings)
-    # Nothing distinguishes the rows that `a` lost from those of `b`, so the error names `a`, and `a` is
-    # skipped as well.
+    # The rows that `a` lost cannot be told from those of `b`, so the error names `a`, and `a` is skipped as
+    # well.
     assert shards.stopped() == [f"shop/{shards.table(name)}" for name in "ab"]
     assert set(shards.keys()) >= {11, 12, 13, 21, 22, 23}
     (result,) = verify(shards.settings, mend=True).results
@@ -135,8 +135,8 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     assert "the pipeline goes on without it" in result.open
     (line,) = map(json.loads, penstock("verify", shards.file, "--json").out.splitlines())
     assert (line["equal"], line["complete"], line["open"]) == (False, False, result.open)
-    # Both tables are read again at once. A table that is dropped in the meantime keeps no rows and stops
-    # nothing.
+    # Both tables are read again at once. The rows of a table that was dropped in the meantime are deleted,
+    # and do not stop the pipeline.
     shards.server.sql(
         "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database
     )

@@ -103,7 +103,7 @@ def test_dropped_and_recreated_table_is_empty_after_any_driver_restart(driver: D
 
 
 def test_table_recreated_with_the_same_columns_has_its_new_keys(driver: Driver, mysql_server: Server) -> None:
-    """A stale unique key in the target would reject rows that only the old table excluded."""
+    """A stale unique key in the target would reject rows that were duplicates only in the old table."""
     keyed = "CREATE TABLE t (id INT PRIMARY KEY, seat INT, UNIQUE (seat))"
     mysql_server.sql(f"DROP TABLE t; {keyed}", database=driver.database)
     driver.meet("DROP TABLE t", 200)
@@ -123,7 +123,9 @@ def test_table_recreated_with_the_same_columns_has_its_new_keys(driver: Driver, 
 def test_target_has_a_unique_key_while_the_source_has_it_in_the_log(
     driver: Driver, mysql_server: Server, add: str, drop: str
 ) -> None:
-    """A unique key missing from the source would make rows of one value replace each other in the target."""
+    """If the target had a unique key that the source lacks, rows with equal values would replace each
+    other.
+    """
 
     def unique_keys() -> Any:
         return driver.tables.targets[driver.table].unique_keys
@@ -355,7 +357,7 @@ def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
 def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    """The load empties the target first, because no key identifies its own rows."""
+    """The load empties the target first, because without a key, it cannot tell its own rows from others."""
     database = fresh_database(mysql_server)
     mysql_server.sql("CREATE TABLE t (n INT); INSERT INTO t VALUES (1)", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root")}}

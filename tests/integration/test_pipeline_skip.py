@@ -44,7 +44,7 @@ def test_change_logged_as_a_statement_is_skipped(
     assert told.code == 0, told
     assert "passed over" in told.out
     run_to_end(LocalDriver(2), settings)
-    # Everything except the effect of the statement is as in the source.
+    # Except for the effect of the skipped statement, the target equals the source.
     found = mariadb_server.sql(f"SELECT id, n FROM {database}.orders ORDER BY id")
     assert found == [(1, 10), (2, 20), (3, 3)]
     assert penstock("verify", file, "--repair").code == 0

@@ -101,7 +101,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
         asked = state.request(number)
     assert asked is not None
     assert asked.state == "failed"
-    # The logged changes and statements of the skipped tables are skipped.
+    # Changes and statements logged for the skipped tables have no effect.
     mysql_server.sql(
         f"TRUNCATE {dropped}; INSERT INTO {dropped} VALUES (5, 5); INSERT INTO {good} VALUES (5, 5)"
     )
@@ -258,7 +258,7 @@ def test_type_of_rows_within_a_batch_that_a_history_cannot_take_stops_their_tabl
         database=database,
     )
     run_to_end(LocalDriver(), settings)
-    # The table's last definition fits again, so the pipeline has read the table again.
+    # The last ALTER makes the table fit the target again, so the pipeline has read the table again.
     assert stopped(settings) == {}
     lake = f"{tmp_path}/lake/{database}"
     assert {row["id"] for row in delta_rows(f"{lake}/t")} == {1, 2}

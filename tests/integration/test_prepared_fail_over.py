@@ -34,7 +34,7 @@ def test_rows_prepared_on_the_old_primary_arrive_once_when_the_new_one_commits(
     settings = failing_over(tmp_path, primary, follower, "300ms")
     with capturing(settings) as capture:
         for number in (1, 2):
-            # The new primary commits one of them and rolls the other back.
+            # The new primary commits one of these two prepared transactions and rolls the other back.
             primary.sql(
                 f"XA START 'x{number}'; INSERT INTO d.t VALUES ({number});"
                 f" XA END 'x{number}'; XA PREPARE 'x{number}'"

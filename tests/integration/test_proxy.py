@@ -44,7 +44,7 @@ def chatter() -> Iterator[int]:
 
     threading.Thread(target=accept, daemon=True).start()
     yield listener.getsockname()[1]
-    # Closing alone would leave the thread in accept, and the port occupied.
+    # Closing the socket without a shutdown would leave the thread blocked in accept, and the port occupied.
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
 
@@ -115,7 +115,7 @@ def test_slow_client_has_every_byte_before_a_planned_cut(how: str) -> None:
 
 
 def _speak(talker: socket.socket, count: int) -> None:
-    """Send this many bytes to the first client, as far as it reads them."""
+    """Send this many bytes to the first client, or until it stops reading."""
     client, _ = talker.accept()
     with client, contextlib.suppress(OSError):
         client.sendall(b"x" * count)

@@ -249,7 +249,7 @@ def test_heartbeats_go_to_all_shards_and_their_commits_to_none(one_shop: Shop) -
         shop.server.sql("DROP DATABASE buffalo_heartbeat")
 
 
-# --- From anywhere on -----------------------------------------------------------------------
+# --- Starting positions -----------------------------------------------------------------------
 
 
 def test_client_continues_after_every_event(shop: Shop) -> None:
@@ -377,7 +377,7 @@ def test_repeated_subscription_starts_over(one_shop: Shop) -> None:
     assert [event.eventType for event in client.events[1]] == [INSERT, END]
 
 
-# --- When things die ------------------------------------------------------------------------
+# --- Killed processes ------------------------------------------------------------------------
 
 
 @pytest.mark.deep(guard="tests/integration/test_ptubes.py::test_client_continues_after_every_event")

@@ -61,7 +61,8 @@ def test_fetch_without_events_waits_for_its_timeout(shop: Shop) -> None:
         client.subscribe(LATEST)
         client.fetch(timeout_ms=1)
         started = time.monotonic()
-        # If the daemon used a larger unit, the response would arrive after the connection's own timeout.
+        # If the daemon took the timeout for seconds, the response would arrive after the connection's own
+        # timeout.
         assert client.fetch(timeout_ms=400).totalEventCount == 0
         assert time.monotonic() - started > 0.3
 

@@ -307,7 +307,7 @@ def test_full_queue_is_retryable(broker: RabbitMQ, channel: Any, name: str, queu
     channel.queue_declare(name, durable=True, arguments=arguments)
     sink = sink_of(broker, name, order="table")
     many = changes_of(ORDERS, *(insert(5, i, id=i) for i in range(100)))
-    # A quorum queue accepts messages that are under way when it reaches its limit.
+    # A quorum queue accepts messages that are in flight when it reaches its limit.
     wait_until(lambda: not goes_through(sink, many))
     with pytest.raises(ServerBusy, match="rejected"):
         write(sink, many)

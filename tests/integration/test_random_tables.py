@@ -132,7 +132,7 @@ def identifier(name: str) -> str:
 def tables(draw: st.DrawFn) -> Table:
     name = draw(NAMES)
     columns = draw(st.lists(st.tuples(NAMES, st.sampled_from(KINDS)), min_size=1, max_size=12))
-    # Column names are compared without case, and in some collations without accents.
+    # Column names are case-insensitive, and accent-insensitive in some collations.
     columns = [(f"{column}{index}", kind) for index, (column, kind) in enumerate(columns)]
     statements: list[str] = []
     for key in range(draw(st.integers(1, 6))):

@@ -86,7 +86,7 @@ def check_every_cut(data: bytes, cuts: list[list[int]], **options: object) -> No
 
 
 def all_single_cuts(data: bytes) -> list[list[int]]:
-    """Return every byte as a cut for a small file, or cuts around event starts and random ones."""
+    """Return each cut position in a small file; otherwise cuts around event starts, and random cuts."""
     places = range(1, len(data))
     if len(data) > EVERY_BYTE_MAX:
         near = {
@@ -191,7 +191,7 @@ def test_transaction_far_longer_than_a_range_is_returned_once(
 def test_event_like_bytes_inside_a_value_start_no_range(
     mysql_server: Server, fresh_database: FreshDatabase, start_server: StartServer
 ) -> None:
-    """A value that contains a binlog file occurs in backup tables of logs."""
+    """A table that backs up binlogs may contain a whole binlog file in a value."""
     database = fresh_database(mysql_server)
     inner = write_mixed_log(mysql_server, database).read_bytes()
     path = run_logged(

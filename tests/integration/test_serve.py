@@ -42,7 +42,7 @@ def table(server_of: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def start(table: str, server_of: Any) -> Position:
-    """The position at which this module's daemon starts, after the writes that the server makes into a new
+    """The position at which this module's daemon starts, after the checkpoint that MariaDB writes into a new
     file with a delay.
     """
     rotate(server_of("mariadb"))
@@ -134,7 +134,8 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
     waiting = [threading.Thread(target=wait) for _ in range(5)]
     for thread in waiting:
         thread.start()
-    # Nothing polls in the meantime; the web server's own timer ticks ten times a second.
+    # Waiting requests do not poll, so little CPU is used; the web server's own timer ticks ten times a
+    # second.
     wait_until(lambda: share_of_a_processor(daemon) < 0.3)
     assert came == []
     committed = time.monotonic()

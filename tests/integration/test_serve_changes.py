@@ -211,7 +211,8 @@ def test_where_condition_selects_the_same_rows_as_the_server(shop: Shop) -> None
                 newest.pop(row["id"])
             elif row["_change_type"] != "update_preimage":
                 newest[row["id"]] = key_of(row) in passed
-        # An updated row also passes by its before image, so only rows without updates are compared.
+        # An update also passes if only its before image meets the condition, so only rows without updates are
+        # compared.
         still = {row_id for row_id, passes in newest.items() if passes and row_id > 10}
         assert still == {row_id for row_id in wanted if row_id > 10}, where
 
@@ -298,7 +299,8 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
         for shown in shop.daemon.get("/v1/subscribers")["subscribers"]
         if shown["subscriber"] == "moves"
     }
-    # The whole update was requested once; the insert of customer 2 passed the condition too.
+    # The update was requested once, so both its images arrived; the insert of customer 2 met the condition
+    # too.
     assert sorted(moved.values()) == [1, 2, 2]
 
 
@@ -320,7 +322,7 @@ def test_update_with_a_partial_image_stays_in_the_shard_of_its_key(shop: Shop) -
         len(changes(shop.daemon, tables=["shop.parts"], shards={"count": 3, "of": [shard]}).rows)
         for shard in range(3)
     ]
-    # Five inserts, five updates of two images, three moves.
+    # Five inserts, five updates with two images each, three moves.
     assert sum(counts) == 5 + 10 + 6
     assert min(counts) > 3
     by_other = {"count": 3, "of": [0], "columns": {"shop.parts": ["n"]}}

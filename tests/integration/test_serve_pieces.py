@@ -50,10 +50,10 @@ Row = tuple[object, ...]
 _Found = TypeVar("_Found")
 
 VIEW = View("typed", TablePatterns("shop.*"))
-# The distance of the cuts is small, so that a log of a few hundred kilobytes has many pieces.
+# The cuts are close together, so that a log of a few hundred kilobytes has many pieces.
 GRID = 8 * 1024
 
-# Pieces that two readers follow are kept for a third.
+# With two other readers at the same position, a piece is kept for a third reader.
 FOLLOWING: list[Cursor] = []
 
 
@@ -169,7 +169,9 @@ async def until_it_fails(
 
 
 async def chain(pieces: Pieces, start: Position, view: View = VIEW) -> list[Piece]:
-    """Return the pieces from a position to the end of the log, while the other pieces are kept."""
+    """Return the pieces from a position to the end of the log, with two idle cursors, so that the pieces are
+    kept.
+    """
     found: list[Piece] = []
     FOLLOWING.extend(Cursor(pieces, view, Started(start)) for _ in range(2))
     while (piece := await pieces.at(view, found[-1].end if found else start)) is not None:
@@ -584,7 +586,7 @@ def test_disconnecting_reader_affects_no_other(log: Log) -> None:
         start[1].cancel()
         piece = await start[2]
         assert piece is not None
-        # The task ends without waiters as well, and a later reader gets its piece.
+        # If its only waiter is cancelled, the task ends too. A later reader still gets its piece.
         position = piece.end
         alone = asyncio.create_task(pieces.at(VIEW, position))
         await asyncio.sleep(0)

@@ -209,8 +209,7 @@ def test_connections_of_tests_are_not_encrypted_by_default(server: Server) -> No
 @pytest.mark.deep(keep=("kill",))
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
 def test_server_ends_when_its_owner_ends_in_any_way(mariadb_server: Server, ending: str) -> None:
-    # The server is started in a thread that ends before its owner; the end of the thread must not stop the
-    # server.
+    # The thread that starts the server ends before the owning process. That must not stop the server.
     owner = _python(
         "import os, sys, threading, time\n"
         "from tools.servers import Server\n"

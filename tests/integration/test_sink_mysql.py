@@ -74,7 +74,7 @@ def test_deadlock_victim_is_retried(backend: MysqlBackend, seats: Target) -> Non
     rows = range(400)
     write_batch(sink, [changes_of(seats, *(insert(1, row, id=row, seat=row) for row in rows))], 1)
     with backend.server.connect(autocommit=False) as other, other.cursor() as cursor:
-        # The server rolls back the transaction with fewer changes.
+        # The server resolves the deadlock by rolling back the transaction with fewer changes.
         for label in range(20):
             cursor.execute(f"UPDATE {seats.name} SET label = '{label}' WHERE id >= 200")
         changed = [

@@ -170,7 +170,7 @@ def test_copied_rows_equal_merged_rows(
     for number in range(1, 25):
         rows = chance.sample(range(60), 12)
         seats = chance.sample(range(100), 12)
-        # An insert of a key that the target has is a load ahead of the log, or a retry.
+        # An insert of a key that is already in the target stands for a load ahead of the log, or for a retry.
         changes = [
             insert(number, row, id=row, seat=seat, label=f"{number}")
             if chance.random() < 0.7

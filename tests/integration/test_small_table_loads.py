@@ -74,8 +74,8 @@ def files_pipeline(server: Server, database: str, folder: Path, **more: Any) -> 
 
 
 def test_tables_of_few_rows_are_one_chunk(server: Server, fresh_database: FreshDatabase) -> None:
-    """Small tables are counted by a shared statement. If one of these tables is gone, the others are cut one
-    by one.
+    """Small tables are counted by a shared statement. If one of these tables is gone, the others are counted
+    and cut into chunks separately.
     """
     database = fresh_database(server)
     ids = create_tables(server, database)

@@ -68,7 +68,7 @@ class Served:
 
     @property
     def both(self) -> str:
-        """The URL of both daemons, the one with the later part first."""
+        """The URLs of both daemons. The daemon with the later part of the log comes first."""
         return f"penstock://127.0.0.1:{self.later.port},127.0.0.1:{self.whole.port}/shop"
 
 

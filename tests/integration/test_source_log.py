@@ -122,8 +122,8 @@ def rows_of(
             row, *position = (
                 compute.struct_field(metadata, name).to_pylist() for name in ("row", "gtid", "file", "offset")
             )
-            # Texts are cheap to create. Creating Python's own values takes most of the processor time of
-            # these tests.
+            # Compare values as text: creating Python objects would take most of the processor time of these
+            # tests.
             values = rows.drop_columns(["_metadata"])
             names = tuple(values.schema.names)
             texts = [column.cast(pyarrow.string()).to_pylist() for column in values.columns]
@@ -492,7 +492,7 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
     end = first.head_behind(begin)
     assert begin.server_key == middle.server_key == end.server_key != ""
     assert planned(first, begin, middle) == ["1", "2", "3"]
-    # The batch was planned on a lost log; the other log has its transactions in another order.
+    # The batch was planned on a lost log; the other log has the same transactions in another order.
     assert sorted(planned(second, middle, end)) == sorted(planned(first, middle, end))
     assert len(planned(second, middle, end)) == 5
     # The next transactions are only in the second log, in a following epoch.
@@ -513,7 +513,8 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
         ([(0, "a")], [(0, "a"), (1, "b")], 0),
         ([(3, "b")], [(0, "a"), (1, "b")], 2),
         ([(0, "a"), (1, "b")], [(0, "b")], 1),
-        # The log has returned to an earlier server: the nearest number without a contradiction is chosen.
+        # The log has returned to an earlier server: of the shifts without a contradiction, the one nearest to
+        # 0 is chosen.
         ([(2, "a")], [(0, "a"), (1, "b"), (2, "a")], 0),
         ([(0, "a"), (1, "b"), (2, "a")], [(0, "b"), (1, "a")], 1),
         ([(0, "a")], [(0, "b")], None),

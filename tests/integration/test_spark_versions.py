@@ -111,7 +111,8 @@ def test_checkpoint_moves_between_versions_without_loss_or_duplicates(
         assert done.returncode == 0, done.stderr[-6000:]
         return sorted(int(folder.name.removeprefix("batch=")) for folder in out.glob("batch=*")), done.stderr
 
-    # A stopped or limited run of an older version leaves more to read, and says so.
+    # In older versions, a run that was stopped or reached a limit leaves changes unread, and logs that it
+    # does.
     for minor, batches in (("4.0", [0]), ("4.1", [0, 1]), ("4.0", [0, 1, 2])):
         written, logged = run(environment_on(minor))
         assert written == batches

@@ -15,7 +15,7 @@ ROWS = 400
 
 
 def logged(server: Server, database: str) -> Path:
-    """Return the log of a table created twice from a query."""
+    """Return a log in which CREATE TABLE ... SELECT creates the same table twice."""
     numbers = ",".join(f"({number}, REPEAT('x', 200))" for number in range(ROWS))
     server.sql(
         f"CREATE TABLE origin (id INT, filler VARCHAR(200)); INSERT INTO origin VALUES {numbers}",
@@ -26,7 +26,9 @@ def logged(server: Server, database: str) -> Path:
 
 
 def parts_of(source: CutSource, file: Path) -> list[tuple[str, int] | tuple[str, int, int]]:
-    """Return statements and batches in order: text and version of the first, rows' version and count."""
+    """Return statements and batches in order: a statement as its text and version, a batch as its version and
+    row count.
+    """
     whole = ByteRange(0, file.name, first_event_end(file.read_bytes()), None, True)
     parts: list[tuple[str, int] | tuple[str, int, int]] = []
     for part in read_in_order(source, whole, Selection(), held_bytes_max=1):

@@ -22,7 +22,7 @@ DIFFERENCES_SHOWN_MAX = 8
 EPOCH = datetime(1970, 1, 1)
 HOUR_US = 3_600_000_000
 
-# --- Our side -------------------------------------------------------------------------------
+# --- Values from Penstock -------------------------------------------------------------------------------
 
 
 def shown(value: Any, arrow_type: pyarrow.DataType, type_text: str) -> str:

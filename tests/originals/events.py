@@ -53,7 +53,7 @@ def _with_documents(image: dict[str, Any], fields: dict[str, Any]) -> dict[str, 
 
 
 def keyed_events(messages: Sequence[tuple[str, Any, Any]]) -> list[Event]:
-    """Return the rows and keys of Debezium's messages, table by table; each is table, key and value."""
+    """Return the rows and keys of Debezium's messages, table by table; each as (table, key, value)."""
     events = []
     for table, key, value in sorted(messages, key=itemgetter(0)):
         payload = value["payload"]
@@ -100,7 +100,7 @@ def _by_name(schema: Any) -> Any:
 
 
 def entry_events(contents: Sequence[bytes]) -> list[Event]:
-    """Return Canal's entries. Fields that an entry omits have the default values of its getters."""
+    """Return Canal's entries. An omitted field has the default value that its getter returns."""
     return list(_entries(contents))
 
 

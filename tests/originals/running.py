@@ -28,8 +28,8 @@ from tools.maven import cached, copy_dependencies, program, run
 from tools.servers import Server
 
 HERE = Path(__file__).parent
-# The databases that each system follows. A statement that would stop a system is in a database that it does
-# not follow.
+# The databases that each system follows. Statements that would stop a system are in databases that this
+# system does not follow.
 OF_DEBEZIUM = ("shop", "vectors")
 OF_CANAL = ("shop", "beyond")
 # A table in a separate database shows how far the other systems have read.
@@ -101,7 +101,7 @@ class Original:
     def _has(self, text: bytes) -> bool:
         said = (self.folder / "said").read_text()
         assert self._process.poll() is None, f"{self.name} has ended:\n{said[-4000:]}"
-        # Canal tries again for ever.
+        # Canal retries forever.
         assert "an error, retrying" not in said, f"{self.name} has stopped:\n{said[-4000:]}"
         path = self.folder / self._file
         if not path.exists():

@@ -93,7 +93,7 @@ class Sample:
 
 
 def row_changes(rows: list[dict[str, Any]], columns: list[str] | None = None) -> list[Change]:
-    """Return decoded rows in the form of the record, without the system columns."""
+    """Return decoded rows in the same form as in the record, without the system columns."""
     names = [columns or [name for name in row if not name.startswith("_")] for row in rows]
     return [
         (row["_change_type"], {name: plain(row[name]) for name in chosen})

@@ -118,7 +118,7 @@ class Shop:
         ]
 
     def account(self) -> dict[str, Any]:
-        """Return the server's record of its log: identity, files, transactions, changes and phases."""
+        """Return the record of the server and its log: identity, files, transactions, changes and phases."""
         files = [path.name for path in self.server.binlog_files()]
         logged = transactions(self.server, files)
         return {

@@ -162,7 +162,7 @@ def _run_words(work: Path, pipeline: str) -> tuple[object, ...]:
 
 
 def begin_batch(shop: Shop, work: Path) -> None:
-    """Make the feed's pipeline begin a batch that fails: a file has the name of its folder for staged
+    """Make the feed's pipeline begin a batch that fails because a file has replaced the folder for staged
     files.
     """
     staged = work / "pipelines/feed/shop/orders/_staged"
@@ -231,7 +231,7 @@ def following(work: Path, daemon: DaemonProcess) -> Iterator[None]:
     finally:
         process.kill()
         process.wait(WAIT_SECONDS_MAX)
-        # Fold the journal into the file without the store, which would remove expired sessions.
+        # Checkpoint the WAL with sqlite3: opening the store instead would remove expired sessions.
         with closing(sqlite3.connect(store)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -255,8 +255,8 @@ def _wait_until_consumed(work: Path, shop: Shop) -> None:
 
 
 def reshape_subscription(shop: Shop, work: Path) -> None:
-    """Change the number of shards of a subscription whose shards have different positions, which creates
-    floors.
+    """Change the number of shards of a subscription. Its shards have different positions, so the change
+    creates floors.
     """
     url = f"sqlite://{work}/coordination/resized.db"
     store = open_store(url, WAIT_SECONDS_MAX)

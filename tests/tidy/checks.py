@@ -129,7 +129,7 @@ def _checks_unknown(path: Path, function: Function, seen: frozenset[tuple[Path, 
 
 @functools.cache
 def _is_checker(path: Path, function: Function) -> bool:
-    """Return whether a function returns nothing and checks more than the end of a wait."""
+    """Return whether a function returns nothing and has an assertion, and does not just wait."""
     returns = function.returns
     returns_nothing = isinstance(returns, ast.Constant) and returns.value is None
     if not returns_nothing or function.name.startswith(_WAITING_PREFIXES):
@@ -138,7 +138,7 @@ def _is_checker(path: Path, function: Function) -> bool:
 
 
 def _check_places(path: Path, function: Function) -> Iterator[bool]:
-    """Yield for each check of a function whether it is reached with empty collections."""
+    """Yield for each check of a function whether it is reached even if collections are empty."""
     scope = _literals_of(path) | _assigned(function.body)
     bound = _parameters(function)
     nested = {
@@ -194,7 +194,9 @@ class _Walk:
                     yield from self._calls(part, is_reached)
 
     def _calls(self, part: ast.AST, is_reached: bool) -> Iterator[bool]:
-        """Yield the checks among the calls of an expression; a comprehension needs an element to call."""
+        """Yield the checks among the calls of an expression; a call in a comprehension counts only if its
+        collection is never empty.
+        """
         for node, runs in self._reached_nodes(part):
             if isinstance(node, ast.Call) and self._is_check(node):
                 yield is_reached and runs
@@ -337,7 +339,7 @@ def _parameters(function: Function) -> set[str]:
                 case ast.Tuple(elts=items) | ast.List(elts=items):
                     names |= {str(element.value) for element in items if isinstance(element, ast.Constant)}
         if isinstance(decorator, ast.Call) and _name_called(decorator) == "given":
-            # The generators of `given` choose the sizes.
+            # The strategies of `given` choose the sizes of collections.
             names |= {argument.arg for argument in function.args.args}
     return names
 

@@ -82,7 +82,7 @@ def test_every_handwritten_reference_page_is_listed() -> None:
 
 
 def defines(path: Path, symbol: str) -> bool:
-    """Return whether a file defines a symbol; for a Rust method or field, each part of its dotted name."""
+    """Return whether a file defines a symbol. For a dotted Rust name, the file must define each part."""
     if not path.exists():
         return False
     if path.suffix == ".py":

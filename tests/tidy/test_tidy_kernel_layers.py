@@ -117,7 +117,7 @@ def upward_imports(graph: Graph) -> list[str]:
 
 
 def circle(graph: Graph) -> list[str]:
-    """Return the files of one circle of imports, or nothing if there is no circle."""
+    """Return the files of one import cycle, or nothing if there is no cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -243,7 +243,7 @@ _CATCH_ALL = re.compile(r"(?:[a-z_]\w*|\((?:\s*(?:[a-z_]\w*)\s*,?)+\))$")
 
 
 def catch_all_arms(code: str) -> Iterator[str]:
-    """Yield the patterns that match every type, in matches that name types of columns."""
+    """Yield the catch-all patterns of matches that name column types."""
     for match in re.finditer(r"\bmatch\b[^{};]*\{", code):
         patterns = list(_patterns(code, match.end()))
         if any(_TYPE.search(pattern) for pattern in patterns):

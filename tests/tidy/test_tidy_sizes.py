@@ -41,7 +41,9 @@ def test_rust_functions_have_a_bounded_length() -> None:
 
 
 def check(lines: Mapping[str, int], hint: int) -> None:
-    """Warn about everything that is as long as the hint or longer, and fail at twice its length."""
+    """Warn about everything as long as the hint or longer, and fail for anything twice as long as the
+    hint.
+    """
     assert len(lines) > 100, "the scan finds hardly any source"
     long = {name: count for name, count in lines.items() if count >= hint}
     if long:

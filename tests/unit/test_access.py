@@ -31,7 +31,7 @@ CACHE = {"name": "cache", "token": "cache-token", "instances": ["shop"], "tables
 SEARCH = {"name": "search", "user": "canal", "password": "canal", "subscriptions": ["canal-*"], "admin": True}
 
 
-# --- Who it is ------------------------------------------------------------------------------
+# --- Authentication ------------------------------------------------------------------------------
 
 
 def test_listener_without_credentials_accepts_every_client() -> None:
@@ -162,7 +162,7 @@ def test_views_of_accounts_with_different_rights_are_never_equal() -> None:
     assert shop == again
     assert asked != shop
     assert shop != asked
-    # For an account without restrictions nothing is wrapped, so that all unrestricted accounts share their
+    # An account without restrictions gets the unwrapped object, so that all unrestricted accounts share their
     # pieces.
     assert account().readable("shop", None, asked) is asked
 

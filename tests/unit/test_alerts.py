@@ -116,7 +116,7 @@ def test_refused_notification_waits_longer_each_time_and_the_others_do_not() -> 
     disk, lag = book.due(NOW_US)
     book.refused(disk, NOW_US)
     assert book.due(NOW_US + 1) == [lag]
-    # The text of an alert changes while it lasts.
+    # The text of an alert changes while the alert lasts.
     later_us = NOW_US + 10_000_000
     book.update([LAG, Alert("disk", "shop", "7 bytes are free")], later_us)
     disk, _ = book.due(later_us)

@@ -194,7 +194,7 @@ def test_arrivals_between_two_turns_of_the_loop_wake_it_once() -> None:
                 assert loop.calls == turn
 
     for _ in range(2):
-        # A loop that ended before its turn does not block the next loop.
+        # An event loop that ended before its turn does not block the next event loop.
         loop = CountedLoop()
         with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:  # type: ignore[misc]
             runner.run(wait(loop))

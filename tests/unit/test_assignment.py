@@ -87,7 +87,7 @@ def test_pinned_shard_stays_with_its_member(
     assert list(assignment) == list(range(shards))
     valid = {shard: name for shard, name in pins.items() if shard < shards and name in members}
     assert all(assignment[shard] == name for shard, name in valid.items())
-    # A member has two more shards than another only because of pins.
+    # Only pins can give a member two shards more than another member.
     free = Counter(assignment[shard] for shard in range(shards) if shard not in valid)
     counts = dict(zip(members, loads(assignment, members), strict=True))
     assert all(counts[name] <= min(counts.values()) + 1 for name in members if free[name])

@@ -60,7 +60,7 @@ class PartsSink:
 
 @pytest.fixture
 def tables() -> Any:
-    """Return the calls of tables and loads as far as these batches need them."""
+    """Return a stand-in for tables and loads, with only the methods that these batches call."""
     return SimpleNamespace(
         stopped={},
         columns=SimpleNamespace(note=lambda _: None),

@@ -112,7 +112,7 @@ def microseconds(row: dict[str, Any]) -> int:
 
 def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
     content = log.read_bytes()
-    # Blocks of the size of most events; transactions smaller than sixteen blocks are never cut.
+    # Blocks are about as large as most events; transactions smaller than sixteen blocks are never cut.
     (part,) = cut(content, block_bytes=1000).parts
     by_start = {row["offset"]: row for row in transactions_of(content)}
     time_max_us = 0
@@ -145,7 +145,9 @@ def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
 
 
 def gtid_of(record: Record, like: str) -> str:
-    """Return a record's GTID in the form of another GTID, because a record has no field for a tag."""
+    """Return a record's GTID in the format of `like`. Tags come from `like`, because records do not store
+    them.
+    """
     if "-" in like and ":" not in like:
         domain, server = struct.unpack_from("<II", record.source)
         return f"{domain}-{server}-{record.number}"

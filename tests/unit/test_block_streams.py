@@ -94,7 +94,7 @@ def test_dump_from_the_middle_of_a_file_starts_there() -> None:
     (part,) = cutting.parts
     assert part.offset == start
     assert part.content == content[start:]
-    # The description is kept as sent; a dump from inside a file has no position in it.
+    # The format description is kept as sent: in a dump that starts inside a file, its end position is 0.
     assert part.format_description != content[4 : first_event_end(content)]
     assert len(part.format_description) == first_event_end(content) - 4
 
@@ -175,7 +175,7 @@ def test_events_omitted_by_a_server_leave_a_gap() -> None:
         assert cutting.holes == [(event.offset, event.offset + event.size) for event in left_out]
         (part,) = cutting.parts
         assert bytes(part.content) == b"".join(kept[2:])
-        # No block spans a gap; within a transaction the next block continues after it.
+        # No block spans a gap; within a transaction, the next block starts after the gap.
         ends = {start for start, _ in cutting.holes}
         assert ends <= {record.end for record in part.records}
         records = {record.start: record for record in part.records}

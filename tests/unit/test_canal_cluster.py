@@ -33,7 +33,9 @@ def layout(name: str) -> Iterator[MemoryStore]:
 
 @pytest.fixture
 def show(layout: MemoryStore, name: str) -> Iterator[Show]:
-    """Return a function that shows a daemon that serves a set of destinations, which may change."""
+    """Return a function that lists a daemon in the ensemble, with the destinations that it serves; the set
+    may change.
+    """
     shown: list[CanalCluster] = []
 
     def start(address: str, served: set[str]) -> tuple[CanalCluster, MemoryStore]:
@@ -62,7 +64,8 @@ def test_destination_is_shown_where_it_is_served_and_follows_it(layout: MemorySt
     wait_until(lambda: running(layout, "users") == {"active": True, "address": "10.0.0.2:11111"})
     for path in ("/otter/canal/cluster", "/otter/canal/destinations/shop/cluster"):
         assert list(layout.list(path)) == ["10.0.0.1:11111", "10.0.0.2:11111"]
-    # The second daemon starts to serve the destination before the first has removed its node, so it waits.
+    # The second daemon starts to serve the destination before the first has removed its node, so the second
+    # daemon waits.
     second_serves.add("shop")
     first_serves.remove("shop")
     wait_until(lambda: running(layout, "shop") == {"active": True, "address": "10.0.0.2:11111"})

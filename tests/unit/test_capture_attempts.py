@@ -83,7 +83,7 @@ def test_the_next_server_is_asked_when_its_time_has_come_and_without_a_pause(clo
         clock.seconds += pause + 0.01
     assert clock.seconds - begun < 11
     assert pause == RECONNECT.first
-    # Servers that refuse one after the other are not retried endlessly without a pause.
+    # If every server refuses, the pauses between attempts grow.
     pauses = []
     for _ in range(9):
         assert made.failed(ServerBehind("no")) is None

@@ -107,7 +107,7 @@ def status_of(supervisor: Supervisor, name: str = "shop") -> dict[str, Any]:
 
 @contextmanager
 def many_descriptors() -> Iterator[None]:
-    """Have as many open files inside the block as a daemon with many connections."""
+    """Keep as many files open inside the block as a daemon with many connections has."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     with ExitStack() as stack:

@@ -176,7 +176,7 @@ def test_gtid_set_with_a_gap_starts_at_the_gap_and_names_repeated_transactions(
     known = str(GtidSet.parse(logged).subtract(gap))
     monkeypatch.setattr(start, "_first_outside", lambda connection, gtid_set, epoch: BOUNDARIES[2])
     for executed in (logged, known):
-        # The server has logged the transaction of the gap, whether its executed set contains it or not.
+        # The server has logged the missing transaction, even if it is not in the server's executed set.
         server: Any = Server(executed_text=executed)
         beginning = begin_after(server, known, places, 0)
         assert (beginning.position, beginning.gtid_set) == (BOUNDARIES[2], boundaries()[BOUNDARIES[2]])
@@ -220,7 +220,7 @@ def test_server_with_another_file_is_followed_by_gtids_if_they_all_precede_its_l
     (tmp_path / FILE.name).write_bytes(begun_later(FILE))
     with pytest.raises(PositionInvalid, match="was begun at"):
         resumption(log, server, FileSource(places.options)).find()
-    # A restored server, on which all transactions of the log precede the oldest file.
+    # On this restored server, all transactions of the log precede the oldest file.
     for file in FILES:
         (tmp_path / file.name).unlink()
     (tmp_path / FILE.name).write_bytes(begun_later(FILES[2]))
@@ -270,7 +270,7 @@ class MariadbServer(Server):
 @pytest.mark.parametrize(
     ("ends", "server_id", "error", "words"),
     [
-        # The server's own transaction has the number of a transaction that it may be missing.
+        # The number that may be missing here belongs to a transaction that the server wrote itself.
         ({(0, 1): 3, (0, 2): 4}, 2, OptionInvalid, "lacks no transaction"),
         (
             {(0, 1): 2, (0, 2): 3},

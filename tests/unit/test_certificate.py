@@ -21,7 +21,7 @@ def test_expiry_of_the_certificate_file_is_reported(tmp_path: Path) -> None:
     readings = Readings()
     read_certificate(readings, files)
     assert readings.values(NAME)[()] > datetime.now(UTC).timestamp()
-    # A renewal that is half written is no reason to stop.
+    # A half-written new certificate is only reported.
     Path(names["ssl-cert"]).write_text("-----BEGIN CERTIFICATE-----\n")
     readings = Readings()
     with capture_logs() as logs:

@@ -159,7 +159,7 @@ def test_resize_loses_and_duplicates_no_row(offsets: list[int], count: int, data
             16 * offset >= Position.parse(state.checkpoint.position).offset
             and version >= state.floors.table("one", 0)[slot]
         )
-        # Each row belongs either to the time before the change or to the time after it.
+        # Each row is consumed exactly once: either before the change or after it.
         assert before != bool(after), (slot, offset)
         assert (state.token, state.fence) == (0, 0)
 

@@ -62,7 +62,7 @@ DIFFERENCES: list[dict[str, Any]] = [
         "target": None,
     },
 ]
-# A command line that records its words, and finds the differences once the file `go` exists.
+# A command line that records its arguments, and finds the differences once the file `go` exists.
 PROGRAM = """
 import json, pathlib, sys, time
 folder, *words = sys.argv[1:]

@@ -32,7 +32,7 @@ ADDRESS = {"store": "0", "name": "shop", "sink": ""}
 
 
 def pipeline(folder: Path, sink: Any, steps: list[Any] | None = None) -> tuple[Path, PipelineSettings]:
-    """Return the file of a pipeline whose dead letter has three rows of two causes."""
+    """Return the file of a pipeline whose dead letter has three rows, rejected for two different reasons."""
     file = folder / "shop.yaml"
     file.write_text(
         yaml.safe_dump(
@@ -59,7 +59,7 @@ def pipeline(folder: Path, sink: Any, steps: list[Any] | None = None) -> tuple[P
 
 
 def replay_fields(page: Page) -> dict[str, str]:
-    """Return the form of a preview of all entries."""
+    """Return the form fields from a preview, for a replay of all entries."""
     return {**ADDRESS, **{name: page.field(name) for name in ("csrf", "entry", "count", "until_us")}}
 
 

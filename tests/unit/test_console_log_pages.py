@@ -109,7 +109,7 @@ def test_rows_of_a_transaction_are_those_that_readers_get(log: Log, daemon: Serv
 
 
 def largest(log: Log) -> Position:
-    """Return the position of the transaction with most rows."""
+    """Return the position of the transaction with the most rows."""
     logged = max(logged_transactions(log), key=lambda row: row["rows"])
     return Position(logged["epoch"], logged["file"], logged["offset"])
 

@@ -45,7 +45,7 @@ def test_costs_are_those_of_the_newest_full_run(tmp_path: Path) -> None:
     _write(tmp_path, "older", "1GB", "2026-01-01T00:00:00+00:00", 4.0)
     _write(tmp_path, "newer", "1GB", "2026-01-02T00:00:00+00:00", 2.0)
     _write(tmp_path, "small", "100MB", "2026-01-03T00:00:00+00:00", 3.0)
-    # A billion changes of 500 bytes are 500 GB of log, at 2 CPU seconds each.
+    # A billion changes of 500 bytes are 500 GB of log, at 2 CPU seconds per GB.
     assert list(rows(measurements(tmp_path))) == [
         (
             "live server → durable log",

@@ -135,7 +135,7 @@ def test_batch_at_the_head_costs_one_request(
 
     run = PipelineRun(pipeline(daemon, tmp_path, batch={"interval": 0}), LocalDriver(2), report=note)
     run.run()
-    # The second batch was run twice, because it was the first with rows of its table.
+    # The second batch ran twice, because it was the first batch that wrote to the table.
     assert counted[2] == {"bytes": 1}
 
 

@@ -108,7 +108,7 @@ def test_damaged_payload_outside_the_range_stops_nothing() -> None:
 
 
 def test_cut_between_a_gtid_and_its_begin_is_refused_without_reliable_gtids() -> None:
-    """The previous range owns the transaction as well, even if no other transaction follows in this range."""
+    """The previous range also returns the transaction, even if no other transaction follows."""
     (version, *head), (first, second, *_) = transactions(LOGS["mysql-9.7-2"], XID)
     old = replace(version, body=version.body[:2] + b"5.6.51".ljust(50, b"\0") + version.body[52:])
     content = assemble([old, *head, *first, *second])

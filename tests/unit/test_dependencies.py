@@ -10,7 +10,7 @@ from typing import Any
 from penstock.sinks.sink import kinds
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-# The packages that sinks import, as if they were not installed.
+# The packages that sinks import. The tests run as if these packages were not installed.
 PACKAGES = """
 clickhouse_connect confluent_kafka deltalake duckdb elastic_transport pika psycopg pyiceberg pymongo
 pyspark redis

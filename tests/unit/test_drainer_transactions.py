@@ -82,7 +82,9 @@ def test_records_of_files_are_those_of_the_original(tmp_path: Path) -> None:
 
 
 def pipeline_records(folder: Path, *, statements: bool = True, last: str = "", **more: Any) -> list[bytes]:
-    """Return the records of a pipeline of the sample's log, with a `last` statement, into Drainer's files."""
+    """Run a pipeline from the sample's log, with a `last` statement appended, into Drainer's files; return
+    their records.
+    """
     log, files = folder / "log", folder / "files"
     log.mkdir(exist_ok=True)
     path = write_log(log)

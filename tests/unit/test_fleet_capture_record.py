@@ -148,8 +148,7 @@ def test_capture_whose_end_cannot_be_recorded_for_a_defect_ends_and_gives_its_le
     try:
         wait_until(lambda: tenure.left)
         assert store.get(lease_path("shop")) is None
-        # Wait for the thread, which reports its exception after it has left; otherwise the next test would
-        # fail.
+        # Wait for the thread: if it reported its exception later, the next test would fail.
         wait_until(lambda: all(thread.name != "leave-shop" for thread in threading.enumerate()))
     finally:
         capture.stop()

@@ -32,7 +32,7 @@ from tests.support.suite.patience import wait_until
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record progress and poll often, because the tests wait for it."""
+    """Record progress and poll often, because the tests wait for both."""
     monkeypatch.setattr(member_module, "RECORD_SECONDS", 0.05)
     monkeypatch.setattr(member_module, "_LOAD_SECONDS", 0.0)
     monkeypatch.setattr(copying_module, "_POLL_SECONDS", 0.05)
@@ -175,7 +175,7 @@ def test_defect_while_progress_is_recorded_is_reported_and_spares_the_other_work
     wait_until(lambda: len(recorded) > 2)
     assert member.failure is None
     assert fleet.all_captured("a")
-    # Wait for the thread, which reports its exception afterwards; otherwise the next test would fail.
+    # Wait for the thread: if it reported its exception later, the next test would fail.
     wait_until(lambda: [thread.name for thread in threading.enumerate()].count("fleet-records") == 1)
 
 
@@ -217,7 +217,7 @@ def test_defect_of_the_recording_itself_ends_the_member_by_name(
     monkeypatch.setattr(member, "_bytes_per_second", fail)
     wait_until(lambda: member.failure is not None and not fleet.captured("a"))
     assert "a defect ended the recording of progress" in str(member.failure)
-    # Wait for the thread, which reports its exception afterwards; otherwise the next test would fail.
+    # Wait for the thread: if it reported its exception later, the next test would fail.
     wait_until(lambda: all(thread.name != "fleet-records" for thread in threading.enumerate()))
 
 

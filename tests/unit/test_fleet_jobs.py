@@ -125,7 +125,7 @@ def test_job_that_has_ended_does_not_run_again_on_another_worker(store: MemorySt
     wait_until(lambda: read_run(store, "orders").starts == 2)
     wait_until(lambda: read_run(store, "orders").state == "ended")
     leave(tenure)
-    # The worker has recorded a run of the job that is then deleted.
+    # A job is deleted, but its worker records the run afterwards.
     run = read_run(store, "orders")
     delete_job(store, "orders")
     store.put(run_path("orders"), run.encode())

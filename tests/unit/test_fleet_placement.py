@@ -46,7 +46,7 @@ _current = st.dictionaries(
 
 
 def place_works(works: list[Work], hosts: list[Host], current: dict[str, str]) -> dict[str, str]:
-    """Return the member of each work whose log exists once."""
+    """Place works whose logs have no copies; return the member of each work."""
     return dict(place(works, hosts, Placement(current)).owners)
 
 
@@ -229,7 +229,7 @@ def test_copies_are_complete_apart_and_stable(
         elif any(by_name[name] in able for name in copies.get(work.name, ()) if name in by_name):
             assert owner in copies[work.name]
     assert place(works[::-1], hosts[::-1], now, in_step) == placed
-    # A copy that is in step immediately lets its work move once more.
+    # Once a copy is in step, its work may move again. Here copies are in step at once.
     for _ in range(3 if modulus else 0):
         placed = place(works, hosts, placed, in_step)
     assert place(works, hosts, placed, in_step) == placed

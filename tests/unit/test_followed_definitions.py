@@ -86,7 +86,7 @@ def test_meaning_of_utf8_is_kept_with_a_history() -> None:
     [
         # DEFAULT is the charset of the session's current database.
         "CREATE TABLE other.u (a CHAR); ALTER TABLE other.u CONVERT TO CHARSET DEFAULT, RENAME TO shop.t",
-        # Members that the charset does not contain become question marks.
+        # In ENUM and SET members, characters that the charset cannot represent become question marks.
         "CREATE TABLE t (a ENUM('é') CHARACTER SET sjis)",
         "CREATE TABLE t (a SET('é')); ALTER TABLE t CONVERT TO CHARACTER SET ascii",
         "CREATE TABLE t (a ENUM('x') CHARACTER SET ucs2); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb3",

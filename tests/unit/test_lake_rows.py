@@ -12,7 +12,9 @@ TEXTS = pyarrow.map_(pyarrow.string(), pyarrow.string())
 
 
 def rows_with(texts: list[list[tuple[str, str]] | None]) -> pyarrow.Table:
-    """Return rows whose day is null; a text is the source's value of the day."""
+    """Return rows whose `day` is null. `texts` are the source's texts of values that the column cannot
+    hold.
+    """
     metadata = pyarrow.StructArray.from_arrays([pyarrow.array(texts, TEXTS)], ["unrepresentable"])
     return pyarrow.table(
         {

@@ -56,7 +56,7 @@ def test_requests_of_an_account_are_counted_over_all_processes(
     with first.request(), second.request():
         with pytest.raises(QuotaReached), first.request():
             raise AssertionError("a third request began")
-        # The second process dies with its request.
+        # The second process dies during its request.
         usages[0].end_process(1)
         with first.request():
             pass

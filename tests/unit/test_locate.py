@@ -61,7 +61,7 @@ class MadeLog:
     layout: Layout
     segments: SegmentIndex
     opened: list[int]
-    # The segments whose L2 index is on disk; it is written at the first request.
+    # The segments whose L2 index is on disk; an index is written when it is first requested.
     blocks_of: set[int]
 
     def locator(self) -> Locator:
@@ -182,8 +182,8 @@ def small(tmp_path: Path) -> MadeLog:
     return make_log(tmp_path, range(1, 5))
 
 
-# A binary search of L1 and L2 touches one page per halving; 32 records share a page, which saves the last
-# five.
+# A binary search of L1 and L2 touches one page per halving; 32 records share a page, so the last five
+# halvings touch no further page.
 PAGES_L1 = math.ceil(math.log2(SEGMENTS)) + 1
 PAGES_L2 = math.ceil(math.log2(BLOCKS)) + 2
 PAGES_OF_A_HEAD = 1
@@ -345,7 +345,7 @@ def test_position_inside_a_large_transaction_gives_its_start(tmp_path: Path) -> 
 
 
 def test_gtid_search_stops_where_the_sequence_is_not_proved(tmp_path: Path) -> None:
-    """From block 5000 on another server's transactions are interleaved, so numbers prove nothing."""
+    """From block 5000 on, transactions of another server are interleaved, so the numbers prove nothing."""
     records = block_array(2)
     records["flags"][5000:] -= GTIDS_IN_SEQUENCE
     records["sequence_start"][5000:] = 0

@@ -169,7 +169,9 @@ def test_definitions_of_a_log_that_was_empty_are_copied_before_its_first_bytes(
 
 
 def test_copy_with_bytes_of_another_history_is_set_aside_and_begins_again(tmp_path: Path) -> None:
-    """A host had received more of the first server than any other host, when another server took over."""
+    """When another server took over, this host had received more of the first server's log than any other
+    host.
+    """
     folder = tmp_path / "shop"
     with open_copy(folder, LocalDisk()) as longer:
         capture_pieces(longer, 8)

@@ -26,5 +26,5 @@ def test_logged_statements_have_the_same_effects_as_on_servers(server: str) -> N
 @pytest.mark.parametrize("server", CORPUS)
 def test_logged_statements_are_parsed_to_their_end(server: str) -> None:
     unread = [text for _, text, effects in CORPUS[server] if any("Unread" in effect for effect in effects)]
-    # A sequence is a table whose columns its statement does not list.
+    # A sequence is a table whose CREATE statement does not list the columns.
     assert [text for text in unread if "sequence" not in text.lower()] == []

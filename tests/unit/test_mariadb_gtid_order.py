@@ -47,7 +47,7 @@ def test_lower_number_of_another_server_behind_the_position_is_gtids_between(
 
 
 def test_position_with_a_lower_number_than_what_precedes_it_is_refused(tmp_path: Path) -> None:
-    """The position alone does not show that the log contains it, unless the whole log is read."""
+    """Unless the whole log is read, nothing shows whether the log contains this position."""
     source = files(tmp_path / "log", ("0-2-7", ["0-1-99", "0-1-100", "0-2-50", "0-1-101"]))
     with pytest.raises(PositionInvalid, match="0-1-99 comes without 0-2-50 before it"):
         gtids_between(source, "0-2-50")

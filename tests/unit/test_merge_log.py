@@ -136,7 +136,7 @@ def test_logs_are_joined_in_commit_order_and_read_like_any_log() -> None:
     merge.run()
     assert rows_of(merge.log) == expected
     assert merge.joining.held_back_by() == []
-    # Every server's GTIDs are those of the log.
+    # The log's GTID set contains the GTIDs of both servers.
     assert (
         merge.log.gtid_set(merge.log.head()).count("-30") + merge.log.gtid_set(merge.log.head()).count(":1-")
         == 2

@@ -42,7 +42,7 @@ ACCOUNTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Log]:
-    """A log whose table `t` had a column `body`; the rows of the log have the column `text`."""
+    """A log whose table `t` had a column `body`; its rows were logged with the column `text` instead."""
     with captured_log() as log:
         schemas = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
         start = log.earliest()

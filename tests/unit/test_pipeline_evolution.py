@@ -76,7 +76,7 @@ def test_change_of_columns_counts_once_by_its_outcome(
         prepared = fitting.prepare(prepared, added, again=False)
     assert fitting.changes == {outcome: 1}
     if policy is not Evolution.STOP:
-        # Every statement prepares all targets again, so an unchanged target must count no change.
+        # Every statement prepares all targets again, so an unchanged target must not be counted as changed.
         fitting.prepare(prepared, added, again=False)
         assert fitting.changes == {outcome: 1}
 

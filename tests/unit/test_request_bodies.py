@@ -17,7 +17,7 @@ def test_deeply_nested_body_is_refused_by_every_call(body: bytes) -> None:
                 call = re.sub(r"\{\w+\}", "some", path.replace("{instance}", INSTANCE))
                 query = f"table=fuzzed.t&position={log.earliest()}"
                 answer = daemon.ask(method.upper(), f"{call}?{query}", body)
-                # Calls without a body ignore it.
+                # Calls that take no body ignore a body.
                 assert answer.status < 500 or answer.status == 503, (call, answer.json)
                 refused |= {path.rpartition("/")[2]} if answer.status == 400 else set()
     assert refused >= {"schema", "changes", "history", "as-of"}

@@ -48,7 +48,7 @@ def test_encrypted_mariadb_files_are_refused_by_name_and_their_stream_is_read(
         list(penstock.read_binlog([str(path)], "d.t"))
     with capturing(settings_of(tmp_path / "log", server.url(), start=f"{path.name}:4")) as capture:
         wait_for_position(capture, head_of(server))
-    # The end of a capture and a verification both read the log's bytes as a file.
+    # At the end of a capture and during a verification, Penstock reads the log's bytes as a file.
     folder = tmp_path / "log" / "shop"
     done = cli("log", "verify", str(folder))
     assert done.code == 0, done

@@ -27,7 +27,8 @@ def test_events_over_sixteen_mebibytes_return_their_rows(flavor: str, start_serv
     log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"
     server = start_server(flavor, max_allowed_packet="256M", **{log: "512M"})
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, text LONGTEXT)")
-    # The middle sizes end near a packet boundary: 2^24 - 1 bytes with one byte before the event.
+    # Events of the middle sizes end near a packet boundary: a packet has 2^24 - 1 bytes, one of them before
+    # the event.
     sizes = [1, 20_000_000, *range(16_777_130, 16_777_180, 10), 40_000_000]
     for number, size in enumerate(sizes):
         server.sql(f"INSERT INTO d.t SELECT {number}, REPEAT('z', {size})")
@@ -114,7 +115,7 @@ def ends(data: bytes, file: str, **options: Any) -> list[tuple[int, int]]:
 def test_duplicate_replica_identity_takes_over_the_stream_and_is_reported(server: Server) -> None:
     address = ServerAddress.parse(server.url())
     name = ReplicaName.choose(None)
-    # At the end of its log, a server whose send blocks does not end the dump before its write timeout.
+    # At the end of its log, a server that is blocked in a send does not end the dump until its write timeout.
     start = DumpStart(position=head_of(server))
     with open_stream(address, start, name=name) as first:
         chunks = first.event_chunks()

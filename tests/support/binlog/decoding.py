@@ -81,7 +81,7 @@ def drive(
     tables: str | None = None,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[str]:
-    """Feed the decoder and answer its requests; yield each state before it needs more bytes."""
+    """Feed the decoder and answer its requests; yield each state except those that need more bytes."""
     view = memoryview(data)
     start, end = 0, min(buffer_bytes, len(view))
     while True:
@@ -90,7 +90,7 @@ def drive(
         if state == "input":
             if end == len(view):
                 break
-            # Offer an event longer than one buffer again with more bytes after it.
+            # If an event is longer than one buffer, offer it again with more bytes.
             end = min(max(end, start) + max(buffer_bytes, end - start), len(view))
             continue
         if state == "done":

@@ -44,7 +44,7 @@ def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
     """
     description, previous, *_ = events(_TEMPLATE.read_bytes())
     before = [event for gno in range(1, _NOTES) for event in insert(gno, NOTES, gno, b"note")]
-    # The same transaction with an empty note locates the start of the BLOB's bytes, after its length.
+    # The same transaction with an empty note shows where the BLOB's bytes start, after the length.
     start = len(assemble([description, previous, *before, *insert(_NOTES, NOTES, _NOTES, b"")[:-1]])) - 4
     note = forgeries(start, blob_bytes, spacing)
     after = [event for gno in range(_NOTES + 1, 2 * _NOTES) for event in insert(gno, NOTES, gno, b"note")]
@@ -52,7 +52,7 @@ def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
 
 
 def log_head(server_id: int | None = None) -> bytes:
-    """Return the first bytes of a real server's file, or those of the server with this id."""
+    """Return the start of a file as a real server wrote it, or with this server id."""
     description, *_ = events(_TEMPLATE.read_bytes())
     return assemble([description if server_id is None else replace(description, server_id=server_id)])
 

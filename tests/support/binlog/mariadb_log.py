@@ -29,7 +29,7 @@ def _gtids(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def mariadb_file(before: str, transactions: Sequence[str]) -> bytes:
-    """Return a file of empty transactions with these GTIDs. `before` is its list of earlier GTIDs."""
+    """Return a file of empty transactions with these GTIDs. `before` is the file's list of earlier GTIDs."""
     sample = next(file for file in server_files() if file.flavor == "mariadb")
     described = next(events(sample.content))
     listed = list(_gtids(before))

@@ -51,7 +51,9 @@ _MESSAGES = {
 
 
 def _protobuf_classes() -> dict[str, Any]:
-    """Return the class of each message. Every scalar has presence, as in Canal where it matters."""
+    """Return the class of each message. Every scalar tracks presence, as Canal does where presence
+    matters.
+    """
     field_type = descriptor_pb2.FieldDescriptorProto
     scalars = {
         "i": field_type.TYPE_INT32,
@@ -178,7 +180,7 @@ class CanalClient:
     # --- Requests ---------------------------------------------------------------------------
 
     def log_in(self, user: str = "", password: str | bytes = "", **more: Any) -> Self:
-        """Authenticate; a password of bytes is sent unchanged. Raises Refused."""
+        """Authenticate; a password given as bytes is sent unchanged. Raises Refused."""
         proof = (
             password if isinstance(password, bytes) else scramble(password, self.seed) if password else b""
         )

@@ -183,7 +183,7 @@ def shown_fully(text: str) -> str:
 
 
 def java_calendar(text: str) -> int:
-    """Return the microseconds since 1970 of a date normalized by java.util.Calendar, and the time of day."""
+    """Parse a date and time as java.util.Calendar does, and return it as microseconds since 1970."""
     day, _, clock = text.partition(" ")
     year, month, number = (int(part) for part in day.split("-"))
     # Months and days carry over. The Julian calendar applies before 1582. The day number follows Meeus.

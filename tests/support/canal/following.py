@@ -145,7 +145,7 @@ def assert_refused(client: CanalClient) -> None:
 
 
 def without_repeats(ids: list[str], more: list[str]) -> list[str]:
-    """Return rows followed by more rows, the first of which may repeat the last of the former."""
+    """Return `ids` followed by the ids of `more` that do not repeat them."""
     begin = ids.index(more[0]) if more and more[0] in ids else len(ids)
     assert ids[begin:] == more[: len(ids) - begin] or ids[begin : begin + len(more)] == more
     return ids[:begin] + more if len(more) > len(ids) - begin else ids

@@ -104,7 +104,7 @@ def wait_for_state(capture: Capture, state: State) -> CaptureStatus:
 
 
 def wait_for_position(capture: Capture, position: Position) -> CaptureStatus:
-    """Wait until the log holds all bytes before a position, in any epoch."""
+    """Wait until the log holds all bytes before a position, ignoring its epoch."""
 
     def holds(status: CaptureStatus) -> bool:
         if status.position is None:

@@ -34,7 +34,7 @@ _Answer = TypeVar("_Answer")
 
 
 def until_answered(ask: Callable[[], _Answer]) -> _Answer:
-    """Return the answer of a store, retrying while its short operation timeout runs out."""
+    """Return the store's answer. Retry each time the short operation timeout expires."""
     answers: list[_Answer] = []
     wait_until(lambda: not is_lost(lambda: answers.append(ask())))
     return answers[0]
@@ -126,7 +126,9 @@ class SqliteBackend:
         return self._stack.enter_context(_closing(until_answered(lambda: open_store(self.url, seconds))))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """Set the session's end into the past, as a clock change would, until other sessions notice."""
+        """Move the session's end into the past, as a clock change would; repeat until other sessions
+        notice.
+        """
         assert isinstance(session, SqliteSession)
         connection = self._connect()
         another = open_store(self.url, WAIT_SECONDS_MAX)
@@ -174,20 +176,22 @@ class ZooKeeperBackend:
         self._stack.close()
 
     def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
-        """Open a store through its own proxy, the last of `proxies`."""
+        """Open a store through a proxy of its own, which is appended to `proxies`."""
         proxy = self._stack.enter_context(Proxy(self._ensemble.port))
         self.proxies.append(proxy)
         url = f"zookeeper://127.0.0.1:{proxy.port}{self._root}"
         return self._stack.enter_context(_closing(until_answered(lambda: open_store(url, seconds))))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """Close the session from another connection with the same session id, until the client notices."""
+        """Close the session from another connection with the same session id; repeat until the client
+        notices.
+        """
         assert isinstance(session, ZooKeeperSession)
         number = session._connection.client.client_id
 
         def is_gone() -> bool:
-            # The session's own connection is disconnected by this one, and may return before this connection
-            # has closed.
+            # This connection disconnects the session's own connection, which may reconnect before this
+            # connection has closed.
             other = KazooClient(self._ensemble.hosts, client_id=number, timeout=SESSION_SECONDS)
             other.start(WAIT_SECONDS_MAX)
             other.stop()

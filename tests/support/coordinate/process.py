@@ -43,7 +43,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 def increment(store: CoordinationStore, path: str, count: int) -> None:
-    """Increment a number this many times, each time at the version that was read."""
+    """Increment a number this many times, each time only if its version is still the version read."""
     done = 0
     while done < count:
         record = store.get(path)

@@ -83,7 +83,7 @@ class Browser:
         return self._ask("POST", path, urlencode(fields), headers or {})
 
     def follow(self, page: Page) -> Page:
-        """Open the page of a redirection."""
+        """Open the page that a redirect points to."""
         parts = urlsplit(page.headers["location"])
         return self._ask("GET", f"{parts.path.removeprefix(self.base_path)}?{parts.query}", None, {})
 
@@ -108,7 +108,9 @@ class Browser:
 
 
 def masked_for_visitors(monkeypatch: pytest.MonkeyPatch, masked: Any, **rights: Any) -> None:
-    """Let every daemon answer that visitors are administrators with these masks and further rights."""
+    """Make every daemon report that visitors are administrators with these masks and these additional
+    rights.
+    """
     everything: dict[str, Any] = {
         "instances": ["*"],
         "subscriptions": ["*"],

@@ -205,7 +205,9 @@ class DaemonProcess:
             time.sleep(0.05)
 
     def wait_for_head(self, file: str, offset: int, instance: str = "shop") -> dict[str, Any]:
-        """Wait until the log holds all bytes up to a server position, as long as it makes progress."""
+        """Wait until the log holds all bytes up to a server position, and keep waiting while the log
+        grows.
+        """
         before: str | None = None
 
         def holds(status: dict[str, Any]) -> bool:

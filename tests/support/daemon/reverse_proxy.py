@@ -26,7 +26,7 @@ class Proxy:
 
 @contextmanager
 def proxied(port: int, base_path: str) -> Iterator[Proxy]:
-    """Serve the server at a port of this machine below a path, inside the block."""
+    """Inside the block, run a reverse proxy that serves a local port below a base path."""
     proxy = Proxy()
 
     class Forwarding(BaseHTTPRequestHandler):

@@ -34,7 +34,7 @@ class MemoryFleet:
         self.folder = folder
         names = [f"shop-{number}" for number in range(instances)]
         self.works = {name: Work(name, copies=copies) for name in names}
-        # The store keeps the records between the lives of members.
+        # The store keeps the records while members are stopped and started again.
         self.store = MemoryStore(self.name)
         self.stores: dict[str, MemoryStore] = {}
         self.members: dict[str, FleetMember] = {}
@@ -86,7 +86,7 @@ class MemoryFleet:
         return tenure.capture if isinstance(tenure, CaptureTenure) else None
 
     def all_captured(self, *names: str) -> bool:
-        """Return whether some members capture every instance."""
+        """Return whether each instance is captured by one of these members."""
         return set().union(*map(self.captured, names)) == set(self.works)
 
     def stop(self) -> None:

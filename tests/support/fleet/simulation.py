@@ -144,8 +144,8 @@ class SimulatedSession:
         self.number = number
         self._store = store
         self._space = store.space
-        # The session's end in the store's view, and in the member's view, which counts from the time when it
-        # sent the heartbeat.
+        # When the session ends according to the store and to the member. The member counts from when it sent
+        # the heartbeat.
         self.expires = self._confirmed_until = self._space.time.now + SESSION_SECONDS
         self._lost: list[Callable[[], None]] = []
         self._ended = False

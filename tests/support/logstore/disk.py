@@ -83,7 +83,7 @@ class SimulatedDisk(Disk):
         self.failed_syncs = 0
         self._names: dict[Path, Content] = {}
         self._synced_names: dict[Path, Content] = {}
-        # Changes of names, in order, that no sync of their folder has confirmed yet.
+        # Creations, renames and removals that no sync of the folder has confirmed yet, in order.
         self._pending: list[dict[Path, Content | None]] = []
         self._folders: set[Path] = {Path("/")}
         self._locked: set[Path] = set()
@@ -130,7 +130,7 @@ class SimulatedDisk(Disk):
         self._synced_names = dict(self._names)
 
     def step(self, what: str) -> None:
-        """Count a step, or lose power at it."""
+        """Count a step. If it is the step to fail at, lose power instead."""
         self.steps.append(what)
         if self.stop_at is not None and len(self.steps) > self.stop_at:
             raise PowerLost(what)

@@ -48,7 +48,9 @@ def keep(
     end: Position | None = None,
     names: Iterable[str] | None = None,
 ) -> None:
-    """Append [start, end) of a server's files to a log as an epoch, with its statements' definitions."""
+    """Append [start, end) of a server's files to a log as an epoch, together with the table definitions in
+    its statements.
+    """
     with connect(ServerAddress.parse(server.url())) as connection:
         identity = connection.identity()
     start = start or files.earliest()

@@ -83,7 +83,7 @@ class IdleMember(Member):
         self._server = server
 
     def watermark_us(self) -> int | None:
-        """Return a time after all transactions, once the whole log was read."""
+        """Once the whole log was read, return a time later than all its transactions."""
         if self.is_away or self.position != (self._server.log.visible or self.position):
             return None
         return next(_now_us)

@@ -123,7 +123,9 @@ class KeptLog:
         return copy
 
     def set_upto(self, gtid: str) -> str:
-        """Return the GTID set up to and including a transaction, with all transactions before the log."""
+        """Return the GTID set up to and including a transaction; it contains all transactions before the
+        log.
+        """
         log = LogReader.open(self.folder)
         first = log.earliest()
         assert first is not None, "the log has something"
@@ -156,7 +158,7 @@ class KeptLog:
 
     @property
     def files(self) -> dict[str, int]:
-        """The server's files that the log was captured from, with the captured size of each."""
+        """The server's files that were captured into the log, with the captured size of each file."""
         sizes = {row[0]: row[1] for row in self.server.sql("SHOW BINARY LOGS")}
         sizes[self.head.file] = self.head.offset
         return {name: size for name, size in sizes.items() if self.start.file <= name <= self.head.file}

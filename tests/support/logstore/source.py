@@ -229,7 +229,9 @@ def recorded_disk() -> SimulatedDisk:
 
 
 def check_log(log: LogReader, *, whole: bool = False) -> None:
-    """Assert that the log is a contiguous copy of the source up to a boundary with valid indexes."""
+    """Assert that the log is a contiguous copy of the source up to a transaction boundary, and that its
+    indexes are valid.
+    """
     extents, visible = log.extents(), log.visible
     if visible is None:
         assert not extents
@@ -285,7 +287,7 @@ def check_indexes(log: LogReader) -> None:
 
 
 def assert_same_blocks(rebuilt: bytes, stored: bytes, base: int) -> None:
-    """Assert that the records are equal except for the known start of their GTID runs."""
+    """Assert that the records are equal, but allow a different or unknown start of each GTID run."""
     assert len(rebuilt) == len(stored)
     for first, other in zip(block_records(rebuilt), block_records(stored), strict=True):
         left, right = BlockRecord.of(first), BlockRecord.of(other)

@@ -88,14 +88,14 @@ def _shown(name: str, kind: str) -> str:
 
 
 def delta_rows(path: str) -> list[Row]:
-    """Return the rows of a Delta table, by its own reader."""
+    """Return the rows of a Delta table, read by the deltalake library."""
     import deltalake
 
     return _arrow_rows(pyarrow.table(deltalake.DeltaTable(str(path)).to_pyarrow_table()))
 
 
 def parquet_rows(pattern: str) -> list[Row]:
-    """Return the rows of Parquet files: those of a glob pattern, sorted by name."""
+    """Return the rows of the Parquet files that match a glob pattern, in the order of the file names."""
     files = sorted(glob.glob(str(pattern), recursive=True))
     return list(
         itertools.chain.from_iterable(_arrow_rows(pyarrow.parquet.read_table(file)) for file in files)
@@ -108,7 +108,9 @@ def iceberg_rows(table: Any) -> list[Row]:
 
 
 def postgres_rows(address: str, table: str) -> list[Row]:
-    """Return the rows of a PostgreSQL table; its name is quoted SQL, the address libpq's."""
+    """Return the rows of a PostgreSQL table; `table` is quoted SQL, `address` is a libpq connection
+    string.
+    """
     import psycopg
     from psycopg.rows import dict_row
     from psycopg.types.json import set_json_loads

@@ -77,7 +77,7 @@ def running(
     def go() -> None:
         try:
             run.run()
-        # At its end, the block raises the error again, whatever the type of the error is.
+        # An error of any type is raised again at the end of the block.
         except BaseException as problem:  # noqa: BLE001
             failed.append(problem)
 

@@ -80,5 +80,5 @@ def rows_in_feed(folder: Path) -> Sequence[tuple[str, int]]:
 
 
 def rows_of_log(rows: int) -> Sequence[tuple[str, int]]:
-    """Return the rows of a log with this many rows."""
+    """Return the table and id of every row in a log with this many rows, sorted."""
     return sorted((TABLES[number % len(TABLES)], number) for number in range(rows))

@@ -25,7 +25,7 @@ def rows(changes: Changes) -> list[tuple[Any, ...]]:
 
 
 def run(chain: Step | Iterable[Step], changes: Changes) -> Changes:
-    """Return the single output, proved to have the announced columns and name."""
+    """Return the only output of the steps, after checking its target and schema."""
     steps = [chain] if isinstance(chain, Step) else list(chain)
     (found,) = run_steps(steps, changes)
     assert isinstance(found, Changes)

@@ -149,7 +149,7 @@ class Workload:
 
     @contextlib.contextmanager
     def busy(self, pause_seconds: float = 0.0) -> Iterator[None]:
-        """Write in a thread inside the block; the end of the block raises the writer's error."""
+        """Write in a thread inside the block; raise the writer's error at the end of the block."""
         stop = threading.Event()
         failed: list[BaseException] = []
 
@@ -158,7 +158,7 @@ class Workload:
                 while not stop.is_set():
                     self.step()
                     stop.wait(pause_seconds)
-            # At its end, the block raises the error again, whatever the type of the error is.
+            # An error of any type is raised again at the end of the block.
             except BaseException as error:  # noqa: BLE001
                 failed.append(error)
             finally:
@@ -455,7 +455,7 @@ class Workload:
             raise
 
     def _large(self) -> None:
-        """Insert many rows in one transaction and delete most of them, to keep the table's size."""
+        """Insert many rows in one transaction and delete most of them, so that the table does not grow."""
         with self._transaction():
             first = self._rows * 10
             for low in range(first, first + self._big_rows, 500):
@@ -478,7 +478,7 @@ class Workload:
                 self._sql("DELETE FROM visits ORDER BY seen DESC LIMIT 1")
 
     def _columns(self) -> None:
-        """Add, drop, rename or widen a column, with rows before and after."""
+        """Add, drop, rename or widen a column, inserting rows before and after."""
         self._insert("shapes", 3)
         choices = ["add"] if not self._added else ["add", "drop", "rename", "widen"]
         kind = self._random.choice(choices)

@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 0.2
 def main() -> None:
     """Consume until SIGTERM, and retry while the daemon or the store is down."""
     record, url, coordination, table, shards = sys.argv[1:]
-    # The log of a killed process is read by people.
+    # Log as text: people read the log of a killed process.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     file = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     ending = False

@@ -63,7 +63,7 @@ def main() -> None:
     session = import_module(f"penstock.sinks.{kind}.connection").Session
     changes = batch()
     for line in sys.stdin:
-        # A forked child has all modules loaded and dies alone.
+        # A forked child starts with all modules loaded, and can be killed without ending this process.
         child = os.fork()
         if child == 0:
             _die_before(session, int(line))

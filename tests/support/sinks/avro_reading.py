@@ -10,7 +10,9 @@ from typing import Any
 
 
 def record_of(message: bytes, schema: Any) -> tuple[int, Any]:
-    """Return the schema id of a message in a registry's frame, and its record. All bytes must be read."""
+    """Return the schema id and the record of a message in a schema registry's wire format. All bytes must be
+    read.
+    """
     magic, schema_id = struct.unpack_from(">bI", message)
     assert magic == 0
     reader = _Reader(message[5:])

@@ -72,27 +72,27 @@ class SinkBackend(ABC):
     NAME: ClassVar[str]
     #: The kind of the backend's sinks, if it differs from `NAME`.
     KIND: ClassVar[str | None] = None
-    # : Whether the backend's cases belong to the deep tier; the cases of the other backends guard them.
+    #: Whether the backend's cases belong to the deep tier; the cases of the other backends guard them.
     DEEP: ClassVar[bool] = False
-    # : Whether the target mirrors the current rows of the source.
+    #: Whether the target mirrors the current rows of the source.
     MIRRORS: ClassVar[bool] = True
-    # : The settings of the target's feed mode, or None if it has none.
+    #: The settings of the target's feed mode, or None if it has none.
     FEED: ClassVar[Mapping[str, Any] | None] = None
     #: Whether the rows of a feed carry `_metadata`.
     FEED_HAS_METADATA: ClassVar[bool] = False
-    # : Column types whose values are lost or altered, as documented in the sink's guide.
+    #: Column types whose values are lost or altered, as documented in the sink's guide.
     LOSES: ClassVar[frozenset[str]] = frozenset()
-    # : Whether a value that the target's column cannot hold is stored as its exact text.
+    #: Whether a value that the target's column cannot hold is stored as its exact text.
     KEEPS_UNREPRESENTABLE: ClassVar[bool] = False
-    # : Whether the target's tables have columns that follow the source's.
+    #: Whether the target's tables have columns that follow the source's.
     HAS_COLUMNS: ClassVar[bool] = True
-    #: Whether rows are written without the columns that their table does not have.
+    #: Whether columns that are missing from the target's table are left out of the written rows.
     LEAVES_COLUMNS_OUT: ClassVar[bool] = True
-    # : Whether the target stores the numbers of batches.
+    #: Whether the target stores the numbers of batches.
     STORES_NUMBERS: ClassVar[bool] = True
     #: Whether the target refuses tables without a primary key.
     NEEDS_KEY: ClassVar[bool] = True
-    # : An address with a password at which no server listens; None for folders.
+    #: An address with a password at which no server listens; None for folders.
     NOWHERE: ClassVar[str | None] = None
 
     @classmethod
@@ -283,13 +283,13 @@ class SqlBackend(SinkBackend):
 
     NEEDS_KEY = False
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
-    # : Further settings with other write paths, by name.
+    #: Settings that use other write paths, by name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]]
-    # : The variants whose cases belong to the deep tier.
+    #: The variants whose cases belong to the deep tier.
     DEEP_VARIANTS: ClassVar[frozenset[str]] = frozenset()
-    # : The settings with which a part is written in many statements that become visible at once.
+    #: Settings that split a part into many statements, which still become visible at once.
     WHOLE_PARTS: ClassVar[Mapping[str, Any]]
-    # : Whether an added column keeps the source's column order; otherwise it is the last column.
+    #: Whether an added column keeps the source's column order; otherwise it is the last column.
     PLACES_COLUMNS: ClassVar[bool]
 
     server: Any
@@ -300,7 +300,7 @@ class SqlBackend(SinkBackend):
 
     @abstractmethod
     def oracle_rows(self, target: Target) -> list[Row]:
-        """Return a table's rows by the server's own client, as `assert_same` takes them."""
+        """Read a table's rows with the server's own client, in the form that `assert_same` expects."""
 
     @abstractmethod
     def disconnect_sinks(self) -> None:
@@ -563,7 +563,9 @@ class FilesBackend(_FolderBackend):
 
 
 def patient_connections() -> pytest.MonkeyPatch:
-    """Let sinks wait for PostgreSQL's greeting as long as the tests' own timeout, until this is undone."""
+    """Let sinks wait for PostgreSQL's greeting up to the timeout of the tests. Undoing the returned patch
+    ends this.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(postgres_connection, "CONNECT_SECONDS_MAX", int(WAIT_SECONDS_MAX))
     return patch

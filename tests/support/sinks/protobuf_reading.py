@@ -30,7 +30,7 @@ _SCALARS = {
 
 
 def record_of(message: bytes, schema: str) -> tuple[int, Any]:
-    """Return the schema id of a message in a registry's frame, and its fields without nulls."""
+    """Return the schema id of a message in a schema registry's wire format, and its fields without nulls."""
     magic, schema_id, place = struct.unpack_from(">bIb", message)
     assert (magic, place) == (0, 0)
     parsed = class_of(schema).FromString(message[6:])
@@ -86,7 +86,7 @@ def _add_field(open_messages: list[Any], label: str | None, kind: str, name: str
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Return the fields of a message that have a value, and those without presence."""
+    """Return the fields of a message that are set, and the fields that do not track presence."""
     fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -23,7 +23,9 @@ _LONG = 5
 
 
 def write_configuration(folder: Path, spark: Path | None = None) -> None:
-    """Write the folder for `SPARK_CONF_DIR`, for the Spark of a folder or for the installed one."""
+    """Write a folder for `SPARK_CONF_DIR`. `spark` is the folder of a Spark distribution; by default, the
+    installed Spark.
+    """
     seconds = int(WAIT_SECONDS_MAX)
     (folder / "spark-defaults.conf").write_text(f"spark.python.authenticate.socketTimeout {seconds}s\n")
     workers = folder / WORKERS

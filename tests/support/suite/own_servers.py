@@ -20,7 +20,7 @@ OwnServer = TypeVar("OwnServer", bound=_Startable)
 
 @contextmanager
 def started(server: OwnServer, part: str, missing_part: MissingPart) -> Iterator[OwnServer]:
-    """Run a server during the block; report the part if it is missing."""
+    """Run a server during the block; report a missing part."""
     try:
         server.start()
     except PartMissing as error:

@@ -26,7 +26,7 @@ from tools.servers import Server
 IDLE_SERVERS_MAX = 4
 # Undo and temporary tablespaces never shrink. A server that has grown larger than this is not kept.
 DATA_BYTES_MAX = 1 << 30
-# A kill takes effect when the connection's thread next looks for it.
+# A killed connection ends when its thread next checks for the kill.
 DISCONNECT_SECONDS_MAX = 30.0
 CLEANING_SECONDS_MAX = 60
 
@@ -109,7 +109,7 @@ class _Lent:
     initial: ServerState
 
     def set_options(self, runtime: Mapping[str, Any]) -> None:
-        """Set runtime options, which a restart keeps, in place of those of the previous test."""
+        """Set runtime options, and drop those of the previous test. A restart keeps the options."""
         self.options = {**dict(self.settings.options), **runtime}
         self.server.options = dict(self.options)
         for name, value in runtime.items():
@@ -175,7 +175,7 @@ class ServerPool:
         self._idle.clear()
 
     def _take(self, settings: Settings) -> _Lent | None:
-        """Return an idle server with these settings, clean, or None."""
+        """Clean an idle server with these settings and return it, or return None."""
         for lent in [lent for lent in self._idle if lent.settings == settings]:
             self._idle.remove(lent)
             begun = time.monotonic()
@@ -269,7 +269,7 @@ def _end_connections(cursor: Any, own_id: int) -> None:
             try:
                 cursor.execute(f"KILL {client}")
             except pymysql.err.OperationalError:
-                # The connection has ended by itself. If not, the server lists it again.
+                # The connection has ended by itself, or the next list of connections contains it again.
                 continue
 
 

@@ -136,7 +136,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def note_late_starts(folder: Path) -> None:
-    """Make every process of this run record its late starts in one new file of a folder."""
+    """Make every process of this run record its late starts in the same new file, in this folder."""
     if LATE_STARTS_VARIABLE not in os.environ:
         path = folder / f"late-starts-{os.getpid()}"
         # An earlier run may have had the same process id.

@@ -115,7 +115,7 @@ def inserted(commit_ts: int, key: int, name: str | None = "n", table: str = "t")
 
 
 def updated(commit_ts: int, key: int, old: str, new: str, table: str = "t") -> str:
-    """Return the message of an updated row; its old row has only the changed columns."""
+    """Return the message of an updated row; the old row has only the changed columns."""
     return message(commit_ts, "UPDATE", {"id": str(key), "name": new}, {"name": old}, table=table)
 
 

@@ -26,7 +26,7 @@ class StandInPump:
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
         self.name = name
-        # The starts of the streams that Drainers opened.
+        # The timestamps from which Drainers opened streams.
         self.pulled_after: list[int] = []
         self._cluster = cluster
         self._binlogs: list[tuple[int, bytes]] = []
@@ -76,7 +76,9 @@ class StandInPump:
             self._changed.notify_all()
 
     def release_fake(self, commit_ts: int | None = None) -> None:
-        """Send a fake binlog: no transaction up to a timestamp is still to come; by default, up to now."""
+        """Send a fake binlog: no transaction up to a timestamp follows it. The default is the current
+        time.
+        """
         commit_ts = commit_ts or self._cluster.next_timestamp()
         self.release(encode_binlog(BinlogKind.ROLLBACK, commit_ts, commit_ts))
 

@@ -62,7 +62,7 @@ class PumpClient:
         return encode((1, self._cluster_id), (2, payload))
 
     def pull(self, after_ts: int = 0, **options: Any) -> Iterator[bytes]:
-        """Yield binlogs after a commit timestamp, without an end."""
+        """Yield binlogs after a commit timestamp, from a stream that does not end."""
         request = pull_binlogs_request(self._cluster_id, after_ts)
         responses = self._pull(request, timeout=WAIT_SECONDS_MAX, **options)
         try:

@@ -54,7 +54,7 @@ def column(number: int, name: str, kind: int = INT, flags: int = 0, **others: An
 
 
 def table_info(table_id: int, name: str, columns: Sequence[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Return the definition of a table with an integer key; `last` is the last number of a column."""
+    """Return the definition of a table with an integer key; `last` is the highest column id."""
     names = {"O": name, "L": name.lower()}
     return {"id": table_id, "name": names, "pk_is_handle": True, "cols": list(columns), "max_col_id": last}
 

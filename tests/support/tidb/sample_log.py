@@ -35,11 +35,12 @@ def defined(last_job: int | None = None) -> TidbTranscoder:
 
 
 def define(transcoder: TidbTranscoder, job: dict[str, Any]) -> None:
-    """Set the definition that a job resulted in, if it has one."""
+    """Set the table definition that results from a job, if the job has one."""
     info = job["binlog"].get("TableInfo")
     if info is not None:
         binlog = job["binlog"]
-        # The definition counts from shortly after the commit timestamp of the job's statement.
+        # The definition applies from this timestamp, shortly after the commit timestamp of the job's
+        # statement.
         finished_ts = binlog["FinishedTS"]
         transcoder.define(job["schema_name"], json.dumps(info).encode(), binlog["SchemaVersion"], finished_ts)
 
