@@ -50,7 +50,7 @@ class CanalFollower:
         self._thread.join()
 
     def kill(self) -> None:
-        """Kill the client. It is started again."""
+        """Kill the client. The reader thread starts it again."""
         with self._lock:
             if self._client is not None:
                 self._client.kill()

@@ -19,8 +19,8 @@ from tools.servers.ports import free_port
 from tools.zookeeper import Ensemble
 
 INSTANCE = "shop"
-# A short session, so that members fail over within a run. A busy machine may pause a process for a second or
-# two.
+# Short, so that members fail over within a run. Not shorter, because a busy machine may pause a process for
+# two seconds.
 SESSION_SECONDS = 4.0
 # Enough space for the log of a long run.
 DISK_BYTES = 1 << 30
@@ -179,7 +179,7 @@ class Member:
             shutil.rmtree(self.log_folder.parent)
 
     def tear(self) -> None:
-        """Kill the daemon and its processes, and remove the newest part of its log, which was durable."""
+        """Kill the daemon and its processes, and remove the newest part of its durable log."""
         self._kill()
         newest = max(self.log_folder.rglob("*.binlog"), default=None)
         if newest is not None:
@@ -245,7 +245,7 @@ class Worker:
         return self
 
     def stop(self) -> None:
-        """Stop the worker in order."""
+        """Stop the worker cleanly."""
         assert self._process is not None
         assert end(self._process, WAIT_SECONDS_MAX), "the worker does not end"
 

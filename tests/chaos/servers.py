@@ -111,13 +111,13 @@ class Servers:
         self._follow(self.replica)
 
     def kill(self, server: Server) -> None:
-        """Kill one of the servers, which resets its counters of acknowledgements."""
+        """Kill one of the servers. This resets its counters of acknowledgements."""
         if server is self._primary:
             self.prove_acknowledgements()
         server.kill()
 
     def prove_acknowledgements(self) -> None:
-        """Assert that every commit since the start of the primary waited for its acknowledgement."""
+        """Assert that every commit since the primary started waited for an acknowledgement."""
         status = dict(self.primary.sql("SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_source_%'"))
         assert status["Rpl_semi_sync_source_status"] == "ON", "commits wait for nobody"
         lapses = int(status["Rpl_semi_sync_source_no_tx"])

@@ -133,7 +133,7 @@ class Follower:
         self.running.__enter__()
 
     def stop(self) -> None:
-        """Stop the subscriber in order."""
+        """Stop the subscriber cleanly."""
         self.running.__exit__()
 
     def newest(self, table: str) -> int:

@@ -59,7 +59,7 @@ ALONE = "memory"
 
 @pytest.fixture(params=backend_names())
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    """Yield each backend; a backend that exists in the folder but is missing on this machine is an error."""
+    """Yield each backend of the package. A backend that is not available on this machine is an error."""
     makers: dict[str, Callable[[], Backend]] = {
         ALONE: MemoryBackend,
         "sqlite": lambda: SqliteBackend(tmp_path),
@@ -234,7 +234,7 @@ def test_watch_reports_every_change_below_its_path(
         lambda: other.delete("/shop"),
     ]
     for number, change in enumerate(changes):
-        # A late notification of the previous change must not be mistaken for one of this change.
+        # A late notification of the previous change must not be mistaken for a notification of this change.
         wait_quiet(notified)
         change()
         assert notified.wait(WAIT_SECONDS_MAX), number

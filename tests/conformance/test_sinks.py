@@ -381,7 +381,8 @@ def test_columns_are_only_added_if_configured(backend: SinkBackend, sink: Sink, 
     more = table({"id": "int", "added": "datetime", "count": count, "total": total, "name": "varchar(40)"})
     added = datetime(2026, 1, 2, 3, 4, 5)
     pipe.changes(more, insert(2, id=2, added=added, count=6, total=60, name="b"))
-    # A column dropped by the source stays, and is null from then on, whether its rows still name it or not.
+    # A column that the source dropped stays in the target. It is null from then on, whether or not rows still
+    # name it.
     fewer = table({"id": "int", "added": "datetime", "total": replace(total, nullable=True)})
     pipe.changes(fewer, insert(3, id=3))
     pipe.changes(fewer, update(4, {"id": 1, "total": 50}, {"id": 1, "total": 51}))

@@ -39,7 +39,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 ACTIONS_OF_A_ROUND = 25
-# When the statements of a round are sent: before the pipeline runs, while it runs, or with runs that die.
+# When the statements of a round are sent: before the pipeline runs, while it runs, or during runs that crash.
 KINDS = {"still": 6, "busy": 3, "crash": 3}
 # On a busy machine a session of Spark takes minutes to start.
 BEGIN_SECONDS_MAX = 5 * WAIT_SECONDS_MAX
@@ -227,7 +227,7 @@ class Machine:
                 self.counts[RESNAPSHOT] += 1
 
     def _stopped(self) -> dict[str, str]:
-        """Return the tables that the pipeline continues without, and why."""
+        """Return the tables that the pipeline no longer processes, and why."""
         with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
             checkpoint = state.checkpoint()
         assert checkpoint is not None, "the pipeline ran"

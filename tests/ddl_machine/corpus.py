@@ -92,7 +92,7 @@ def logged_statements(server: Server) -> list[tuple[str, str]]:
 
 
 def spelling_of(server: str) -> ServerSpelling:
-    """Return the spelling of a server of the corpus, such as `mysql 9.7.4-2`."""
+    """Return the `ServerSpelling` of a server by its name in the corpus, such as `mysql 9.7.4-2`."""
     version = server.split()[1].split("-")[0]
     return ServerSpelling(server.startswith("mariadb"), tuple(map(int, version.split("."))))
 
@@ -112,8 +112,8 @@ def summary(effect: Effect) -> str:
 
 
 def main() -> None:
-    """Write the statements of every flavor with its server's version, each with its effects. The output has
-    to be reviewed.
+    """Write the statements of every flavor with their effects, and the server's version. Review the
+    output.
     """
     parts = []
     for flavor in FLAVORS:

@@ -37,7 +37,7 @@ from tools.redis import RedisCluster
 from tools.rocketmq import RocketMQ
 from tools.servers import PartMissing, Server
 
-# The maximum number of rows of a table, which are read at once.
+# Maximum number of rows of a table, because all of them are read at once.
 _ROWS_MAX = 10_000
 
 

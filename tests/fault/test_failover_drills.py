@@ -202,7 +202,7 @@ class Drill:
 
     @contextmanager
     def pipelines(self) -> Iterator[None]:
-        """Run both pipelines while the block runs, which begins after they have loaded."""
+        """Run both pipelines while the block runs. The block begins after both have loaded."""
         with ExitStack() as stack:
             every = [self._settings(reader) for reader in READERS[:2]]
             for settings in every:
@@ -272,7 +272,7 @@ class Drill:
 
 
 def cases() -> Iterator[Any]:
-    """Yield the drills: one is deep, the others are long."""
+    """Yield the drills. The first runs in the deep tests, the others only in the long tests."""
     for flavor in ("mysql", "mariadb"):
         for how in ("kill", "hang", "hole", "backlog", "backlog of all"):
             marks = () if (flavor, how) == ("mysql", "kill") else pytest.mark.long

@@ -115,7 +115,7 @@ def kill(process: "subprocess.Popen[bytes]", *, whole: bool) -> None:
 
 
 def prove(runner: Runner, workload: Workload, rows_of: Callable[[str], list[Row]]) -> None:
-    """Assert that the target equals the source, with the oracle and with `verify`."""
+    """Assert, with the oracle and with `verify`, that the target equals the source."""
     for table in workload.tables:
         wanted = source_rows(workload.server, workload.database, table)
         assert_same(wanted, rows_of(table), key=workload.keys(table))

@@ -50,7 +50,9 @@ def write_history(server: Server, table: str, transactions: int) -> None:
 
 
 def assert_equal(server: Server, table: str, changes: list[tuple[Any, ...]]) -> None:
-    """Assert that the changes (version, row, kind, id, n) have no duplicates and give the source."""
+    """Assert that the changes (version, row, kind, id, n) have no duplicates and add up to the source's
+    rows.
+    """
     assert len(set(changes)) == len(changes), "a change came twice"
     copy: dict[int, int] = {}
     for _, _, kind, key, value in sorted(changes, key=lambda change: (change[0], change[1])):
@@ -124,7 +126,7 @@ def descendants(pid: int, words: str) -> list[int]:
 
 
 def kill(processes: list[int]) -> None:
-    """Kill processes like a crash; some may end together with others."""
+    """Kill processes as a crash would. Some of them may end because others did."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -169,7 +171,8 @@ def test_python_worker_killed_within_a_transaction_is_replaced(
     write_history(mysql_server, table, 200)
     log = tmp_path / "log"
     with Proxy(mysql_server.port) as proxy:
-        # A dump exceeds this many bytes and a query does not, so the silence falls within a transaction.
+        # The dump exceeds this many bytes, but no query does: only the dump goes silent, inside a
+        # transaction.
         proxy.cut_after(20_000, "silence", in_packet=True)
         order = order_for(tmp_path, proxy.through(mysql_server.url()) + "?ssl_mode=disabled", table, start)
         with following(order, log) as process:

@@ -120,7 +120,7 @@ class RecordingProcess:
             )
 
     def kill(self) -> None:
-        """Kill the process like a crash."""
+        """Kill the process as a crash would."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -202,7 +202,9 @@ class Trouble:
 
 
 def assert_one_owner_at_a_time(delivered: list[Delivered]) -> None:
-    """Assert that by the clock no token of a shard delivers after a larger token."""
+    """Assert that, in order of time, no token of a shard delivers rows after a larger token has delivered
+    some.
+    """
     largest: dict[int, Delivered] = {}
     for shard in delivered:
         last = largest.get(shard.shard)

@@ -191,7 +191,7 @@ def test_merged_log_equals_the_cluster_whatever_is_killed_and_lost(
     tmp_path: Path, cluster: PeerCluster
 ) -> None:
     with ExitStack() as stack:
-        # Clients connect directly to the Pump that is killed, and notice its death. The other Pump loses
+        # Clients reach the killed Pump directly, and notice its death. The route to the other Pump loses
         # commits.
         killed_at, other_at = (f"127.0.0.1:{free_port()}" for _ in range(2))
         route = stack.enter_context(LossyRoute(other_at, LOST_OF))
@@ -211,7 +211,8 @@ def test_merged_log_equals_the_cluster_whatever_is_killed_and_lost(
         log = tmp_path / "drainer" / "log" / "shop"
         with second.connect("bank") as connection, connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00'")
-            # Reading decides the transactions of the killed server, because it resolves their locks.
+            # Reading rows resolves the locks of the killed server's transactions, and thereby decides these
+            # transactions.
             tables = {table: selected(cursor, table) for table in TABLES}
             connection.commit()
             cursor.execute("CREATE TABLE marker (id INT PRIMARY KEY)")

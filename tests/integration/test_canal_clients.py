@@ -150,7 +150,7 @@ def write(server: Server, flavor: str, database: str) -> Written:
 
 
 def as_canal(column: tuple[str, Any]) -> str | None:
-    """Return a value shown by the server in Canal's form, in which bytes are Latin-1 characters."""
+    """Convert a value that the server shows to Canal's form, in which bytes are Latin-1 characters."""
     name, value = column
     if value is None or COLUMNS[name][1] != HEX:
         return None if value is None else str(value)

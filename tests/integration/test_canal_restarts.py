@@ -66,7 +66,7 @@ def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server:
         daemon.start()
         daemon.wait_for(lambda status: status["position"] is not None)
         with connect(daemon, 5) as client:
-            # A clean shutdown repeats no entry.
+            # After a clean shutdown, no entry is delivered again.
             assert drain(client) == []
             ids = write(server, daemon, 1, "canal_r.t")
             assert drain(client) == ids
@@ -94,7 +94,7 @@ def test_another_daemon_takes_over_a_client(tmp_path: Path, server: Server) -> N
             until_durable(first, old, acknowledged)
             number, entries = old.get()
             new.subscribe()
-            # The previous owner may no longer write; the daemon closes its connection.
+            # The previous owner may no longer write. The daemon closes the owner's connection.
             old.ack(number)
             assert_ended(old)
             actual = drain(new)

@@ -161,7 +161,8 @@ def test_progress_resets_the_attempts(server: Server, fresh_database: FreshDatab
     reader = Reader(start)
     pauses: list[float] = []
     with Proxy(server.port) as proxy:
-        # Each connection is cut shortly after its first transactions, more often than the allowed attempts.
+        # Each connection is cut shortly after its first transactions. There are more cuts than allowed
+        # attempts.
         proxy.cut_after(9_000, in_packet=True, times=RECONNECT_TRIES_MAX + 3)
         for stretch in follow(
             _plain(address, proxy), start, reader.resume_at, bounded=True, sleep=pauses.append

@@ -150,15 +150,15 @@ def test_dead_network_path_is_detected_by_silence(
         source = proxy.through(mariadb_server.url()) + "?ssl_mode=disabled"
         with capturing(settings_of(tmp_path, source, start=str(start))) as capture:
             wait_for_state(capture, State.RUNNING)
-            # The connection survives only because of heartbeats, since nothing else sends that many bytes.
+            # Heartbeats keep the connection alive. Nothing else would send this many bytes.
             heard = proxy.bytes_down
             wait_until(lambda: proxy.bytes_down > heard + 500)
             assert capture.snapshot().connects == 1
             assert head_of(mariadb_server) == start
             monkeypatch.setattr(replica, "SILENCE_SECONDS_MAX", 0.6)
             proxy.cut("reset")
-            # Only the stream sends that many bytes. A connection that ends while the machine is paused has
-            # fewer.
+            # Only the stream sends more bytes than this. A connection that ends while the machine is paused
+            # sends fewer.
             proxy.cut_after(100_000, "silence")
             planned = proxy.cut_count
             wait_until(lambda: write(mariadb_server, database, 40) or proxy.cut_count > planned)
@@ -220,7 +220,7 @@ def test_purged_position_stops_by_name_unless_the_loss_is_accepted(
         status = wait_for_state(capture, State.STOPPED)
         assert status.error is not None
         assert status.error.kind == "PositionPurged"
-        # The log that the capture has stays readable.
+        # The log that was captured so far stays readable.
         log = capture.log()
         assert log.extents()[0].file == server_files[0]
     assert capture.snapshot().state is State.STOPPED

@@ -152,7 +152,7 @@ def test_set_forward_reports_the_loss_and_readers_stop_at_the_gap(kept: KeptLog)
     assert len(rows_of(kept, start=f"1/{target}")) == 1
     with pytest.raises(SequenceGap):
         rows_of(kept)
-    # The loss was requested, so the log has no finding.
+    # The loss was requested, so verifying the log finds no problem.
     assert penstock("log", "verify", kept.folder).code == 0
 
 

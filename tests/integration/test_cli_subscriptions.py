@@ -40,7 +40,7 @@ def daemon(kept: KeptLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as running:
         running.token = "a-token"
-        # The commits that the daemon has seen itself tell it the current time of the log.
+        # The daemon derives the log's current time from the commits that it has seen itself.
         insert(kept.server, kept.database, 1)
         head = head_of(kept.server)
         running.wait_for_head(head.file, head.offset)

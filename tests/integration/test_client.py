@@ -127,8 +127,7 @@ def test_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
             again += batch.to_arrow().column("id").to_pylist()
             if again[-1] == 2:
                 subscriber.stop()
-    # The batch at which the loop was left early was not acked; the batch at which the subscriber was stopped
-    # was acked.
+    # Leaving the loop early did not ack the batch. Stopping the subscriber acked its last batch.
     assert again == [1, 2]
     orders.insert(3)
     with orders.subscriber() as subscriber:

@@ -292,7 +292,7 @@ def test_running_subscription_delivers_another_selection_from_the_reported_posit
         running.wait_for(10)
         where = penstock("subscriptions", "set", "cache", "--where", "customer = 3", *words).one
         assert [(shard["shard"], shard["done"]) for shard in where["shards"]] == [(0, True), (1, True)]
-        # All changes were consumed, so each shard's selection changes at the end of the log.
+        # Every change was consumed, so each shard switches to its new selection at the end of the log.
         assert {shard["position"] for shard in where["shards"]} == {str(head_of(orders.server))}
         orders.insert(*range(10, 30))
         running.wait_for(12)

@@ -92,7 +92,7 @@ def test_changes_reach_their_shards_in_order_after_a_restart(orders: ServerOrder
     assert steps[1] == [0, 0]
     assert all(steps[key] == [0, 1, 2] for key in range(0, 12, 2))
     assert all(len(owners) == 1 for owners in shards.values())
-    # The next rows have another definition and are in another file.
+    # The next rows have another table definition and are in another file.
     orders.server.sql(f"ALTER TABLE {orders.table} ADD note VARCHAR(9) DEFAULT 'new' AFTER customer")
     orders.server.sql(f"INSERT INTO {orders.table} (id, customer, step) VALUES (100, 0, 7)")
     assert [row[1:] for row in orders.rows_of(1, shards=3)] == [(100, 7)]

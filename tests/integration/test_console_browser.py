@@ -323,7 +323,7 @@ def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
 
 @pytest.mark.deep(guard="tests/unit/test_console.py::test_every_page_is_complete_without_javascript")
 def test_an_incident_is_solved_on_each_screen(shop: Shop, browser: Chromium, tmp_path: Path) -> None:
-    """Each incident is solved in the browser alone, and its effect is checked at its source."""
+    """Each incident is solved in the browser alone, and the effect is checked in the affected system."""
     shop.run_pipeline()
     copies = _copied_table(shop, tmp_path)
     state = load_pipeline(shop.pipeline).state

@@ -127,7 +127,7 @@ def test_every_page_is_usable_in_both_languages_and_themes_behind_a_proxy(
 
 
 def _follow_links(page: Chromium, url: str) -> None:
-    """Links, exports, refreshes and streams work below the path."""
+    """Links, exports, refreshes and streams work when the console is served below a path."""
     page.open(f"{url}/")
     page.run("document.querySelector('h1').textContent = 'stale'")
     page.wait_until("document.querySelector('h1').textContent !== 'stale'")

@@ -16,7 +16,7 @@ from tools.servers import FLAVORS, Server
 STATEMENTS = 20_000 if os.environ.get("PENSTOCK_LONG") else 60
 # Recordings are kept in memory and read in one range, so long runs are split.
 STATEMENTS_OF_A_RUN_MAX = 1000
-# The largest share of statements that are not followed, so that the server is queried.
+# The maximum share of statements whose effect is not derived from their text, so that the server is queried.
 QUESTIONS_PART_MAX = 0.02
 DEFAULT_METADATA = {"mysql": "MINIMAL", "mariadb": "NO_LOG", "mariadb11": "NO_LOG"}
 

@@ -46,7 +46,7 @@ def server(request: pytest.FixtureRequest, lend_server: LendServer) -> Iterator[
 
 
 def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
-    """Return the inserted rows of a table, read from the log's folder like any reader."""
+    """Return the inserted rows of a table, read from the log's folder as any reader does."""
     folder = settings.log_of("shop").folder
     return [
         {name: value for name, value in row.items() if not name.startswith("_")}

@@ -27,7 +27,9 @@ from tools.servers.template import REPLICATION_PASSWORD
 
 
 def reload(daemon: DaemonProcess, instances: dict[str, Any], **sections: Any) -> str:
-    """Change the settings file, make the daemon read it again, and return its log lines about it."""
+    """Change the settings file, make the daemon reload it, and return what the daemon logs about the
+    reload.
+    """
     begins = len(daemon.said())
     settings = yaml.safe_load(daemon.config.read_text())
     daemon.config.write_text(yaml.safe_dump({**settings, "instances": instances, **sections}))

@@ -31,7 +31,7 @@ def subscribers_of(daemon: DaemonProcess) -> set[str]:
 
 @contextmanager
 def following(daemon: DaemonProcess, table: str, folder: Path, count: int) -> Iterator[list[Running]]:
-    """Follow a table from its start by some subscribers inside the block."""
+    """Let some subscribers follow a table from its start inside the block."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(

@@ -59,7 +59,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator
 
 
 def reconnected(daemon: DaemonProcess, client_id: int) -> CanalClient:
-    """Return a new connection of a client, like `subscribed`, while a process is ending."""
+    """Return a new connection as `subscribed` does, retrying while a process is ending."""
     clients: list[CanalClient] = []
 
     def connects() -> bool:

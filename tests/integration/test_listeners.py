@@ -164,8 +164,8 @@ def test_random_bytes_close_only_their_own_connection(daemon: DaemonProcess, mar
     chance = random.Random(seed)
     before = daemon.resident_bytes()
     for name in LISTENERS:
-        # The HTTP listener waits for the end of a line or for its own limit, which only the longest inputs
-        # certainly reach.
+        # The HTTP listener waits for a line's end or for its own limit. Only the longest inputs are sure to
+        # reach that limit.
         for length in (8, 100, 5_000, 200_000) * 4:
             # The first byte alone is neither a valid frame length nor a letter of an HTTP method.
             content = b"\xf0" + chance.randbytes(length)

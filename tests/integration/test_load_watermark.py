@@ -133,7 +133,7 @@ def test_rows_and_the_log_after_their_watermark_make_the_table(
 
 
 def held(rows: list[Row], news: list[Row]) -> dict[int, int]:
-    """Return the last image of each key, with the images ordered by version."""
+    """Order the images by version, and return the last image of each key."""
     images: dict[int, tuple[int, int, int | None]] = {}
     for at, row in enumerate([*rows, *news]):
         gone = row["_change_type"] in ("delete", "update_preimage")

@@ -436,7 +436,7 @@ def test_damaged_hold_is_named_in_each_pass_and_holds_nothing(log: Log, clock: C
         errors = {line["hold"]: line["reason"] for line in log_lines if line["log_level"] == "error"}
         assert errors.keys() == {"spoilt", "no name"}
         assert f"rm {path}" in errors["spoilt"]
-    # The damaged file stays for inspection, and removing the hold by hand reports it.
+    # The damaged file stays for inspection, and removing the hold by hand reports the damage.
     assert log.disk.list(log.folder / "holds") == ["no name.json", "sound.json", "spoilt.json"]
     log.disk.remove(log.folder / "holds" / "no name.json")
     with pytest.raises(LogDamaged):

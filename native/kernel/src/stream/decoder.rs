@@ -87,8 +87,7 @@ pub struct Decoder {
     pub(super) prepared: Prepared,
     /// The XA transaction whose events are being read.
     pub(super) replay: Option<Box<Replay>>,
-    /// The part of the first transaction in range that was emitted before a reconnect, kept until that transaction
-    /// begins.
+    /// What was already emitted of the range's first transaction before a reconnect. Kept until the transaction begins.
     pub(super) resume: Option<Resume>,
     pub(super) tally: Tally,
     pub(super) tables: Tables,

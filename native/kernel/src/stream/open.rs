@@ -24,7 +24,7 @@ pub(super) struct Open {
     pub handed_out: u32,
     /// Offset of the transaction's end, if the GTID event contains it.
     pub end: Option<u64>,
-    /// For each savepoint, by its name in lower case, the number of changes in batches when it was set.
+    /// The savepoints: each name in lower case, and how many changes were in batches when the savepoint was set.
     pub(super) savepoints: Vec<(Vec<u8>, u32)>,
     /// The events of an XA transaction, until it is prepared or ends.
     pub held_events: Option<Box<HeldEvents>>,

@@ -50,7 +50,7 @@ pub struct Options {
     pub passing: bool,
     /// Transactions that precede the first byte in the log. `gtid_after` and `gtid_until` need them.
     pub gtid_before: GtidSet,
-    /// Skip the transactions that this set contains, given their place in the log.
+    /// Skip the transactions that this set contains, given the transactions that precede them in the log.
     pub gtid_after: Option<GtidSet>,
     /// Skip the transactions in this set wherever they occur, because an earlier part of the log contains them.
     pub gtid_repeated: Option<GtidSet>,
@@ -68,9 +68,9 @@ pub struct Options {
     pub statements: bool,
     /// The changes and images to emit.
     pub changes: ChangeFilter,
-    /// Close a batch at the first end of a transaction after this many rows.
+    /// Close a batch at the next end of a transaction after this many rows.
     pub batch_rows_max: usize,
-    /// Close a batch at the first end of a transaction after this many bytes of row images.
+    /// Close a batch at the next end of a transaction after this many bytes of row images.
     pub batch_bytes_max: usize,
     /// Close a batch inside a transaction whose row images exceed this many bytes.
     pub held_bytes_max: usize,

@@ -96,7 +96,7 @@ impl Prepared {
         self.ended.len() >= PREPARED_TRANSACTIONS_MAX || self.ended.contains(id)
     }
 
-    /// Drops the events of the oldest transactions until half of the limit is free, so that this search is rare.
+    /// Drops the events of the oldest transactions until half of the limit is free, so that this is rarely needed.
     fn drop_oldest_events(&mut self) {
         let mut kept: Vec<&mut Transaction> =
             self.transactions.values_mut().filter(|transaction| transaction.events.is_some()).collect();

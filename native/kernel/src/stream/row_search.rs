@@ -22,7 +22,7 @@ use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{checked_body, declared_size, event_size, span_at};
 use crate::limits::{EVENT_HEADER_BYTES, MAGIC_BYTES, SEARCHED_EVENT_BYTES_MAX};
 
-/// Number of bytes that are read of an event that is too long to buffer: the header and the table id.
+/// For an event that is too long to buffer, only this many bytes are read: the header and the table id.
 const EVENT_START_BYTES: usize = EVENT_HEADER_BYTES + 6;
 
 /// Above this number of ids, the ids of the table are dropped. The server announces the table again before its next
@@ -55,7 +55,7 @@ pub struct RowSearch {
     gap_bytes: u64,
     offset: u64,
     partial_event: Vec<u8>,
-    /// Number of bytes left to skip of an event that is too long.
+    /// How many bytes of an event that is too long are still to be skipped.
     left_bytes: usize,
     transaction_start: u64,
     /// The start of the ignorable events that directly precede the current offset. These events describe the next
@@ -235,7 +235,7 @@ impl RowSearch {
         self.transaction_start = end;
     }
 
-    /// Only statements that begin or end transactions are known to change no rows and no definitions.
+    /// Only statements that begin or end transactions are known to change no rows and no table definitions.
     fn process_query(&mut self, body: &[u8]) -> Result<()> {
         let query = Query::read(body)?;
         match query.verb(query.text) {
@@ -246,7 +246,7 @@ impl RowSearch {
         Ok(())
     }
 
-    /// Records an event that may change any row and any definition.
+    /// Records an event that may change any row and any table definition.
     fn note_statement(&mut self) {
         self.is_candidate = true;
         self.is_redefined = true;
@@ -287,7 +287,7 @@ impl RowSearch {
             (None, map.primary_key.iter().map(|name| name.to_string()).collect())
         } else {
             self.needs_definition |= self.row.declared.is_none();
-            // After a statement, the definition may have changed.
+            // After a statement, the table definition may have changed.
             let (columns, primary_key) = self.row.declared.as_ref().filter(|_| !self.is_redefined)?;
             (Some(columns.as_slice()), primary_key.clone())
         };
@@ -299,7 +299,7 @@ impl RowSearch {
         let mut needles = Vec::new();
         for (name, text) in key.iter().zip(&self.row.values) {
             let column = sources.iter().find(|column| *column.name == **name)?;
-            // If a text is not a value of the column, search nothing and let the reader refuse it.
+            // If a text is not a value of the column, do not search for it. The reader then reports the error.
             if let Some(bytes) = key_bytes(&column.kind, text, self.format.mariadb).ok()? {
                 needles.push(Finder::new(&bytes).into_owned());
             }

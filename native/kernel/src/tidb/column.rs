@@ -32,7 +32,7 @@ const COLLATION_UTF8MB4_BIN: u16 = 46;
 /// In column definitions of this version or later, a TIMESTAMP default is in UTC.
 const UTC_DEFAULTS_VERSION: i64 = 1;
 
-/// A column in the form of TiDB's rows.
+/// A column as TiDB's rows store it.
 #[derive(Debug)]
 pub struct TidbColumn {
     /// TiDB's number of the column.

@@ -132,7 +132,7 @@ fn document_length(bytes: &[u8]) -> Result<usize> {
     value_length(code, cursor.peek()).map(|length| length.saturating_add(1))
 }
 
-/// Returns the bytes of a value of a document at the start of `bytes`, without its type byte.
+/// Returns the bytes of the document value at the start of `bytes`, without its type byte.
 pub(super) fn value_length(code: u8, bytes: &[u8]) -> Result<usize> {
     let mut cursor = Cursor::new(bytes);
     let sized = |mut cursor: Cursor<'_>| -> Result<usize> {

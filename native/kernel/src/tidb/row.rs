@@ -117,7 +117,7 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Returns the next value, and the index of its column, None if the column is not written.
+    /// Returns the next value and the index of its column (None if the column is not written).
     #[inline]
     fn next(&mut self, table: &TidbTable) -> Result<Option<(Option<usize>, Datum<'a>)>> {
         if self.cursor.is_empty() {

@@ -16,7 +16,7 @@ const ROW_ID: i64 = -1;
 /// Flag of a column of the primary key.
 const PRIMARY_KEY_FLAG: u64 = 2;
 
-/// The kind of handle, by which the first datums of an inserted row identify it.
+/// The kind of handle, which an inserted row stores in its first datums.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handle {
     /// A hidden row id, which is not a column.
@@ -84,7 +84,7 @@ impl TidbTable {
         Ok(TidbTable { id, partitions, written, columns, handle, last_number: last_number.unwrap_or(0), unwritten })
     }
 
-    /// Records the columns of an earlier definition, whose numbers may still be in rows.
+    /// Records the columns of an earlier table definition. Rows may still contain the numbers of these columns.
     pub fn follow(&mut self, earlier: &TidbTable) {
         let ids = earlier.columns.iter().map(|column| column.id).chain(earlier.unwritten.iter().copied());
         let dropped: Vec<i64> = ids.filter(|id| self.columns.iter().all(|column| column.id != *id)).collect();

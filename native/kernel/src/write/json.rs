@@ -129,7 +129,7 @@ fn write_container<'e, 'a: 'e>(
     Ok(())
 }
 
-/// Returns the offset of the end of the output from the container's start, as four bytes.
+/// Returns the end of the output as an offset from the container's start, in four bytes.
 fn offset_of(out: &[u8], start: usize) -> Result<[u8; 4]> {
     match u32::try_from(out.len() - start) {
         Ok(offset) => Ok(offset.to_le_bytes()),

@@ -125,7 +125,7 @@ impl TransactionWriter {
         self.events.event(EventKind::Xid, 0, |out| out.extend_from_slice(&xid.to_le_bytes()))
     }
 
-    /// Bytes of complete events.
+    /// Size in bytes of the complete events.
     pub fn complete_bytes(&mut self) -> usize {
         self.rows.map_or_else(|| self.events.body().len(), |open| open.start)
     }
@@ -205,7 +205,7 @@ impl WrittenSession<'_> {
     }
 }
 
-/// Returns the length of a name that is stored after one byte.
+/// Returns the length of a name, which must fit into one byte.
 fn short(name: &str) -> Result<u8> {
     u8::try_from(name.len())
         .map_err(|_| Error::new(ErrorKind::LimitExceeded, format!("`{name}` has {} bytes, of at most 255", name.len())))

@@ -107,7 +107,7 @@ fn push_le(bytes: u8, value: [u8; 8], out: &mut Vec<u8>) {
     out.extend_from_slice(value.get(..usize::from(bytes)).unwrap_or(&value));
 }
 
-/// Appends a length of `prefix` bytes, and the bytes.
+/// Appends the length of the value in `prefix` bytes, then its bytes.
 #[inline]
 fn string(prefix: u8, form: Form, bytes: &[u8], kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
     let bytes_max = match form {
