@@ -192,7 +192,7 @@ class Member:
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
 
     def fill_disk(self) -> None:
-        """Leave no free byte on the disk of the log, which is small."""
+        """Leave no free byte on the small disk of the log."""
         # A buffered file would try to write the rest again when it is closed.
         with self._filler.open("wb", buffering=0) as filler, suppress(OSError):
             while True:

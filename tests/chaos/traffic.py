@@ -16,7 +16,7 @@ from tests.support.suite.patience import wait_until
 
 # The row that contains the number of the last transaction.
 NEWEST = 0
-# A pause between transactions, so that Canal's client, which prints each change, keeps up on two busy cores.
+# A pause between transactions lets Canal's client, which prints each change, keep up on two busy cores.
 _PAUSE_SECONDS = 0.05
 # The fractions of transactions with many rows, and of those that begin a new binlog file.
 LARGE, LARGE_ROWS = 0.002, 1000

@@ -202,9 +202,7 @@ class Trouble:
 
 
 def assert_one_owner_at_a_time(delivered: list[Delivered]) -> None:
-    """Assert that, in order of time, no token of a shard delivers rows after a larger token has delivered
-    some.
-    """
+    """Assert that after a larger token has delivered rows of a shard, no smaller token delivers any."""
     largest: dict[int, Delivered] = {}
     for shard in delivered:
         last = largest.get(shard.shard)
@@ -331,7 +329,7 @@ def _troubles(
     ways: list[Proxy],
     zookeeper: ZooKeeper,
 ) -> list[Callable[[], None]]:
-    """Return the faults as functions. A call causes the fault for a while, and then repairs it."""
+    """Return the faults as functions. Calling one causes the fault for a while, and then repairs it."""
 
     # The long outage ends the session, and other members take over; the short outage does not.
     outages = itertools.cycle((2.5, 0.3))

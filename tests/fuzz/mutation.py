@@ -90,7 +90,9 @@ def mutate_events(data: bytes, corpus: Sequence[bytes], chance: random.Random) -
 
 
 def _mutate_body(event: Event, corpus: Sequence[bytes], chance: random.Random) -> Event:
-    """Damage an event's body, including the events inside a compressed transaction and its header."""
+    """Damage an event's body. In a compressed transaction, the damage may hit its header and the events
+    inside.
+    """
     if event.code == TRANSACTION_PAYLOAD and chance.random() < 0.8:
         plain = _unpack(event.body)
         if plain is not None:

@@ -153,7 +153,7 @@ def assert_stops(
 
 
 def damaged(log: ClosedLog) -> tuple[list[Event], int]:
-    """Return the first file's events and the index of the rows event of its fourth transaction."""
+    """Return the events of the first file, and the index of the rows event in its fourth transaction."""
     return events_of(log.first), log.rows_events()[ROWS_BEFORE]
 
 

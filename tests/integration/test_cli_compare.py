@@ -20,7 +20,7 @@ from tools.servers import Server
 
 
 def compare(daemon: DaemonProcess, canal: str, tables: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
-    """Return the exit status and the lines of a comparison of a few seconds."""
+    """Run a comparison for a few seconds; return its exit status and output lines."""
     command = ["penstock", "compare", canal, f"penstock://127.0.0.1:{daemon.port}/shop"]
     command += ["--json", "--tables", tables, "--seconds", "5", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

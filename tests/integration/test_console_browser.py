@@ -406,7 +406,7 @@ def _find_who_reads(browser: Chromium, console: str) -> None:
 
 
 def _free_the_log_from_a_lost_reader(browser: Chromium, console: str, shop: Shop) -> None:
-    """Free the log from a reader that no longer exists: look at the log that its hold keeps, and remove the
+    """Free the log from a reader that no longer exists: see what the reader's hold keeps, and remove the
     hold.
     """
 

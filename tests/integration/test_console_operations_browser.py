@@ -245,7 +245,7 @@ def _drain_and_undrain(operated: Operated) -> None:
 
 
 def _operate_job(operated: Operated) -> None:
-    """A job is paused, resumed, restarted, moved and deleted, each with its effect on a worker."""
+    """A job is paused, resumed, restarted, moved and deleted. Each operation has its effect on a worker."""
     page, address = operated.browser, operated.address(job="feed")
     page.open(f"{operated.console}/job?{urlencode(address)}")
     assert "penstock run feed.yaml --local" in page.text

@@ -181,8 +181,8 @@ def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
             started = time.monotonic()
             with pytest.raises(CoordinationLost):
                 session.put_ephemeral(LEASE, b"mine")
-            # The operation fails when the session expires, well before the store's operation timeout, which
-            # is twice this bound.
+            # The operation fails when the session expires. The store's own operation timeout is twice this
+            # bound.
             assert time.monotonic() - started < WAIT_SECONDS_MAX / 2
             assert not session.alive
 

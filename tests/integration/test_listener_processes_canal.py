@@ -49,7 +49,7 @@ def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[DaemonProcess]:
-    """A daemon with two listener processes, over a log that the server's changes have reached."""
+    """A daemon with two listener processes, whose log has caught up with the server."""
     settings = {"listeners": 2, **settings_of(server, canal_start="earliest")}
     with DaemonProcess(tmp_path_factory.mktemp("listeners"), settings) as running:
         server.sql("INSERT INTO canal_l.t VALUES (0, '')")

@@ -62,7 +62,7 @@ impl EventBuffer {
         self.bytes.get(self.complete_bytes..).unwrap_or_default()
     }
 
-    /// Lends all bytes, so that the caller can process the incomplete event at their end. `give_back` returns them.
+    /// Lends all bytes, so that the caller can process the incomplete event at the end. `give_back` returns the bytes.
     pub fn lend(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }

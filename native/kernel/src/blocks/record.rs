@@ -56,7 +56,7 @@ pub(super) struct Block {
     pub transaction_start: u64,
 }
 
-/// The newest transactions of the log, as long as they have one source and consecutive numbers.
+/// A run of consecutively numbered transactions of one source, ending with the newest transaction.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     first: Gtid,

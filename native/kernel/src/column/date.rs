@@ -46,7 +46,7 @@ impl Date {
         Some(past * 365 + past / 4 - past / 100 + past / 400 + before + leap_day + i32::from(day) - 1 - DAYS_TO_EPOCH)
     }
 
-    /// Converts a number of days since 1970-01-01, which must not be negative, to a date.
+    /// Converts a number of days since 1970-01-01, at least 0, to a date.
     pub(super) fn from_days(days: u32) -> Date {
         // Count in 400-year cycles from 2000-03-01, so that the leap day comes last. 1970-01-01 is 11017 days earlier.
         // Adding a whole cycle of 146097 days keeps the number positive.

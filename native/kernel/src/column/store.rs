@@ -283,7 +283,7 @@ impl Store {
     }
 }
 
-/// Access to the values by layout, which raises `SchemaMismatch` if the column has a different layout.
+/// Accesses the values by layout. Raises `SchemaMismatch` if the column has a different layout.
 impl Store {
     #[inline(always)]
     pub(super) fn nulls(&mut self) -> Result<&mut usize> {

@@ -18,7 +18,7 @@ use crate::emit::arrow_rows::{ArrowRows, Pair};
 use crate::emit::dialect::protobuf as pb;
 use crate::error::{malformed, Error, ErrorKind, Result};
 
-/// Flags of datums, which precede their bodies.
+/// Flags that precede the bodies of datums.
 const NULL_FLAG: u8 = 0;
 const BYTES_FLAG: u8 = 2;
 const DOUBLE_FLAG: u8 = 5;
@@ -38,7 +38,7 @@ pub enum DrainerForm<'a> {
         database: &'a str,
         /// The table in each part.
         table: &'a str,
-        /// The fields that precede the values of each column: its name and type.
+        /// For each column, the fields that precede its values: name and type.
         heads: &'a [Vec<u8>],
     },
 }
@@ -77,7 +77,7 @@ pub fn encode_drainer(
     RecordBatch::try_new(Arc::new(schema), columns).map_err(|error| malformed(format!("parts of changes: {error}")))
 }
 
-/// Returns the number that stands for a kind of change in both forms.
+/// Returns the number that both forms use for a kind of change.
 fn kind_number(pair: &Pair) -> u64 {
     match (pair.before, pair.after) {
         (None, _) => 0,

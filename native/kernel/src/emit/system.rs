@@ -41,7 +41,7 @@ pub struct TableRef {
 /// The images in a run of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Images {
-    /// A row for each change, whose operation is the kind of change.
+    /// A row for each change. The row's operation is the kind of change.
     Each(Change),
     /// Two rows for each update, before and after.
     Pairs,

@@ -295,8 +295,7 @@ impl TableBatch {
         self.system.add_row();
     }
 
-    /// Reads an update whose JSON columns may have partial updates, which are applied to the documents of the before
-    /// image.
+    /// Reads an update whose JSON columns may be partial. Partial values are applied to the before image's documents.
     fn partial_update(
         &mut self,
         cursor: &mut Cursor<'_>,

@@ -11,9 +11,9 @@ use crate::limits::{EVENT_BYTES_MAX, EVENT_HEADER_BYTES};
 /// The end of a chain of headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Followed {
-    /// Start of the last event that starts at or before the target and whose header is in the bytes.
+    /// Start of the last event whose header is in the bytes and that starts at or before the target.
     pub last: Option<u64>,
-    /// Start of the next event: its header is past the end of the bytes, or it starts after the target.
+    /// Start of the event that follows. It is after the target, or its header is not in the bytes.
     pub next: u64,
 }
 

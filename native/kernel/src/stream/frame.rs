@@ -49,7 +49,8 @@ impl Decoder {
         if self.options.verify_checksum && !checksum_holds_without_flag(event, header) && !checksum_holds(event) {
             return Err(mismatch());
         }
-        // A relay log is flagged in its own format description, but not in the source's, which follows.
+        // A relay log is flagged in its own format description, but not in the source's description, which comes
+        // second.
         self.relay |= header.flags & FLAG_RELAY != 0;
         self.format = Some(format);
         Ok(())

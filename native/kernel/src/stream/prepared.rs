@@ -110,7 +110,7 @@ impl Prepared {
     }
 }
 
-/// The events of an open XA transaction, which are kept undecoded until its outcome is known.
+/// The events of an open XA transaction, kept undecoded until the transaction's outcome is known.
 #[derive(Debug, Clone)]
 pub(super) struct HeldEvents {
     pub id: XaId,

@@ -227,7 +227,7 @@ impl Pieces {
         self
     }
 
-    /// Returns the next piece; None after the last. `payloads` must be those that the transaction was begun with.
+    /// Returns the next piece; None after the last. `payloads` must be those passed at the start.
     pub fn next(&mut self, payloads: &[&[u8]]) -> Result<Option<Vec<u8>>> {
         match self.whole.take() {
             Some(whole) => Ok(Some(whole)),

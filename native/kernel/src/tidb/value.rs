@@ -58,7 +58,7 @@ fn mismatch(kind: &Kind, datum: &Datum<'_>) -> Error {
     value_malformed(format!("{} in a column of {}", datum.name(), kind.type_text()))
 }
 
-/// Appends a document after its length.
+/// Appends a document's length, then the document.
 fn write_json(prefix: u8, document: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let start = out.len();
     let prefix = usize::from(prefix);
@@ -71,7 +71,7 @@ fn write_json(prefix: u8, document: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks a date and time from MySQL's packed form without its sign, in which the microseconds are the low 24 bits.
+/// Unpacks MySQL's packed date and time without its sign. The low 24 bits are the microseconds.
 fn unpacked(packed: u64) -> Result<DateTime> {
     let part = |start: u32, bits: u32| packed >> start & ((1 << bits) - 1);
     let months = packed >> 46;

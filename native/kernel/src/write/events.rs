@@ -22,7 +22,7 @@ impl EventWriter {
         EventWriter { bytes: Vec::new(), offset, server_id, time_s }
     }
 
-    /// Appends an event with the body that `write` appends. Raises `LimitExceeded` if it is too long for an event.
+    /// Appends an event with the body that `write` appends. Raises `LimitExceeded` if the event is too long.
     pub fn event(&mut self, kind: EventKind, flags: u16, write: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         let start = self.open();
         write(&mut self.bytes);
@@ -42,7 +42,7 @@ impl EventWriter {
         &mut self.bytes
     }
 
-    /// Closes the event that was opened at `start`. Raises `LimitExceeded` if it is too long for an event.
+    /// Closes the event that was opened at `start`. Raises `LimitExceeded` if the event is too long.
     pub fn close(&mut self, start: usize, kind: EventKind, flags: u16) -> Result<()> {
         let size = self.bytes.len().saturating_sub(start) + CHECKSUM_BYTES;
         if size > EVENT_BYTES_MAX {

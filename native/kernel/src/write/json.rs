@@ -143,7 +143,7 @@ fn replace(out: &mut [u8], start: usize, bytes: &[u8]) {
     }
 }
 
-/// Returns a scalar that is stored after its length.
+/// Returns a scalar that is stored with its length in front.
 pub fn sized<'a>(code: u8, head: &[u8], bytes: &[u8]) -> Element<'a> {
     let mut stored = head.to_vec();
     let mut length = bytes.len();

@@ -16,7 +16,7 @@ const REPLACE: u8 = 0;
 const INSERT: u8 = 1;
 const REMOVE: u8 = 2;
 
-/// A value of the document, which may have changed.
+/// A value of the document, possibly changed.
 enum Tree<'a> {
     View(Node<'a>),
     Array(Vec<Tree<'a>>),

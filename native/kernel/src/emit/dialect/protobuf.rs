@@ -108,7 +108,7 @@ pub fn close_before(start: usize, following: usize, out: &mut Vec<u8>) {
     move_up(start, out.len().saturating_sub(start) + following, out);
 }
 
-/// Writes a length over the byte before `start`, moving up the content if the length takes more bytes.
+/// Overwrites the byte before `start` with the content's length. A longer length moves the content up.
 #[inline(never)]
 fn move_up(start: usize, length: usize, out: &mut Vec<u8>) {
     let extra_bytes = varint_len(length as u64) - 1;

@@ -15,11 +15,11 @@ pub struct Moment {
     pub millis: i64,
     /// Nanoseconds within the second; None for a DATE.
     pub nanos: Option<u32>,
-    /// The text, if the milliseconds do not determine it: for every TIME, and for dates that Java changes.
+    /// The value's text, for values that the milliseconds do not determine: every TIME, and dates that Java changes.
     pub shown: Option<String>,
 }
 
-/// Java's calendar is Gregorian from this day on (1582-10-15), counted from 1970.
+/// The day since 1970 from which Java's calendar is Gregorian: 1582-10-15.
 const GREGORIAN_FROM: i64 = -141_427;
 
 /// The day number of 1970-01-01 in the formulas below.
