@@ -86,7 +86,7 @@ def capture_all(settings: Settings, end: Position) -> None:
 
 
 def end_of(corpus: Corpus) -> Position:
-    """Return the position of a corpus's end in the log of a server that serves it."""
+    """Return the position of a corpus's end in the log of a server that serves the corpus."""
     return Position(0, corpus.path.name, corpus.bytes)
 
 

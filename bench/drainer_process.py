@@ -54,7 +54,7 @@ class DrainerProcess:
         assert any(line == f"{_STALLED}\n" for line in self._process.stdout), "it ended"
 
     def result(self) -> Drained:
-        """Return the work of the Drainer."""
+        """Wait for the Drainer to end, and return the figures that it printed."""
         assert self._process.stdout is not None
         lines = self._process.stdout.readlines()
         assert self._process.wait() == 0, lines

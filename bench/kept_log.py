@@ -43,7 +43,7 @@ _FILE_BYTES = 1 << 30
 _TRANSACTIONS_AT_ONCE = 8192
 _LONG, _LONGLONG, _VARCHAR = 3, 8, 15
 _NOTE = b"the order was paid by card and is on its way to the customer"
-# The fields of an event's header that differ, and the number in the GTID event's body.
+# The fields of an event's header that differ between transactions, and the number in the GTID event's body.
 _END, _HEADER_BYTES, _CRC_BYTES, _GNO_AT = 13, 19, 4, 17
 
 
@@ -174,7 +174,7 @@ def write_log(folder: Path, log_bytes: int) -> None:
 
 
 def parts_of(log: LogReader, folder: Path, table: str, key: str) -> Iterator[Any]:
-    """Search a log for a row."""
+    """Yield the parts of the search for a row in a log."""
 
     def open_source() -> LogSource:
         return LogSource(SourceOptions.parse(str(folder)))

@@ -52,7 +52,7 @@ class Apicurio(Companion):
 
     @property
     def url(self) -> str:
-        """The address of Confluent's protocol."""
+        """The base URL of the registry's Confluent-compatible API."""
         return f"http://127.0.0.1:{self.port}{_PATH}"
 
     def argv(self, folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ import zstandard
 from chdb._exceptions import ChdbError
 from chdb.session import Session
 
-# Request parameters of clients that are not settings.
+# Request parameters that clients send, but that are not settings.
 _REQUEST_PARAMETERS = (
     "query",
     "database",

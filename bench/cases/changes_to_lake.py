@@ -95,7 +95,7 @@ def _rates(written: Written, rows: int) -> dict[str, float]:
 
 
 def _median(options: Options, write: Callable[[Path], Written]) -> Written:
-    """Return the run of median duration, each in a separate folder."""
+    """Run several times, each in a separate folder; return the run with the median duration."""
     runs = []
     for _ in range(options.repeat):
         folder = Path(tempfile.mkdtemp(prefix="bench-changes-to-lake-", dir=cache_directory()))
@@ -166,7 +166,9 @@ _PEERS = (("delta", "deltalake merge", merge), ("iceberg", "pyiceberg upsert", u
 
 
 def plain_rows(ids: numpy.ndarray, round_number: int) -> pyarrow.Table:
-    """Return the rows of these keys in one round: 0 as loaded, 1 as updated."""
+    """Return the rows with these keys as they are in the given round: 0 is after the load, 1 is after the
+    update.
+    """
     keys = pyarrow.array(ids)
     note = pyarrow.compute.binary_join_element_wise(
         "note", keys.cast(pyarrow.string()), str(round_number), "-"

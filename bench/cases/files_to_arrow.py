@@ -12,8 +12,8 @@ TITLE = "Binlog file to Arrow, one core (rates per second of CPU)"
 _READERS = ("go_mysql", "mysql_binlog_connector_java")
 _FILE_READERS = ("mysql_common",)
 
-#: The targets for Penstock, by peer. The Python peers decode a part of the file: all of it takes many
-#: minutes.
+#: The targets for Penstock, by peer. The Python peers decode only a part of the file, because
+#: they would need many minutes for all of it.
 _TARGETS = {
     "mysqlbinlog_verbose": Target(8),
     "mysql_event_stream_native": Target(2),

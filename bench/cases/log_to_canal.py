@@ -27,7 +27,7 @@ from tools.servers import Server
 
 TITLE = "The log as Canal's protocol to one TCP client that drains and acknowledges (by the clock)"
 
-#: Rows per second: several rows per event, and transactions of one row.
+#: Rows per second, for events with several rows and for transactions of one row.
 _TARGETS = {"bulk": 400_000.0, "narrow": 200_000.0}
 _CLIENT_VERSION = "canal.client 1.1.8"
 _SOURCES = Path(clients.__file__).parent

@@ -23,7 +23,7 @@ TITLE = "A live server with many tables into Delta mirrors, local[2] (from one b
 
 _TABLES = {"tiny": 30, "small": 100}
 _TABLES_DEFAULT = 300
-#: The writers of the small forms leave processor time for the pipeline.
+#: In the small sizes, the writers leave processor time for the pipeline.
 _TRANSACTIONS_PER_SECOND = {"tiny": 200, "small": 1_000}
 _TRANSACTIONS_PER_SECOND_DEFAULT = 2_000
 _NAME = f"{DATABASE}.many"

@@ -135,7 +135,7 @@ def _change(server: Server, numbers: Iterable[int]) -> None:
 
 
 def _write_deltalake_alone(folder: Path, tables: int) -> float:
-    """Return how long the peer takes to write as many tables of the same columns."""
+    """Return how long the peer takes to write as many tables with the same columns."""
     rows = pyarrow.table(
         {
             "id": range(_ROWS),

@@ -122,5 +122,5 @@ def _text(changes: Sequence[Changes]) -> bytes:
                 part.rows.slice(first, _ROWS_AT_ONCE), list(part.target.column_names)
             )
             pieces += [bytes(text) for _, text in encoded]
-    # LOAD DATA does not read an offset of hours, and both sessions have the time zone UTC.
+    # LOAD DATA does not read time zone offsets; the time zone of both sessions is UTC.
     return b"".join(pieces).replace(b"+00\t", b"\t")

@@ -71,7 +71,7 @@ def _measure(folder: Path, writes: int) -> dict[str, float]:
 
 
 def _sync_ms(path: Path) -> float:
-    """Return the median time in which the disk makes a few kilobytes at the end of a file durable."""
+    """Return the median duration of a sync after a few kilobytes were appended to a file."""
     times = []
     with path.open("wb", buffering=0) as file:
         for _ in range(_SYNCS):

@@ -221,6 +221,6 @@ def _line_chunks(argv: list[str]) -> Iterator[bytes]:
 
 
 def _tables_after(chunk: bytes, line: bytes) -> list[str]:
-    """Return the distinct qualified table names after `line` in `chunk`, using the workloads' own names."""
+    """Return the workloads' tables whose names follow `line` in `chunk`."""
     names = [f"{DATABASE}.{table}" for name in ALL_NAMES for table in workload(name).tables]
     return [name for name in names if line + name.replace(".", "`.`").encode() + b"`" in chunk]

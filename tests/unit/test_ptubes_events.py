@@ -17,7 +17,7 @@ SILENT = (END, -2)
 
 RULES = EventRules(shard_count=4, shards=(0, 1, 2, 3), need_end=True, need_ddl=True)
 
-# (kind, slot, version) of each event; its name is its number.
+# (kind, slot, version) of each event; the event is named after its index.
 _Told = list[tuple[int, int, int]]
 
 

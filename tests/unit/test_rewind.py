@@ -126,7 +126,9 @@ def test_statements_of_other_tables_hide_nothing() -> None:
 
 
 def rewound(name: TableName, logged: Sequence[LoggedStatement]) -> object:
-    """Return all answers that a settler needs about statements on a table."""
+    """Return the table's earlier names, the statements on it, and its earlier definition or a statement that
+    hides it.
+    """
     names = names_after(name, logged, SPELLING)
     touched = [statement for statement in logged if touches(statement, names, SPELLING)]
     schema = TableSchema("shop", "now", tuple(Column(column, "int") for column in "abcd"))

@@ -194,7 +194,7 @@ REFUSED = {
         )
     ),
 }
-# Calls of both kinds, or for daemons with stored instances, which separate tests cover.
+# Calls that are in both sets, or that need a daemon with stored instances. Separate tests cover these calls.
 OTHERS = {
     *("/v1/instances/{instance}/schema", "/v1/instances/{instance}/definitions"),
     *("/v1/instances/{instance}/changes", "/v1/stored-instances"),
@@ -264,7 +264,7 @@ def test_messages_are_refused(daemon: ServedLog, name: str) -> None:
 
 def test_definitions_cannot_be_set(daemon: ServedLog) -> None:
     path = f"/v1/instances/{INSTANCE}/definitions"
-    # Another definition could give the column of the condition another name.
+    # Another definition could rename the column that the condition uses.
     body = {"table": TABLE, "position": "mysql-bin.000001:127", "create_table": "CREATE TABLE wide (id INT)"}
     settings = [
         daemon.ask("POST", path, body, token=TOKEN),
@@ -328,7 +328,7 @@ def test_console_hides_the_pages_of_rows_and_pipelines(daemon: ServedLog, browse
 
 def test_console_shows_no_hidden_row(daemon: ServedLog, browser: Browser) -> None:
     fields = {"daemon": f"http://127.0.0.1:{daemon.port()}", "instance": INSTANCE}
-    # The page without rows has the names of the languages.
+    # Even without rows, the page contains the names of the languages.
     form = browser.get("/history", **fields).text.encode()
     secrets = {text for text in secrets_of(daemon) if text not in form}
     assert secrets

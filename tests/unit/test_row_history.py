@@ -306,7 +306,7 @@ def test_requests_that_arrive_together_do_not_exceed_the_bound_of_histories(
     async def run_together(pool: Executor, work: Callable[..., Any], *arguments: Any) -> Any:
         is_arrival = work is history.visible_holds
         waiting.append("arrival" if is_arrival else "search")
-        # No request is refused if every request needs a search.
+        # If all requests get this far, none was refused; release them, so that the test does not hang.
         for kind, event in (("arrival", arrived), ("search", released)):
             if waiting.count(kind) >= requests:
                 event.set()

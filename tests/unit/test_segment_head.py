@@ -83,7 +83,7 @@ def rows_of(content: bytes) -> list[Row]:
 
 
 def is_prepared(content: bytes) -> bool:
-    """Return whether these bytes contain an XA PREPARE and not the end of its transaction, whose rows precede
+    """Return whether these bytes contain an XA PREPARE but not the end of its transaction. The rows precede
     the bytes.
     """
     decoder = Decoder(instance="test", file=FILE, statements=False, time_from_us=1 << 62)
@@ -146,7 +146,7 @@ def test_damaged_head_is_detected() -> None:
     head = segment_head(description_of(SMALL_LOGS[-1].read_bytes()), FILE, 4, SETS["mysql"][1], "mysql", 1, 2)
     for at in range(4, len(head)):
         if at == 4 + 17:
-            # The first flag marks a file in use and changes without the checksum.
+            # The first flag is set while the file is in use. The checksum does not cover it.
             continue
         damaged = bytearray(head)
         damaged[at] ^= 0x10

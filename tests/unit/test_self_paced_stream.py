@@ -77,7 +77,7 @@ def test_restarted_query_continues_at_the_end_of_its_checkpoint(folder: Path) ->
 def test_end_that_was_asked_for_before_the_checkpoint_was_read_is_refused(folder: Path) -> None:
     before = reader_of(folder, bytes_max=131_072)
     committed = before.latestOffset()
-    # The end is counted from the start of the log, not from the checkpoint, and would go back.
+    # This end is counted from the start of the log instead of the checkpoint, so the stream would go back.
     restarted = reader_of(folder, bytes_max=65_536)
     end = restarted.latestOffset()
     restarted.partitions(committed, committed)

@@ -389,7 +389,7 @@ def test_closed_settler_ends_its_session_and_the_next_waits_for_it(
     assert not first.retire().is_alive()
 
 
-# --- What is said -----------------------------------------------------------------------------
+# --- Reports -----------------------------------------------------------------------------
 
 
 def test_status_shows_only_the_first_words_of_a_statement(

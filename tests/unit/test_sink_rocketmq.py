@@ -85,7 +85,7 @@ class FakeServer:
                         assert queue not in {of for of, _ in waiting}, "two requests of a queue are under way"
                         waiting.append((queue, header["opaque"]))
                         fake.messages[queue] += bodies(frame[header_length:])
-                        # The requests are answered in reverse order once each queue has one.
+                        # The requests are answered in reverse order once each queue has a request.
                         if len(waiting) == fake.queues:
                             for _, opaque in reversed(waiting):
                                 self.reply(opaque, fake.code)

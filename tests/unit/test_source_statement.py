@@ -124,7 +124,7 @@ def test_change_says_why_it_may_change_other_tables(text: str, reason: str, tabl
         ("INSERT INTO crm.t VALUES (1)", ["crm", "log"], ""),
         ("INSERT INTO crm.t VALUES (1)", ["crm"], ""),
         ("INSERT INTO crm.t VALUES (1)", None, ""),
-        # Foreign keys, or more databases than are logged.
+        # An empty list means foreign keys, or more accessed databases than are logged.
         ("UPDATE crm.t SET n = 1", [], "foreign keys"),
         ("DELETE FROM crm.t", [], "foreign keys"),
         ("REPLACE INTO crm.t VALUES (1)", [], "foreign keys"),
@@ -244,7 +244,7 @@ def test_backslashes_are_read_as_the_sql_mode_says() -> None:
     change = change_of(text, "shop", plain)
     assert change is not None
     assert change.unknown == "it calls f(), which can change any"
-    # A list of literals ends with its last string.
+    # Each '\' is a complete string here, so f() is outside the strings.
     listed = change_of("INSERT INTO orders VALUES ('\\'), (f('\\'))", "shop", plain)
     assert listed is not None
     assert "f()" in listed.unknown

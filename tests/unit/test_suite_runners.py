@@ -62,7 +62,7 @@ open(f"{folder}/{name}-resumed", "w").close()
 """
 
 
-# Stops a child, and ends after it was itself resumed twice; its status is 0 if the child was still stopped.
+# Stops a child process. Ends after being resumed twice itself, with status 0 if the child was still stopped.
 FREEZER = """
 import os, signal, subprocess, sys, time
 resumed = []

@@ -26,7 +26,7 @@ from tests.support.binlog.events import (
 from tests.support.binlog.forged_log import NOTES, forged_log, insert, keep_forged_log
 from tests.support.logstore.folders import open_log
 
-# The server's codes of column types, and the bytes of a value.
+# The server's code for each column type, and the bytes of one value.
 INT, FLOAT, BIGINT, DATE = 3, 4, 8, 10
 BYTES = {INT: 4, FLOAT: 4, BIGINT: 8, DATE: 3}
 TWO_INTS = (INT, INT)
@@ -70,9 +70,7 @@ def rows_after(
 
 
 def partial_update(gno: int, before: dict[int, int], after: dict[int, int]) -> list[Event]:
-    """Return a transaction that updates one row. Each image is the values of its columns, by column
-    number.
-    """
+    """Return a transaction that updates one row. An image maps column numbers to values."""
     gtid, begin, table_map, rows, commit = change(gno, WRITE_ROWS, TWO_INTS, [0], 0, 0)
     bitmaps = bytes(sum(1 << column for column in image) for image in (before, after))
     images = b"".join(
@@ -168,7 +166,9 @@ def test_rows_that_are_gone_need_no_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_small_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that changes rarely has a batch for each change, which needs more memory than its row."""
+    """A table that changes rarely has a batch for each change, which needs more memory than the row
+    itself.
+    """
     monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 80_000)
     rows, _ = rows_after(tmp_path, in_batches([(WRITE_ROWS, key) for key in range(100)]))
     assert rows == [(key, key) for key in range(100)]

@@ -119,7 +119,7 @@ def test_latest_starts_with_the_first_whole_transaction(topics: Topics, topic: s
         topics.send(topic, 0, row(later, "INSERT", 9))
         topics.watermark(topic, later + 1)
         wait_for_ts(capture, later)
-    # TiCDC may have sent other rows of a transaction at the start earlier, so the log does not contain that
+    # TiCDC may have sent some rows of the first transaction earlier, so the log does not contain this
     # transaction.
     assert changes(tmp_path) == [(later, "insert", "shop.t", 9, "n")]
 

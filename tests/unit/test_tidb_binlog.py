@@ -147,7 +147,8 @@ def test_any_cut_returns_every_row_once_with_its_commit_timestamp(content: bytes
 
 
 def test_transaction_states_its_length(content: bytes) -> None:
-    # An anonymous GTID event ends with the length, after the byte 254, and the version.
+    # An anonymous GTID event ends with the byte 254, the transaction's length in 8 bytes, and the server's
+    # version.
     stated = [int.from_bytes(event.body[50:58], "little") for event in events(content) if event.code == 34]
     assert stated == [len(transaction) for transaction in sample_log.transactions()]
 

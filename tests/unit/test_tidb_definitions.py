@@ -163,7 +163,8 @@ def test_exchanged_table_continues_under_the_id_of_the_partition() -> None:
     assert single_id not in names
 
 
-# --- Beside the log -------------------------------------------------------------------------
+# --- Definitions stored with the log
+# -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", [Action.RECOVER_TABLE, Action.FLASHBACK_CLUSTER, Action.RECOVER_SCHEMA])

@@ -171,7 +171,7 @@ class Simulation:
         self.matching = self.kind(0, self._was_released)
 
     def step(self, choice: random.Random) -> None:
-        """Perform a random step of those that are possible."""
+        """Perform a random step that is possible now."""
         steps: list[Callable[[random.Random], None]] = [self._begin, self._fake, self._crash]
         steps += [self._prewrite] * 3 if self.begun else []
         steps += [self._decide] * 3 if self.prewritten else []

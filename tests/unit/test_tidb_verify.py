@@ -35,7 +35,7 @@ from tools.tidb.cluster import FakeCluster
 
 PAYLOADS = sample_payloads()
 END = last_commit_ts(PAYLOADS)
-# The table of `tests/samples/tidb/source.sql` of which one row is inserted and updated.
+# The table of `tests/samples/tidb/source.sql` in which one row is inserted and updated.
 TABLE = Target(
     TableName("shop", "cpk"),
     (

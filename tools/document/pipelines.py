@@ -23,7 +23,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "errors": sections.ErrorSettings,
     "loops": sections.LoopSettings,
 }
-# Settings of the top level that a separate part describes.
+# Top-level settings that a separate part describes.
 _DESCRIBED_SEPARATELY = {
     "source": "see below",
     "sources": "a list of sources, each with the settings of `source`",

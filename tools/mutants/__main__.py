@@ -130,7 +130,7 @@ def _judge(
 
 
 def _alone(language: str) -> ExitStack:
-    """Hold the copy of one language. Raises BlockingIOError while another run mutates it."""
+    """Lock the copy for a language. Raises BlockingIOError while another run mutates the copy."""
     WORK.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         lock = stack.enter_context((WORK / f"{language}.lock").open("w"))

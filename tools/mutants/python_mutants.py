@@ -129,7 +129,7 @@ def judge(mutant: Mutant, coverage: CoverageMap, tree: Path = TREE) -> Verdict:
             return Verdict("survived", detail=detail)
     if failed is None and status is not None and status >= 0:
         return Verdict("undecided", detail=f"pytest ended with {status}, and no test failed")
-    # For a test file that cannot be imported, the name has no test.
+    # If a test file cannot be imported, `failed` is the name of the file without a test.
     killers = [name for name in names if failed is None or name.startswith(failed)]
     limit = seconds if status is None else SECONDS_MAX
     if _run_tests(killers or names, limit, tree)[0] != 0:

@@ -84,7 +84,7 @@ def environment(tree: Path = TREE) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        # CI requires all flavors.
+        # With CI set, all flavors would be required.
         if name != "CI" and not name.startswith(("PYTEST", "COV"))
     }
     return {

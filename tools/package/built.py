@@ -119,7 +119,7 @@ def build(target: Target) -> Path:
 
 
 def _environment(target: Target) -> dict[str, str] | None:
-    """Return the environment of a build: the SDK of a Mac, or its stand-in, for macOS."""
+    """Return an environment with a stand-in for the macOS SDK if a build needs it, else None."""
     if target.machine is not None or sys.platform == "darwin" or "SDKROOT" in os.environ:
         return None
     sdk = BUILD / "macos"

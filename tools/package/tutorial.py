@@ -54,7 +54,7 @@ def follow(folder: Path, environment: Mapping[str, str]) -> str:
 
 
 def _snippets(replaced: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the snippets of each language, those of the console as scripts."""
+    """Return the snippets of each language, console snippets as scripts."""
     snippets: dict[str, list[str]] = {"console": [], "sql": [], "python": []}
     for language, text in SNIPPET.findall(PAGE.read_text()):
         for words, replacement in replaced.items():
@@ -85,7 +85,9 @@ class Program:
         end(self._process, STOP_SECONDS_MAX)
 
     def stop(self, number: signal.Signals) -> None:
-        """Send the page's signal, and wait for the end. Raises PackageInvalid if there is an error."""
+        """Send the signal that the page names, and wait for the end. Raises PackageInvalid if there is an
+        error.
+        """
         self._process.send_signal(number)
         try:
             status = self._process.wait(STOP_SECONDS_MAX)

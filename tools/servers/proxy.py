@@ -163,8 +163,8 @@ class Proxy:
         self._run_in_thread(self._plans.clear)
 
     def swallow(self) -> None:
-        """Forward nothing more on current and new connections, and end none, like a lost network path, until
-        `resume`.
+        """Like a lost network path: until `resume`, forward nothing on current and new connections, and end
+        none of them.
         """
 
         def order() -> None:
@@ -335,7 +335,7 @@ class Proxy:
         flow.read_bytes += len(chunk)
 
     def _before_cut(self, connection: _Connection, chunk: bytes) -> bytes:
-        """Return the part of a chunk before a planned cut, which is then due."""
+        """Return the part of a chunk before a planned cut. If the chunk reaches the cut, the cut is due."""
         if connection.up.ended:
             # The client has already disconnected, so a cut would have no effect.
             return chunk

@@ -52,9 +52,7 @@ def error_page() -> str:
 
 
 def messages_below(folder: Path) -> Iterator[ErrorMessage]:
-    """Yield the messages in the modules of a folder, if their text has words that do not depend on the
-    case.
-    """
+    """Yield each message in a folder's modules that has constant words, and not only computed parts."""
     for path in sorted(folder.rglob("*.py")):
         yield from messages_in(path.read_text())
 

@@ -8,7 +8,7 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 MARK = "<!-- figures -->"
 
-# The cases in which a system of the page was measured, how its lines begin, and the figure to show.
+# The cases in which a system of the page was measured, how the system's lines begin, and the figure to show.
 _CASES = {
     "server_to_lake": ("Debezium's engine", "changes/s"),
     "log_to_canal": ("Canal's server", "rows/s"),

@@ -69,7 +69,7 @@ def list_tests(paths: Iterable[str], environment: dict[str, str]) -> list[Listed
 
 
 def files_with(pattern: str) -> list[str]:
-    """Return the test files whose text has a regular expression, relative to the project."""
+    """Return the test files whose text matches a regular expression, relative to the project."""
     return [
         str(path.relative_to(ROOT))
         for path in sorted(TESTS.rglob("test_*.py"))

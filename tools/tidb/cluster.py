@@ -54,7 +54,7 @@ class FakeCluster:
     transactions: dict[int, RecordedTransaction] = field(default_factory=dict)
     # The values of other keys in TiKV.
     values: dict[bytes, bytes] = field(default_factory=dict)
-    # The next calls of CheckTxnStatus that find no region, as during a split.
+    # How many of the next calls of CheckTxnStatus find no region, as during a split.
     region_errors: int = 0
     # Whether PD has no leader.
     leaderless: bool = False
