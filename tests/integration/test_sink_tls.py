@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ca` of a MySQL or PostgreSQL server has its certificate verified."""
+"""`ca` of a server: its certificate is verified, or the setting is refused."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from penstock.errors import TlsFailed
 from penstock.model import Tls
@@ -13,6 +14,7 @@ from penstock.pipeline.steps.lookup import LookupServer
 from penstock.sinks.mysql.sink import MysqlSink
 from penstock.sinks.mysql.sink import Settings as MysqlSettings
 from penstock.sinks.postgres.connection import verified_tls
+from penstock.sinks.sink import settings_of
 from tools.servers import Server
 
 CA = Path("/etc/ca.pem")
@@ -42,6 +44,21 @@ def test_certificate_is_verified_unless_the_url_only_leaves_out_the_name(
 )
 def test_certificate_of_postgres_is_verified_alike(query: str, mode: str) -> None:
     assert verified_tls(f"postgresql://db1/shop{query}", CA) == {"sslrootcert": str(CA), "sslmode": mode}
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("clickhouse", "http://db1:8123"),
+        ("redis", "redis://db1"),
+        ("rabbitmq", "amqp://db1"),
+        ("opensearch", "https://db1:9200, HTTP://db2:9200"),
+    ],
+)
+def test_ca_of_a_connection_without_tls_is_refused(kind: str, url: str) -> None:
+    with pytest.raises(ValidationError, match="ca is for TLS"):
+        settings_of(kind).model_validate({"url": url, "ca": str(CA)})
+    settings_of(kind).model_validate({"url": url})
 
 
 def test_server_with_a_certificate_of_another_authority_is_refused(mysql_server: Server) -> None:

@@ -5,7 +5,7 @@ import re
 import ssl
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 from pydantic import Field, field_validator, model_validator
@@ -19,6 +19,9 @@ from penstock.sinks.sink import Finding
 _ACCOUNT = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
 # The accounts in further URLs of a list.
 _FURTHER_ACCOUNT = re.compile(r"(,\s*[a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
+
+# The beginnings of URLs of connections without TLS.
+_UNENCRYPTED = ("http://", "redis://", "amqp://")
 
 
 def connection_error(what: str, problem: BaseException, position: str | None = None) -> PenstockError:
@@ -78,6 +81,14 @@ class Endpoint(Section):
         if password and not any(values.get(f"password{suffix}") for suffix in ("", "_file", "_env")):
             extracted["password"] = unquote(password)
         return values | extracted
+
+    @model_validator(mode="after")
+    def _refuse_unused_ca(self) -> Self:
+        plain = [url for url in self.url.split(",") if url.strip().lower().startswith(_UNENCRYPTED)]
+        if self.ca is not None and plain:
+            scheme = plain[0].strip().partition(":")[0]
+            raise ValueError(f"ca is for TLS, and the url is without: write {scheme}s://, or leave ca out")
+        return self
 
     def secret(self) -> Secret | None:
         """Read and return the password, None if none is set. Raises ValueError."""
