@@ -122,7 +122,7 @@ def _unpack(body: bytes) -> bytes | None:
 
 
 def _pack(plain: bytes, chance: random.Random) -> bytes:
-    """Write a payload body: fields of type, length and value, 0 to end, then the compressed events."""
+    """Write a payload body: fields of type, length and value, a final 0, then the compressed events."""
     packed = zstandard.ZstdCompressor(level=1).compress(plain)
     announced = len(plain) if chance.random() < 0.9 else chance.choice(_EDGES_WIDE)
     fields = ((2, 0), (3, announced), (1, len(packed)))

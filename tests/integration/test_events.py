@@ -576,7 +576,7 @@ def test_log_without_checksums_reads_the_same(
 def test_rows_events_that_only_end_a_statement_are_skipped(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
-    """Servers wrote a rows event for table number 0xffffff without images to close a statement."""
+    """To close a statement, servers wrote a rows event for table number 0xffffff without images."""
     database = fresh_database(mysql_server)
     path = run_logged(
         mysql_server,

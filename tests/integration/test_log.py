@@ -141,7 +141,7 @@ def test_times_and_sets_are_located(log: Log) -> None:
     assert log.locate_time(0).position == log.extents()[0].first
 
 
-# --- Who else ---------------------------------------------------------------------------------
+# --- Concurrent access ------------------------------------------------------------------------
 
 
 def test_second_writer_is_refused_and_readers_see_written_bytes(folder: Path) -> None:

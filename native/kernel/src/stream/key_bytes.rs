@@ -30,7 +30,7 @@ fn integer_bytes(text: &str, width: u8, unsigned: bool) -> Result<Vec<u8>, NoVal
     Ok(bytes)
 }
 
-/// Returns bytes, given as text or in hex, without trailing zeros, because the server may cut them off.
+/// Returns bytes given as text or in hex, without trailing zeros. The server may have cut off such zeros.
 fn binary_bytes(text: &str) -> Option<Vec<u8>> {
     let mut bytes = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => from_hex(digits.as_bytes())?,

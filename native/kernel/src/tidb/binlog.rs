@@ -17,7 +17,8 @@ pub enum BinlogKind {
     Prewrite = 0,
     /// The transaction committed.
     Commit = 1,
-    /// The transaction was rolled back. Equal timestamps mean that no transaction wrote changes up to this timestamp.
+    /// The transaction was rolled back. If both timestamps are equal, the payload only shows how far its Pump has
+    /// advanced.
     Rollback = 2,
     /// Unused by TiDB since 2.0.
     PreDdl = 3,
