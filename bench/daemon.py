@@ -122,9 +122,9 @@ def serving(
 
 @contextmanager
 def serving_corpus(folder: Path, port: int, binlog: Corpus, **instance: Any) -> Iterator[Daemon]:
-    """Run a daemon inside the block whose log has a complete corpus.
+    """Inside the block, run a daemon whose log contains a complete corpus.
 
-    `instance` are settings of its instance.
+    `instance` are settings of the daemon's instance.
     """
     with serving(folder, port, **instance) as daemon:
         daemon.wait_for(binlog.path.name, binlog.bytes)

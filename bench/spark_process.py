@@ -154,7 +154,9 @@ def _rows_to_noop(frame: DataFrame) -> int:
 
 
 def _stream_to_noop(session: SparkSession, order: dict[str, Any]) -> tuple[int, float]:
-    """Stream one table of a file in about `triggers` batches; return its rows and the triggers' seconds."""
+    """Stream one table of a file in about `triggers` batches; return its rows and the seconds of each
+    trigger.
+    """
     bytes_max = -(-Path(order["path"]).stat().st_size // order["triggers"])
     with tempfile.TemporaryDirectory() as checkpoint:
         stream = session.readStream.format("penstock").options(**order["options"])

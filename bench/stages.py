@@ -209,13 +209,13 @@ def stage_lines(changes: Iterable[Change], marks: Mapping[str, Marks], arrival: 
 
 
 def statement_line(seconds: Sequence[float]) -> Line:
-    """Return how long the statements took for their clients, most of which is the commit."""
+    """Return how long the statements took for their clients. Most of that time is the commit."""
     rates = {"ms": statistics.median(seconds) * 1000, "ms, p99": percentile(seconds, 0.99) * 1000}
     return Line("writers", "a statement with its commit", rates)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which a share of the values are."""
+    """Return the value below which this share of the values lies."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 

@@ -21,7 +21,7 @@ from tools.servers.child import end, spawn
 from tools.servers.errors import PartMissing
 from tools.servers.ports import free_port
 
-# The parts of Erlang that the broker needs, after the prefix of their packages.
+# The parts of Erlang that the broker needs, as package names without their common prefix.
 _ERLANG = "asn1 base crypto eldap inets mnesia os-mon parsetools public-key runtime-tools ssl syntax-tools"
 _PACKAGES = ("rabbitmq-server", *(f"erlang-{name}" for name in f"{_ERLANG} tools xmerl".split()))
 _ERLANG_HOME = "/usr/lib/erlang"

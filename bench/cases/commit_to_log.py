@@ -28,7 +28,7 @@ _WRITERS = 2
 _TABLE = f"{DATABASE}.arrivals"
 _P50_MS, _P99_MS = 2.0, 10.0
 _IDLE_INSTANCES, _IDLE_MB = 8, 300.0
-#: Transactions visible at the reader's first look were readable before, and are not measured.
+#: Transactions that the reader sees at its first look became readable earlier, so they are not measured.
 _LOOKS_MIN = 10
 
 

@@ -134,8 +134,8 @@ def _lines(server: Server, table: str, rows: int, repeat: int) -> list[Line]:
         "mysql --quick, not decoded": lambda: _client(server, table),
     }
     seconds: dict[str, list[float]] = {name: [] for name in readers}
-    # Alternate between the readers, so that other load affects all equally. The first reads warm up the
-    # server.
+    # Alternate between the readers, so that other load affects all readers equally. The first reads warm up
+    # the server.
     for _ in range(repeat):
         for name, read in readers.items():
             ran = read()

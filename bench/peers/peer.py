@@ -167,7 +167,7 @@ def measure_all(orders: Sequence[tuple[str, str, Job]], repeat: int) -> list[Out
 
 
 def _median(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome with the median CPU time, given the median clock time."""
+    """Return the outcome with the median CPU time, with its clock time replaced by the median clock time."""
     middle = statistics.median_low(outcome.seconds_cpu for outcome in outcomes)
     chosen = next(outcome for outcome in outcomes if outcome.seconds_cpu == middle)
     if not chosen.complete:

@@ -29,13 +29,13 @@ def version() -> str:
 def decode_stream(job: Job) -> Tally:
     """Read rows for at most `job.seconds_max` seconds.
 
-    Undecodable text is ignored, which the wide table needs.
+    Undecodable text, which the wide table contains, is ignored.
     """
     return _follow(job, lambda event: None)
 
 
 def encode_json(job: Job) -> Tally:
-    """Decode each row and write it as one JSON object, like a program without a dialect."""
+    """Decode each row and write it as one JSON object, as a program without a fixed message format would."""
     written = 0
 
     def write(event: RowsEvent) -> None:

@@ -216,7 +216,7 @@ def test_logs_that_share_a_tier_keep_their_own_objects(url: str) -> None:
 
 
 def named_by_hour(log: Log, tier: Tier, index: int = 0) -> tuple[SegmentRecord, TieredNote]:
-    """Rename a moved segment's object as 0.1.0 named it; return its record and note."""
+    """Rename a moved segment's object to its name in version 0.1.0; return the segment's record and note."""
     record = log.segments[index]
     note = TieredNote.load(log.disk, tier.note_path(record))
     old = replace(note, name=note.name.partition("/")[2])

@@ -106,7 +106,7 @@ def test_transactions_lost_on_mariadb_are_accepted_and_no_reader_mistakes_new_on
     assert "penstock verify" in penstock(*command, "--yes").out
     with capturing(settings) as capture:
         wait_for(capture, lambda status: status.position == f"1/{head_of(promoted)}")
-        # The log continues on the same server after another start.
+        # When capture starts again, the log continues from the same server.
     with capturing(settings) as capture:
         promoted.sql("INSERT INTO d.t VALUES (8)")
         status = wait_for(capture, lambda status: status.position == f"1/{head_of(promoted)}")

@@ -22,7 +22,7 @@ LONG = bool(os.environ.get("PENSTOCK_LONG"))
 TRANSACTION_BYTES = (2000 if LONG else 100) * 1_000_000
 MEMORY_BYTES_MAX = (512 if LONG else 128) << 20
 ROW_BYTES = 20_000
-# The server fills its redo log before it reuses it, so the capacity is the disk space used by the test.
+# The server fills the whole redo log before reusing space in it, so the test uses this much disk space.
 REDO_CAPACITY = "2G" if LONG else "256M"
 
 # Reads a log in a separate process and reports how much memory the read needs beyond the interpreter and

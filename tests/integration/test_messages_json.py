@@ -409,7 +409,7 @@ def test_composite_keys_have_the_same_slots_everywhere(server: Server, fresh_dat
         database=database,
     )
     table = f"{database}.t"
-    # The columns are listed in a different order than in the table; the list's order counts.
+    # The columns are listed in a different order than in the table; the order of the list is used.
     key = list("ihgfedcba")
     rows = penstock.read_binlog(str(file), table, changes=["insert", "update_postimage", "delete"])
     slots = [slot for batch in rows for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()]

@@ -201,7 +201,7 @@ def test_policy_restricts_schema_changes(
     mysql_server.sql("ALTER TABLE t ADD COLUMN a INT; INSERT INTO t VALUES (1, 'a', 2)", database=database)
     with pytest.raises(SchemaChanged):
         run_to_end(LocalDriver(2), stopping)
-    # The same batch continues under another policy, which leaves the target as it is.
+    # With another policy, the same batch continues and leaves the target unchanged.
     run_to_end(LocalDriver(2), pipeline_of(mysql_server, database, sink, tmp_path, schema_changes="ignore"))
     assert mariadb_server.sql(f"SELECT * FROM {database}.t") == [(1, "a")]
     mariadb_server.sql(f"DROP DATABASE {database}")

@@ -28,7 +28,7 @@ MakeStep = Callable[..., LookupStep]
 
 @pytest.fixture
 def database(mysql_server: Server, fresh_database: FreshDatabase) -> str:
-    """A database with customers, whose names have capital letters."""
+    """A database with customers, whose names begin with capital letters."""
     database = fresh_database(mysql_server)
     mysql_server.sql(
         f"CREATE TABLE {database}.customers (id INT, country VARCHAR(8), name VARCHAR(20),"

@@ -242,7 +242,7 @@ def test_superseded_runner_commits_nothing(
     now, taken = tmp_path / "now", tmp_path / "taken"
 
     def pass_on(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Take the pipeline over while its runner waits for the job, as if its lease had expired."""
+        """Take the pipeline over while its runner waits for the job, as if the runner's lease had expired."""
         if now.exists():
             now.rename(taken)
             other = PipelineState.open(f"sqlite://{tmp_path}/penstock-pipelines.db", "test")
@@ -357,7 +357,9 @@ def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
 def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    """The load empties the target first, because without a key, it cannot tell its own rows from others."""
+    """The load empties the target first, because without a key, the pipeline cannot tell its own rows from
+    others.
+    """
     database = fresh_database(mysql_server)
     mysql_server.sql("CREATE TABLE t (n INT); INSERT INTO t VALUES (1)", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root")}}

@@ -121,7 +121,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
 
 
 def rows_of(server: Server, table: TableName, mode: str) -> list[dict[str, object]]:
-    """Return a target's rows by key; for a feed the rows that its changes leave."""
+    """Return a target's rows by key; for a feed, the rows that result from its changes."""
     rows = mysql_rows(server, table.database, table.table)
     if mode == "feed":
         rows.sort(key=lambda row: (row["_commit_version"], row["_row"]))

@@ -100,7 +100,7 @@ def test_keyless_rows_are_loaded_at_one_position_of_the_log(
     workload.create()
     settings = pipeline_of(mysql_server, database, sink_of(mariadb_server), tmp_path, load=mode)
     with workload.busy(0.002):
-        # A failed load has written rows that are stale when it is retried.
+        # A failed load has written rows that are stale when the load is retried.
         with pytest.MonkeyPatch.context() as patch:
             commits = 0
 

@@ -340,7 +340,7 @@ def test_started_batch_leaves_its_keys_undecided(pair: Pair) -> None:
         "INSERT INTO accounts (id, owner) VALUES (9001, 'new'), (9002, 'new')", database=pair.database
     )
     pair.pipeline.begin()
-    # Simulate a partly written batch in the target: one of its keys, and one unrelated wrong row.
+    # Simulate a partly written batch in the target: one key of the batch, and one unrelated wrong row.
     pair.spoil("INSERT INTO accounts (id, owner, balance) VALUES (9001, 'new', 0), (9003, 'besides', 0)")
     (result,) = pair.verify("accounts").results
     assert {(difference.row["id"], str(difference.kind)) for difference in result.found} == {

@@ -17,7 +17,7 @@ from tools.servers.ports import free_port
 
 PAYLOAD_BYTES = 3_000_000
 UNREAD_BYTES = 200_000_000
-# More bytes than a client's kernel buffers for a slow reader, and fewer than the sender's buffer holds.
+# More bytes than fit into a slow reader's receive buffer, but fewer than fit into the sender's buffer.
 LATE_BYTES = 1_000_000
 
 

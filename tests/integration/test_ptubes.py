@@ -125,7 +125,7 @@ def test_all_shards_together_are_the_table(shop: Shop) -> None:
                 image = event.rowData.afterColumns or event.rowData.beforeColumns
                 assert slot(int(image["id"].value)) % 5 == shard
                 received.append(event)
-        # Every shard receives every commit that is not immediately followed by another.
+        # Every shard receives every commit that is not immediately followed by another commit.
         assert len({len(of_kind(events, END)) for events in client.events.values()}) == 1
     received.sort(key=event_order)
     assert len({event_order(event) for event in received}) == len(received) == 300 + 50 + 50

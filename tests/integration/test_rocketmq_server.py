@@ -78,7 +78,7 @@ def write(sink: Sink, *changes: Changes) -> Receipt:
 
 
 def goes_through(sink: Sink, *changes: Changes) -> bool:
-    """Retry a batch, as a pipeline does while its broker is unavailable."""
+    """Retry a batch, as a pipeline does while its broker is unavailable; return whether that succeeds."""
     try:
         write(sink, *changes)
     except TransientError:

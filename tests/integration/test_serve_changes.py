@@ -435,7 +435,7 @@ def test_waiting_call_is_answered_when_a_row_arrives(shop: Shop) -> None:
         shop.server.sql("INSERT INTO shop.orders (note) VALUES ('news')")
         answer = Answer(list(call))
         assert [row["note"] for row in answer.rows] == ["news"]
-        # A call that waits for its timeout ends with "wait" and without a row.
+        # A call that waits until its timeout ends with the reason "wait" and returns no row.
         assert answer.why == "credit"
 
 

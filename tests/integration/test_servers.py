@@ -292,7 +292,7 @@ def test_command_starts_in_the_foreground_and_stops_by_directory(
 
 
 def test_command_ends_its_server_when_interrupted(mariadb_server: Server) -> None:
-    # A port of this process, which no other process receives after the command has ended.
+    # A port that this process holds, so that no other process gets it after the command has ended.
     port = free_port()
     running = subprocess.Popen(
         [sys.executable, "-m", "tools.servers", "start", "mariadb", "--port", str(port)],

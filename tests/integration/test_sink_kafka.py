@@ -538,7 +538,7 @@ def test_topics_hold_the_source_rows_under_their_keys(
     size = -(-len(corpus.changes) // 3)
     for number, start in enumerate(range(0, len(corpus.changes), size), 1):
         for _ in range(2):
-            # Each batch is written twice, as if its process had died before it could record the batch.
+            # Each batch is written twice, as if the process had died before recording the batch.
             again = pickle.loads(pickle.dumps(sink))
             write_batch(again, corpus.changes[start : start + size], number)
     for name, target in each(corpus.targets.items()):

@@ -108,7 +108,7 @@ def test_writer_recovers_from_a_lost_connection(backend: MysqlBackend, database:
         sink.prepare(target, Evolution.EVOLVE)
     write_batch(sink, [changes_of(visits, insert(1, page="gone"))], 1)
     writer = sink.open(BatchMark("test", "1", 2), 0)
-    # This statement runs at once, so the transaction has to be replayed.
+    # This statement runs at once, so after the disconnect the transaction has to be replayed.
     writer.empty(visits, 2)
     writer.write(changes_of(visits, insert(3, page="front")))
     writer.write(changes_of(seats, insert(3, id=1, seat=1)))

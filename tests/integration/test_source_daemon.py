@@ -265,7 +265,7 @@ def test_port_without_a_daemon_is_reported(served: Served) -> None:
         opened("penstock://127.0.0.1:1/shop").head()
     assert "penstock serve" in str(raised.value)
     with pytest.raises((StreamError, ConnectionLost)):
-        # A database server sends its greeting first, and not in HTTP.
+        # A database server speaks first, and its greeting is not HTTP.
         opened(f"penstock://127.0.0.1:{served.server.port}/shop").head()
 
 

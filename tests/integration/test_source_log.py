@@ -68,7 +68,7 @@ class Kept:
 
 
 def write_changes(server: Server) -> None:
-    """Change tables over several files: transactions of all sizes, changing definitions, a dropped table."""
+    """Change tables over several files: transactions of all sizes, altered tables, a dropped table."""
     server.sql("CREATE DATABASE shop")
     server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(400))")
     server.sql("CREATE TABLE shop.gone (id INT PRIMARY KEY, word VARCHAR(20))")
@@ -495,7 +495,7 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
     # The batch was planned on a lost log; the other log has the same transactions in another order.
     assert sorted(planned(second, middle, end)) == sorted(planned(first, middle, end))
     assert len(planned(second, middle, end)) == 5
-    # The next transactions are only in the second log, in a following epoch.
+    # The next transactions are only in the second log, in the next epoch.
     moved = second.resume(end)
     assert moved.position.epoch == end.position.epoch + 1
     newest = second.head_behind(moved)

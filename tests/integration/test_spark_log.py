@@ -88,7 +88,7 @@ def test_batch_reads_old_rows_with_the_definition_of_their_time(
     assert rows[:ROWS] == early
     assert rows[ROWS] == (7, 100, "middle", "insert", None)
     assert [row[3] for row in rows[ROWS + 1 :]] == ["update_preimage", "update_postimage"] * 3
-    # The log's folder holds the same log, and so does the daemon that has only its end.
+    # The log's folder gives the same rows. The daemon that has only the end of the log gives the last rows.
     folder = captured.daemon.folder / "log" / "shop"
     assert rows_of(frame_of(spark, str(folder)), "id", "note") == [(row[1], row[2]) for row in rows]
     later = f"penstock://127.0.0.1:{captured.later.port}/shop"

@@ -74,7 +74,9 @@ def unlisted(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Dif
 
 
 def not_seen(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Rule]:
-    """Return the rules that describe none of the differences, although the statements should produce one."""
+    """Return the rules that describe none of the differences, although the statements should produce such a
+    difference.
+    """
     return [
         rule
         for rule in rules

@@ -48,7 +48,7 @@ class Sample:
 
     @property
     def moved(self) -> Path:
-        """The log of MariaDB whose server was replaced by its replica."""
+        """The log of a MariaDB server that was replaced by its replica."""
         return self.folder / "log/moved"
 
     @property

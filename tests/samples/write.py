@@ -283,7 +283,9 @@ def compress_first(folder: Path) -> None:
 
 
 def write_moved(work: Path) -> dict[str, Any]:
-    """Write a log of MariaDB whose server was replaced by its replica; return the records of both servers."""
+    """Write the log of a MariaDB server that was replaced by its replica; return the records of both
+    servers.
+    """
     options = {"log_slave_updates": True, "relay_log": "relay"}
     with Server("mariadb") as primary, Server("mariadb", options) as replica:
         replica.sql(

@@ -236,7 +236,7 @@ class _Walk:
     # --- Collections ------------------------------------------------------------------------
 
     def is_never_empty(self, collection: ast.expr) -> bool:
-        """Return whether a collection is a literal in the test, or guarded."""
+        """Return whether a collection is a literal in the test, or is guarded by `each`."""
         match collection:
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
                 return any(

@@ -230,8 +230,8 @@ def with_long_event(content: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def test_events_split_over_several_packets_are_joined() -> None:
-    # The first packet of an event starts with a marker, so a packet of the first size is followed by an empty
-    # packet.
+    # The first packet of an event starts with a marker: an event of the first size fills it, and an empty
+    # packet follows.
     sizes = [0xFFFFFF - 1, 40_000_000, 300_000, 0xFFFFFF, 5000]
     sent = with_long_event(log_named("mysql-9.7-2"), sizes)
     stream = b"".join(framed(sent))

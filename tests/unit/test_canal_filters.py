@@ -27,8 +27,8 @@ def daemon() -> Iterator[ServedLog]:
     [
         ([], [], "", True),
         (["nowhere.*"], [], "", False),
-        # A filter of the client replaces the tables of the instance, and never the tables that the instance
-        # excludes.
+        # A client's filter replaces the instance's selection of tables, but tables that the instance excludes
+        # stay excluded.
         (["nowhere.*"], [], ".*\\..*", True),
         ([], ["*.*"], "", False),
         ([], ["*.*"], ".*\\..*", False),

@@ -341,7 +341,7 @@ def test_shards_with_other_columns_start_at_the_lowest_checkpoint(store: MemoryS
     assert [view.state for view in subscriptions.shards(keyed)] == [ShardState(at(160))] * 2
     assert Subscription.decode(keyed.encode()) == keyed
     for columns in (asked, wanted):
-        # A program may request its previous selection, and the selection that an operator has set.
+        # A program may request either its previous selection or the selection that an operator has set.
         requested = Subscription("shop", "cache", shard_count=2, shard_columns=columns)
         assert subscriptions.create(requested) == keyed
     with pytest.raises(OptionInvalid, match="subscriptions set"):
@@ -458,7 +458,8 @@ def test_released_checkpoint_is_not_written(checkpoints: Checkpoints, writer: Ch
     shard.close()
     with pytest.raises(LeaseLost):
         shard.note(at(48))
-    # The writer visits all pending checkpoints in turn, so a checkpoint of another shard was written later.
+    # The writer visits pending checkpoints in turn: when another shard's is written, the released one was
+    # visited too.
     checkpoints.take(1, 7)
     other = writer.open(checkpoints, 1, 7)
     for offset in (16, 32):

@@ -29,7 +29,7 @@ from tools.servers import certificate
 # The timeout is long enough for the test to check the state before it, and short enough to wait for.
 PATIENCE_SECONDS = 0.3
 HOUR_SECONDS = 3600.0
-# More than the socket buffers of both ends together, at their largest size.
+# More bytes than the socket buffers of both ends hold together, at their largest size.
 UNREAD_BYTES = 64 << 20
 BUFFER_BYTES = 4096
 

@@ -31,7 +31,7 @@ def read_only() -> Iterator[Browser]:
 
 
 def address(browser: Browser) -> dict[str, str]:
-    """Return fields that name a subject for every page and action."""
+    """Return the fields that pages and actions need in a request."""
     (daemon,) = set(
         re.findall(r"daemon=(http[^&\"]+)", browser.get("/").text.replace("%3A", ":").replace("%2F", "/"))
     )

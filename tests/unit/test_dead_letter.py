@@ -57,7 +57,7 @@ def test_dead_letter_files_are_readable_by_their_owner_alone(tmp_path: Path) -> 
     entries = list(folder.iterdir())
     assert entries
     assert {stat.S_IMODE(one.stat().st_mode) for one in entries} == {0o600}
-    # An attempt that died left a file that others may read.
+    # A killed attempt has left a file that others may read.
     half = entries[0].with_name(f"{entries[0].name}.part")
     half.write_bytes(b"")
     half.chmod(0o644)

@@ -58,7 +58,8 @@ def test_daemon_is_ready_once_its_logs_are_open_and_its_listeners_accept() -> No
         health.listening |= {"http", "canal"}
         assert failed_checks(health) == set()
         assert health.is_started()
-        # A log that is reopened after a failed sync makes the daemon unready, but it stays started.
+        # A log that is reopened after a failed sync makes the daemon unready, but the daemon still counts as
+        # started.
         instance.problem = ServerBusy("the log is being opened")
         assert failed_checks(health) == {"log"}
         assert health.is_started()

@@ -183,7 +183,7 @@ def test_copy_with_bytes_of_another_history_is_set_aside_and_begins_again(tmp_pa
         assert log.visible < end
         first = log.epochs.epochs[0]
         with copying(served, folder, LocalDisk()) as copy:
-            # While the other log may still reach its end, the copy waits.
+            # While the other log may still reach the copy's end, the copy waits.
             wait_until(lambda: "reached" in (copy.record().why or ""))
             assert copy.record().position == end
             log.adopt_epoch(

@@ -41,7 +41,7 @@ class KeptXaLog:
         )
 
     def add(self, number: int, *groups: Group, epoch: int = 0) -> None:
-        """Append a file to the log; the first file of an epoch starts it on a new server."""
+        """Append a file to the log; the first file of an epoch begins the epoch on a new server."""
         path = self.xa.write(self.log.folder.parent / f"mysql-bin.{number:06}", groups)
         data = path.read_bytes()
         path.unlink()

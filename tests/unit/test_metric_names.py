@@ -69,7 +69,7 @@ def test_dashboards_show_nearly_every_metric() -> None:
         for name in names(expression)
     }
     unshown = {name for name in DEFINITIONS.keys() - shown if name.startswith("penstock_")}
-    # Metrics that the state shows, or that are useful only in a manual query.
+    # Metrics that the dashboards leave out: the status shows them, or they are useful only in a manual query.
     assert unshown == {
         "penstock_build_info",
         "penstock_capture_checksum_failures_total",

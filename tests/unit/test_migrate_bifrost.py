@@ -69,7 +69,7 @@ def test_target_of_mysql_becomes_a_mirror(tmp_path: Path) -> None:
 def test_target_of_kafka_becomes_topics(tmp_path: Path) -> None:
     migrated(tmp_path / "new")
     settings = pipeline(tmp_path / "new", "queue")
-    # Everything queued is in the target, so the position of the data source counts.
+    # Everything queued is in the target, so the migration uses the position of the data source.
     assert str(settings.sources[0].start) == "mysql-bin.000009:4000"
     sink: Any = settings.sink.settings
     assert (sink.servers, sink.topic, sink.format, sink.key) == (

@@ -99,7 +99,7 @@ def test_complete_file_is_parsed_as_written(tmp_path: Path) -> None:
     assert settings.load.where_of("shop", "orders") == "created > '2026-01-01'"
     assert settings.load.where_of("shop", "others") is None
     assert [step.verb for step in settings.steps] == ["filter", "mask", "dedupe", "python"]
-    # A step without its own error policy uses the pipeline's.
+    # A step without its own error policy uses the pipeline's policy.
     assert [getattr(step.settings, "on_error", "-") for step in settings.steps] == [
         "dead_letter",
         "-",
@@ -109,7 +109,7 @@ def test_complete_file_is_parsed_as_written(tmp_path: Path) -> None:
     assert (settings.batch.bytes, settings.batch.interval, settings.errors.retry_for) == (64 << 20, 5.0, 3600)
     assert settings.dead_letter == "s3://bucket/letters"
     assert settings.loops.gtid_tags == ("ours",)
-    # A sink with several write modes uses the pipeline's.
+    # A sink with several write modes uses the pipeline's mode.
     assert settings.sink.settings.apply == "serial"  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert "sesame" not in repr(settings)

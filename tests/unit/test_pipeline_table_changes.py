@@ -51,7 +51,8 @@ def statement(text: str) -> LoggedStatement:
         ("ALTER TABLE t DROP COLUMN name, ADD COLUMN name VARCHAR(20)", True),
         ("ALTER TABLE t ADD COLUMN Name INT, DROP COLUMN name", True),
         ("ALTER TABLE t ADD COLUMN OLD INT", True),
-        # The values that non-strict sessions, and servers without explicit defaults, put into existing rows.
+        # Here, non-strict sessions or servers without explicit_defaults_for_timestamp put values into
+        # existing rows.
         ("ALTER TABLE t ADD COLUMN a TIMESTAMP", True),
         ("ALTER TABLE t ADD COLUMN a TIMESTAMP NULL", False),
         ("ALTER TABLE t ADD COLUMN a INT NULL, ADD COLUMN b TIMESTAMP(3)", True),

@@ -131,7 +131,7 @@ def test_omitted_subscription_fields_have_the_servers_defaults() -> None:
     ],
 )
 def test_invalid_subscription_is_refused(body: bytes) -> None:
-    # Deep nesting uses up the stack, on which no finalizer of an earlier test may run.
+    # Deep nesting uses up the stack, so run the finalizers of earlier tests first.
     gc.collect()
     with pytest.raises(OptionInvalid):
         PtubesSubscription.parse(body)

@@ -65,7 +65,7 @@ def large(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def rows_of(source: FileSource, path: Path, **options: Any) -> list[Any]:
-    """Return all rows or messages of a file in the order of their return."""
+    """Return all rows or messages of a file in the order in which they are returned."""
     start = first_event_end(path.read_bytes())
     whole = ByteRange(0, path.name, start, None, True)
     return [

@@ -16,7 +16,7 @@ def test_refused_command_names_its_key_in_any_encoding(key: bytes, shown: str) -
     with ours, theirs:
         theirs.sendall(b"+OK\r\n-WRONGTYPE Operation against a key\r\n")
         pipeline = Pipeline(ours)
-        # Keys in a SCAN may have any bytes, also in text columns.
+        # The keys that SCAN returns may contain any bytes, even in a text column.
         keys = pyarrow.array([b"first", key]).view(pyarrow.string())
         pipeline.send(pyarrow.array(["SET 1\r\n", "SET 2\r\n"]), keys)
         with pytest.raises(PenstockError, match="WRONGTYPE") as refused:

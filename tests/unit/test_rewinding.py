@@ -59,7 +59,7 @@ def test_position_that_the_pipeline_has_not_reached_is_refused(
     for wanted in (parse_bound(f"{last['file']}:{last['offset']}"), Bound(gtid_set=last["gtid"])):
         with pytest.raises(OptionInvalid, match="has not reached"):
             earlier_offset(source, stands, wanted)
-    # A time in the future is the current position.
+    # A time in the future stands for the current position.
     offset = earlier_offset(source, stands, parse_bound("2999-01-01"))
     assert offset.position.offset == stands["offset"]
 

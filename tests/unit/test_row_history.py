@@ -411,8 +411,8 @@ def test_block_of_an_xa_commit_has_the_bits_of_all_tables(sample: str, flavor: s
 def test_key_is_written_as_a_history_shows_it(
     kind: pyarrow.DataType, value: Any, spellings: list[str]
 ) -> None:
-    """The key may contain a TIME as the server writes it, and a TIMESTAMP with a zone, or without a zone in
-    UTC.
+    """The key may contain a TIME as the server writes it, and a TIMESTAMP with a zone, or in UTC without a
+    zone.
     """
     rows = pyarrow.record_batch({"key": pyarrow.array([value, None], kind)})
     for spelling in each(spellings):

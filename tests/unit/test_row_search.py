@@ -139,7 +139,7 @@ def test_events_that_are_too_long_to_buffer_are_candidates_by_their_table() -> N
         insert(4, ACCOUNTS, 9, b""),
     ]
     content, starts = transactions(parts)
-    # A complete event is searched at any length.
+    # A complete event is searched, whatever its length.
     assert search(content, "4711") == [(starts[1], starts[2])]
     # The start of an event of the table may also be missing.
     row = content.index(bytes(100), starts[2]) - starts[0]

@@ -324,7 +324,7 @@ def test_definition_given_while_its_question_is_answered_does_not_block_the_next
     tmp_path: Path, server: ToldServer, settler_of: Callable[..., DefinitionSettler]
 ) -> None:
     settler = settler_of(kept_from(tmp_path, at(100), orders("id")))
-    # The server is ahead of the log, so the thread waits for the log. An operator answers meanwhile.
+    # The server is ahead of the log, so the thread waits for the log. An operator answers in the meantime.
     server.head_offset = 5000
     asked_once = Event()
     server.on_read = lambda name: asked_once.set()

@@ -22,7 +22,7 @@ from tests.support.pipeline.changes_made import changes_of, delete, insert, targ
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
 
 ORDERS = target_of({"id": "int", "name": "varchar(40)"})
-# Opens a file for writing until its input ends.
+# A program that keeps a file open for writing until its standard input ends.
 HOLDER = (
     "import sys, duckdb\n"
     "with duckdb.connect(sys.argv[1]):\n"
@@ -33,7 +33,7 @@ HOLDER = (
 
 @pytest.fixture
 def sink(tmp_path: Path) -> DuckdbSink:
-    # The database has the name of the schema.
+    # The DuckDB database has the same name as the schema.
     return DuckdbSink(Settings(path=str(tmp_path / "shop.duckdb")))
 
 

@@ -23,7 +23,7 @@ from penstock.tidb.pulling import MergeQueue, PumpReader
 
 
 class _Refusal(grpc.RpcError):
-    """The end of a call with a status."""
+    """Ends a call with a status code."""
 
     def __init__(self, status: grpc.StatusCode) -> None:
         self._status = status

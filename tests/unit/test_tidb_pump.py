@@ -388,7 +388,7 @@ def test_impossible_decision_is_refused_once_and_stays_as_a_record(
     begun = start()
     for payload in (prewrite(1), commit(1, 7), prewrite(6)):
         begun.client.write(payload)
-    # A rollback of a committed transaction, or a commit before the last release.
+    # Both decisions are refused: to roll back a committed transaction, and to commit before the last release.
     start_ts = 6 if commit_ts else 1
     path = Decisions(LocalDisk(), tmp_path / "shop.pump").put(start_ts, commit_ts)
     wait_until(lambda: not path.exists())

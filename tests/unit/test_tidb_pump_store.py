@@ -377,7 +377,8 @@ def test_power_failure_at_any_step_keeps_everything_acknowledged(loss: Loss) -> 
         prewritten, committed = run_until_power_fails(disk)
         recovered = disk.after_power_failure(loss, seed=stop_at)
         store = PumpStore(FOLDER, LogSettings(memory_bytes=0), CLUSTER, disk=recovered)
-        # Every even start timestamp is rolled back, so that nothing holds the commits back.
+        # Every transaction with an even start timestamp is rolled back, so that nothing holds the commits
+        # back.
         store.write(
             [
                 store.decision(each.start_ts, 0)

@@ -34,7 +34,9 @@ def page() -> str:
 
 
 def python_limits() -> list[tuple[str, str, str]]:
-    """Return name, value and reason of each Python limit; a comment applies to all limits below it."""
+    """Return name, value and reason of each Python limit; a comment applies to all limits up to the next
+    comment.
+    """
     lines = PYTHON.read_text().splitlines()
     rows, reason = [], ""
     for node in ast.parse(PYTHON.read_text()).body:

@@ -42,7 +42,9 @@ class CoverageMap:
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
 
     def covering(self, path: str, lines: Iterable[int]) -> list[CoveringTest]:
-        """Return the tests that run any of a file's lines: everyday tests first, quick ones first."""
+        """Return the tests that run any of these lines of a file: everyday tests first, fast tests before
+        slow tests.
+        """
         return self._in_order({name for line in lines for name in self.lines.get(path, {}).get(line, ())})
 
     def importing(self, path: str) -> list[CoveringTest]:
@@ -133,8 +135,8 @@ def _measured(folder: Path) -> Iterator[tuple[str, int, str]]:
                 " JOIN file ON file.id = line_bits.file_id JOIN context ON context.id = line_bits.context_id"
             )
             for path, context, bits in rows:
-                # coverage.py separates the static and the dynamic context; pytest appends the phase of the
-                # test.
+                # coverage.py writes `|` between the static and the dynamic context; pytest appends the phase
+                # of the test.
                 test = context.rpartition("|")[2]
                 test = (
                     test.rpartition(" (")[0] if test.endswith(("(setup)", "(call)", "(teardown)")) else test

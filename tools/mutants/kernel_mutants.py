@@ -180,7 +180,7 @@ def _mutant_of(listed_mutant: dict[str, Any], tree: Path, texts: dict[str, str])
 
 
 def _offset(text: str, location: dict[str, int]) -> int:
-    """Return the offset of a line and column, which both count from one, in a text."""
+    """Return the offset of a line and column in a text. Lines and columns count from one."""
     starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
     return starts[location["line"] - 1] + location["column"] - 1
 

@@ -31,8 +31,8 @@ def figures() -> str:
 
 
 def _newest(case: str, system: str) -> tuple[str, dict[str, Any]]:
-    """Return the newest run of a case that measured a system, on the largest files: its name and its
-    result.
+    """Return the newest run of a case that measured a system, preferring the largest files: the run's name
+    and result.
     """
     runs = []
     for path in RESULTS.glob("*.json"):

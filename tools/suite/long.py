@@ -148,7 +148,9 @@ class LongRun:
         self._machine = machine()
 
     def run(self, tasks: Sequence[Task], done: int) -> None:
-        """Run tasks in order and print the progress. `done` further tasks already have a result."""
+        """Run tasks in order and print the progress. `done` is the number of tasks that already have a
+        result.
+        """
         for number, task in enumerate(tasks, done + 1):
             if self._seconds_left() <= 0:
                 return

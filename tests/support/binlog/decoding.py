@@ -169,7 +169,9 @@ def decode_file(path: Path, **options: Any) -> Decoded:
 def decode_range(
     data: bytes, start: int, stop: int, file: str = "mysql-bin.000001", **options: Any
 ) -> Decoded:
-    """Decode the transactions that start in [start, stop), like an executor without known boundaries."""
+    """Decode the transactions that start in [start, stop), as an executor that does not know any transaction
+    boundaries.
+    """
     number = int(file.rpartition(".")[2])
     opened, _ = follow_events(data[len(MAGIC) :], len(MAGIC), max(start, len(MAGIC)))
     assert opened is not None, "the bytes hold an event"

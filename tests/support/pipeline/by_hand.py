@@ -101,7 +101,7 @@ class HandDriven:
             writer = self._sink.open(mark, 0)
             for one in made:
                 for passed in run_steps(self._steps, one):
-                    # A step rejects rows only if the pipeline's settings allow it to continue without them.
+                    # A step rejects rows only if the settings allow the pipeline to continue without them.
                     if not isinstance(passed, Rejected):
                         writer.write(passed)
             self._sink.commit(mark, [writer.finish()])

@@ -375,7 +375,7 @@ class MysqlBackend(SqlBackend):
             self.server.close()
 
     def sink(self, **settings: Any) -> Sink:
-        # Batches of different tests have the same numbers.
+        # Batches of different tests have the same numbers, so each sink gets a separate table of positions.
         options = {
             "url": self.server.url(self.ACCOUNT),
             "positions": f"penstock.positions_{next(_places)}",
@@ -528,7 +528,7 @@ class SqliteBackend(_FolderBackend):
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
 
     def sink(self, **settings: Any) -> Sink:
-        # Batches of different tests have the same numbers.
+        # Batches of different tests have the same numbers, so each sink gets a separate file.
         return super().sink(**{"path": str(self.folder / f"{next(_places)}.sqlite")} | settings)
 
     def spoil(self, sink: Any, target: Target) -> None:
@@ -554,7 +554,8 @@ class FilesBackend(_FolderBackend):
     FEED_HAS_METADATA = True
 
     def sink(self, **settings: Any) -> Sink:
-        # A folder remembers its batches, and batches of different tests have the same numbers.
+        # A folder remembers its batches, and batches of different tests have the same numbers, so each sink
+        # gets a separate folder.
         return super().sink(**{"path": str(self.folder / str(next(_places)))} | settings)
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:

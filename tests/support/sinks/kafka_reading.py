@@ -73,7 +73,7 @@ def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool =
             elif problem.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 left.discard((message.topic(), message.partition()))
             else:
-                # The error is a slow or lost connection; the library reconnects.
+                # The error reports a slow or lost connection; the library reconnects.
                 assert problem.retriable() or problem.code() in CONNECTION_LOST, problem
     finally:
         chosen.close()

@@ -92,7 +92,7 @@ READERS: dict[str, Rows] = {
 
 
 def as_source(source: Source, rows: list[Row], json: bool) -> list[Row]:
-    """Return the columns that the source has; bytes are base64 in JSON."""
+    """Keep only the source's columns, and decode binary values, which JSON holds as base64."""
     binary = [name for name, kind in source.types.items() if "binary" in kind or "blob" in kind]
     found = [{name: row.get(name) for name in source.types} for row in rows]
     for row in found if json else ():

@@ -35,7 +35,7 @@ _VOLATILE_TABLES = frozenset(
     {"general_log", "slow_log", "innodb_index_stats", "innodb_table_stats"}
     | {"help_category", "help_keyword", "help_relation", "help_topic"}
 )
-# Variables that a reset of the binlog and of replication sets.
+# Variables that are set when the binlog and replication are reset.
 _BINLOG_STATE = frozenset(
     {"gtid_binlog_pos", "gtid_binlog_state", "gtid_current_pos", "gtid_slave_pos"}
     | {"gtid_executed", "gtid_owned", "gtid_purged"}
@@ -269,7 +269,7 @@ def _end_connections(cursor: Any, own_id: int) -> None:
             try:
                 cursor.execute(f"KILL {client}")
             except pymysql.err.OperationalError:
-                # The connection has ended by itself, or the next list of connections contains it again.
+                # The connection has ended by itself. If not, the next iteration kills it.
                 continue
 
 
@@ -315,7 +315,7 @@ def _disk_bytes(server: Server) -> int:
     total = 0
     for folder, _, names in os.walk(server.data_directory):
         for name in names:
-            # The server removes temporary files at any time.
+            # The server may remove temporary files at any time.
             with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total

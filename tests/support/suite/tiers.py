@@ -46,7 +46,9 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def is_kept(item: pytest.Item, marker: pytest.Mark) -> bool:
-    """Return whether a deep marker leaves this case in the everyday tier: its id has a word of `keep`."""
+    """Return whether a deep marker leaves this case in the everyday tier, because its id contains a word of
+    `keep`.
+    """
     case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
     return any(word in case for word in marker.kwargs.get("keep", ()))
 
@@ -167,7 +169,7 @@ def step_times() -> Iterator[str]:
 
 
 def times(reports: Iterable[pytest.TestReport]) -> Iterator[str]:
-    """Yield a line for each tier and each test folder: the number of tests and their own seconds."""
+    """Yield a line for each tier and each test folder: the number of tests and their total duration."""
     seconds: dict[str, float] = defaultdict(float)
     tests: dict[str, set[str]] = defaultdict(set)
     for report in reports:

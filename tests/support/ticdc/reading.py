@@ -31,7 +31,7 @@ def changes(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def statements(folder: Path) -> list[str]:
-    """Return the statements of a log, in its order."""
+    """Return the statements of a log, in log order."""
     log = LogReader.open(folder)
     (extent,) = log.extents()
     events = log.head_bytes(extent.epoch, extent.file)

@@ -26,7 +26,7 @@ from tools.tidb.cluster import FakeCluster
 
 @pytest.fixture(name="cluster")
 def pump_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """A cluster for Pumps with short intervals: the tests wait for events."""
+    """A cluster for Pumps. The Pumps' intervals are short, because the tests wait for them."""
     for name in ("_TICK_SECONDS", "_HEARTBEAT_SECONDS", "_HOLD_SECONDS"):
         monkeypatch.setattr(pump_module, name, 0.02)
     monkeypatch.setattr(deciding, "_RESOLVE_SECONDS", 0.02)
