@@ -481,8 +481,7 @@ def test_header_has_the_executed_transactions_if_configured(
         before = server.sql("SELECT @@gtid_executed")[0][0]
         seen: list[Any] = []
         for _ in range(2):
-            # The second request continues with the first request's decoder, past changes that are not
-            # reported.
+            # The second request reuses the decoder of the first one, and skips changes that are not reported.
             write(server, daemon, 1, "canal_p.u")
             write(server, daemon, 1)
             with connect(daemon, 9) as client:

@@ -60,7 +60,7 @@ def fields_of(section: type[BaseModel], cell: str) -> list[FieldInfo]:
 
 
 def field_at(section: type[BaseModel], path: list[str]) -> FieldInfo | None:
-    """Return the field at a path below a section, in which NAME stands for any key, or None."""
+    """Return the field at a path below a section, None if missing. NAME in the path stands for any key."""
     field = section.model_fields.get(path[0])
     if field is None or len(path) == 1:
         return field

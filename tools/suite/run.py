@@ -5,8 +5,8 @@
 
 The steps are the kernel's own tests, the installation of missing database servers, for the deep tier the
 build of TiDB's programs, and pytest with N workers. A failed step ends the run with its exit status. pytest
-prints the times before its last line, including those of the earlier steps, which it reads from
-`PENSTOCK_STEPS`: JSON from step to seconds.
+prints the duration of every step above its last line. It reads the durations of the earlier steps from
+`PENSTOCK_STEPS`, a JSON object that maps each step to its seconds.
 
 All steps write below one temporary folder, which is removed at the end. The folders of failed tests stay
 where pytest keeps them. A run does not start if the disk has less space than the tests need.

@@ -110,7 +110,7 @@ class Fleet:
         self._with_client(url, instance, lambda client: client.send(call, {}, _PAUSE_SILENCE_SECONDS_MAX))
 
     def change(self, url: str, call: str, body: dict[str, Any], method: str = "POST") -> dict[str, Any]:
-        """Have a daemon make a change, or return the change's effect.
+        """Send a change to a daemon, or a dry run of the change, and return the daemon's response.
 
         `call` is the path below /v1. Raises the daemon's errors.
         """

@@ -36,7 +36,7 @@ from penstock.source.tracking import known_schemas
 # bytes are a fraction of the memory for buffered rows.
 _BATCH_FRACTION = 8
 _BATCH_ROWS_MAX = 1 << 18
-# The retries take about three seconds. Then the driver retries the batch and reports the error.
+# A task retries for about three seconds and then fails. The driver reports the error and retries the batch.
 _RECONNECT_TRIES_MAX = 6
 # If the source has several servers, the driver decides how long to wait for a hung server.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2

@@ -50,7 +50,7 @@ def accepts_rows(prepared: Target, target: Target, evolution: Evolution) -> bool
 
 
 def joined_targets(first: Target, second: Target) -> Target:
-    """Return a target with the columns of both targets. A column that one target is missing is nullable."""
+    """Return a target with the columns of both targets. A column of only one of them becomes nullable."""
     known = set(first.column_names)
     required = {column.name for column in second.columns if not column.nullable}
     # A column that only one target has is null in rows of the other.

@@ -47,7 +47,7 @@ def rename_metadata(
 ) -> pyarrow.RecordBatch:
     """Rename columns in the `_metadata` of rows. A column without a new name is removed from `_metadata`.
 
-    With `keep_absent` the list of columns missing from an image is not changed.
+    With `keep_absent`, leave the list of columns that are missing from an image unchanged.
     """
     index = rows.schema.get_field_index(_METADATA)
     metadata = rows.column(index)

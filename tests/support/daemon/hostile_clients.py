@@ -58,7 +58,7 @@ _SAID: dict[str, Callable[[str, random.Random], bytes]] = {
         _framed(_CANAL_UNKNOWN) if listener == "canal" else _http(_CHANGES, _PATTERNS)
     ),
 }
-# These clients do not wait for a response. The other clients read the response, or leave it unread.
+# The kinds of clients that leave their connection open. The others close it after they have sent their bytes.
 _LEAVES_OPEN = ("says nothing", "half a request", "many requests")
 
 

@@ -22,7 +22,7 @@ BLOCK_BYTES = 400
 SETTINGS = LogSettings().model_copy(
     update={"segment_bytes": 1500, "block_bytes": BLOCK_BYTES, "fsync": "never", "memory_bytes": 0}
 )
-# 2023-11-21 11:00:00 UTC, earlier than the time of any clock.
+# 2023-11-21 11:00:00 UTC, in the past on every machine that runs the tests.
 TIME_S = 1700564400.0
 
 

@@ -34,7 +34,7 @@ struct Texts {
     gtid: String,
     gtid_set: String,
     xa_id: Option<String>,
-    /// The statement that commits the transaction, if it was prepared.
+    /// The statement that commits a prepared XA transaction; None for other transactions.
     xa_commit: Option<Box<str>>,
 }
 
@@ -105,7 +105,7 @@ impl MessagesBatch {
         Ok(MessageTable { writer: self.dialect.table(view.clone())?, view })
     }
 
-    /// The visible images of rows with conditions, which must be added before the rows.
+    /// Which images are visible, for rows whose table has conditions. Add them before the rows.
     pub fn verdicts(&mut self) -> &mut Verdicts {
         &mut self.verdicts
     }

@@ -19,7 +19,7 @@ class Buffer(Protocol):
 
 
 class BufferedTables:
-    """Writes out the largest buffers of one task when all together exceed a bound. For one thread."""
+    """Writes out the largest buffers of a task when their total size exceeds a bound. Not thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

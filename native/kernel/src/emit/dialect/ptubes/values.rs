@@ -1,5 +1,5 @@
-//! Writes values as in Ptubes' events: times are milliseconds since 1970 in the server's time zone, plus the
-//! information that milliseconds cannot express.
+//! Writes values as in Ptubes' events. Dates and times are milliseconds since 1970, computed in the server's time zone.
+//! Nanoseconds, and the text of values that milliseconds do not determine, are written in addition.
 
 use crate::column::typed::Typed;
 use crate::column::{
