@@ -4,7 +4,9 @@
 import json
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from penstock.errors import PenstockError
 from penstock.model import TableName
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState, TableLoad
+from penstock.pipeline.verification_record import read_verification, record_verification
 from tests.support.binlog.forged_log import write_forged_log
 from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.local_runs import run_here
@@ -54,6 +57,19 @@ def test_text_has_no_labels_without_values(file: Path) -> None:
     assert any(line.startswith("positions:") for line in lines)
     followed = zip(lines, [*lines[1:], ""], strict=True)
     assert [line for line, after in followed if line.endswith(":") and not after.startswith(" ")] == []
+
+
+def test_text_shows_the_times_of_comparisons_in_utc(file: Path) -> None:
+    run_here(load_pipeline(file))
+    differing = SimpleNamespace(remaining=2, whole=True, results=[])
+    with closing(PipelineState.of(load_pipeline(file))) as state:
+        record_verification(state, differing)  # type: ignore[arg-type]
+        record = read_verification(state)
+    assert record is not None
+    time = datetime.fromtimestamp(record.time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    lines = [line.split() for line in penstock("pipelines", "show", file).out.splitlines()]
+    assert ["time", time] in lines
+    assert ["equal", "never"] in lines
 
 
 def table_lines(file: Path) -> dict[str, dict[str, Any]]:

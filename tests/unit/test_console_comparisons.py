@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,11 @@ from penstock.console.comparison_files import export_differences
 from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, Comparisons
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.pipeline.state import PipelineState
-from penstock.pipeline.verification_record import VerificationRecord, read_verification
+from penstock.pipeline.verification_record import (
+    VerificationRecord,
+    read_verification,
+    record_verification,
+)
 from penstock.pipeline.verify.verify import Verification
 from penstock.settings.console import ConsoleSection
 from tests.support.daemon.console import ANYWHERE, console_of, masked_for_visitors
@@ -332,6 +337,10 @@ def test_comparison_of_all_tables_is_recorded_and_shown(
     assert (record.differences, record.complete, record.equal_us == record.time_us) == (0, True, True)
     with console_of(stores=(settings.state,), pipeline_files=(file,)) as browser:
         assert "The last comparison: " in browser.get("/compare", **ADDRESS).words
+        with closing(PipelineState.of(settings)) as state:
+            unfinished = SimpleNamespace(remaining=0, whole=False, results=[SimpleNamespace(source_rows=7)])
+            record_verification(state, unfinished)  # type: ignore[arg-type]
+        assert "incomplete no difference found in 7 rows" in browser.get("/compare", **ADDRESS).words
 
 
 def test_console_passes_a_command_that_ends_with_it() -> None:

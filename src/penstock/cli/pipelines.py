@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from penstock.cli.shared.dead_letters import list_dead_letters, purge_dead_letters, replay_dead_letters
 from penstock.cli.shared.options import AsJson, EachSink, PipelineFile
-from penstock.cli.shared.rendering import Field, LineWriter, write_json
+from penstock.cli.shared.rendering import Field, LineWriter, time_text, write_json
 from penstock.errors import OptionInvalid
 from penstock.model import Position
 
@@ -112,9 +113,15 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         if isinstance(value, dict) and value:
             typer.echo(f"{name}:")
             for key, inner in value.items():
-                typer.echo(f"    {key:<32}{inner if not isinstance(inner, dict) else json.dumps(inner)}")
+                typer.echo(f"    {key.removesuffix('_us'):<32}{_value_text(key, inner)}")
         elif value not in (None, [], {}, ""):
             typer.echo(f"{name:<22} {value}")
+
+
+def _value_text(name: str, value: Any) -> str:
+    if name.endswith("_us"):
+        return time_text(datetime.fromtimestamp(value // 1_000_000, UTC)) if value else "never"
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def pause(

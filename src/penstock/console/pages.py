@@ -209,10 +209,12 @@ def tables(visit: Visit) -> Response:
         rows = [replace(row, why=HIDDEN_TEXT if row.why else "") for row in rows]
     batch = visit.states.last_batch(store, name, sink)
     phases = draw_phases(batch.get("phases", {}))
+    parts = visit.states.rows_of(store, name, hides_texts=bool(visit.masking))
     return visit.render(
         "tables.html",
         problems=visit.silence,
         rows=rows,
+        pipeline=next((part for part in parts if part.sink == sink), None),
         batch=batch,
         phases=phases,
         store=store,
