@@ -180,7 +180,7 @@ def test_tail_names_a_pattern_that_matches_no_table_yet(
     address = DaemonAddress.parse(f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}")
     tail._note_unmatched(address, ["fuzzed.t", "fuzzed.*", "fuzzed.tt"])
     assert capsys.readouterr().err == (
-        "the log has no table that matches fuzzed.tt yet. Did you mean fuzzed.t?\n"
+        "no table that you may read matches fuzzed.tt yet. Did you mean fuzzed.t?\n"
     )
     nowhere = DaemonAddress.parse(f"penstock://127.0.0.1:1/{INSTANCE}")
     tail._note_unmatched(nowhere, ["fuzzed.tt"])

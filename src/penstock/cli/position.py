@@ -134,7 +134,7 @@ def set_by_hand(
     if json:
         write_json(sys.stdout, [{**_line(change, target, lost, server is not None), "dry_run": False}])
     else:
-        typer.echo(f"set: capture goes on at {change.new} when it starts")
+        typer.echo(f"set: capture resumes at {change.new} when it starts")
 
 
 def _bound(at: str | None, gtid_set: str | None, position: str | None) -> "Bound":
@@ -203,8 +203,8 @@ def _show_plan(
     if as_json:
         write_json(sys.stdout, [{**_line(change, target, lost, server_was_asked), "dry_run": True}])
         return
-    typer.echo(f"capture goes on at   {change.old}")
-    typer.echo(f"it would go on at    {change.new}, as epoch {change.new.epoch} of the log")
+    typer.echo(f"capture resumes at   {change.old}")
+    typer.echo(f"it would resume at   {change.new}, as epoch {change.new.epoch} of the log")
     typer.echo(f"would be read twice  {_stretch_text(change.again)}")
     typer.echo(f"would be lost        {_stretch_text(lost)}")
     for gap in change.gaps:
@@ -291,7 +291,7 @@ def accept(
     if json:
         _show_acceptance(plan, as_json=True, is_dry_run=False)
     else:
-        typer.echo(f"accepted: capture goes on at {plan.beginning.position} of {plan.address} when it starts")
+        typer.echo(f"accepted: capture resumes at {plan.beginning.position} of {plan.address} when it starts")
 
 
 def _show_acceptance(plan: "Acceptance", *, as_json: bool, is_dry_run: bool) -> None:
@@ -300,7 +300,7 @@ def _show_acceptance(plan: "Acceptance", *, as_json: bool, is_dry_run: bool) -> 
         return
     typer.echo(f"server               {plan.address}")
     typer.echo(f"lacks                {plan.lost}")
-    typer.echo(f"capture goes on at   {plan.beginning.position}")
+    typer.echo(f"capture resumes at   {plan.beginning.position}")
     typer.echo(f"tables to compare    {' '.join(plan.tables) or 'none'}")
     for statement in plan.statements:
         typer.echo(f"statement            {statement[:200]}")

@@ -303,7 +303,7 @@ def _note_unmatched(address: "DaemonAddress", patterns: Sequence[str]) -> None:
         selected = TablePatterns([pattern])
         if not any(selected.matches(table.database, table.table) for table in tables):
             hint = nearest_table(pattern, tables)
-            typer.echo(f"the log has no table that matches {pattern} yet. {hint}", err=True)
+            typer.echo(f"no table that you may read matches {pattern} yet. {hint}", err=True)
 
 
 def _listed(text: str | None) -> list[str] | None:

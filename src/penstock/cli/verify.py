@@ -134,7 +134,7 @@ def _print_outcome(verification: "Verification", *, repair: bool) -> None:
     if verification.requests:
         typer.echo(f"the runner was asked to read again: requests {', '.join(verification.requests)}")
     if verification.differs and not repair:
-        typer.echo("penstock verify --repair makes the target right")
+        typer.echo("to correct the target, repeat the command with --repair")
     if not verification.whole:
         typer.echo("not everything was compared")
 

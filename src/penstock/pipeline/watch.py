@@ -218,7 +218,9 @@ class PipelineWatch:
         seen.rejected = rejected
         if seen.rejected_at is not None and now - seen.rejected_at < _REJECTED_SECONDS:
             what = f"{rejected:,} rows were rejected into the dead letters since the run began"
-            alerts.append(_alert("rows rejected", name, what, "Run: penstock pipelines dead-letters"))
+            alerts.append(
+                _alert("rows rejected", name, what, "Run: penstock pipelines dead-letters pipeline.yaml")
+            )
         return alerts
 
 

@@ -65,8 +65,8 @@ class Guard:
                 return account
             raise AuthenticationFailed(
                 "this daemon requires credentials" if not authorization else "the credentials are wrong",
-                hint="Send the header Authorization: Bearer TOKEN, with listen.token or an account's token"
-                " of penstock.yaml",
+                hint="Commands: --config penstock.yaml, or the environment variable PENSTOCK_TOKEN. HTTP: the"
+                " header Authorization: Bearer TOKEN, with listen.token or the token of an account",
             )
         if is_loopback(self._own_host) and not comes_from_this_machine(headers):
             raise AuthenticationFailed(

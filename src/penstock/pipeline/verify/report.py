@@ -81,7 +81,7 @@ def lines(result: TableResult, shown: int) -> Iterator[str]:
         if not result.open:
             yield f"  the rows of {left_out.name} were left out: {left_out.why}"
     if result.rejected:
-        yield f"  {result.rejected:,} rows that a step cannot work on were left out"
+        yield f"  {result.rejected:,} source rows were left out, because a step failed on them"
     if result.not_held:
         columns = ", ".join(f"{column}: {count:,}" for column, count in sorted(result.not_held.items()))
         yield f"  values that the target cannot hold are null there ({columns})"

@@ -73,7 +73,7 @@ class TableSink(Sink, Generic[AnyTable]):
         table, schema = self.open_table(target), self.schema_of(target)
         if table is None:
             columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-            return [f"make the table {self.location(target)} ({columns})"]
+            return [f"create the table {self.location(target)} ({columns})"]
         added, widened = self._differences(target, table, schema, evolution)
         descriptions = [f"add column {field.name} {field.type} to {self.location(target)}" for field in added]
         if widened:
