@@ -101,7 +101,7 @@ class Running:
             self._callback(batch)
         self.batches.append(batch)
         image = [row.after if row.after is not None else row.before for row in batch.rows()]
-        self.rows += [(batch.shard, row["id"], row["step"]) for row in image if row is not None]
+        self.rows += [(batch.shard, row["id"], row.get("step")) for row in image if row is not None]
 
     def wait_for(self, count: int) -> None:
         """Wait for exactly this many rows."""
