@@ -9,7 +9,7 @@ import pytest
 
 import penstock.engine.batches as batches_module
 from penstock.changes import Target
-from penstock.engine import decode_task
+from penstock.engine.reading import ChunkReads
 from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.limits import SMALL_TABLE_ROWS
 from penstock.local.driver import LocalDriver
@@ -17,7 +17,7 @@ from penstock.model import ServerAddress, TableName, TablePatterns
 from penstock.pipeline.load.session import open_session
 from penstock.pipeline.load.small_tables import small_chunks
 from penstock.pipeline.load.targets import targets_of
-from penstock.pipeline.record import BatchRecord, ChunkWork
+from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState
 from penstock.sinks.files.sink import FilesSink
@@ -177,8 +177,8 @@ def test_task_ends_at_its_first_table_while_the_server_does_not_answer(
     """Each of its other tables would wait for the server as long as the first one."""
     database = fresh_database(server)
     ids = create_tables(server, database)
-    records, refused = records_of(monkeypatch), list[TableName]()
-    run_job, chunk_changes = batches_module.run_job, decode_task.chunk_changes
+    records, refused = records_of(monkeypatch), list[int]()
+    run_job, changes = batches_module.run_job, ChunkReads.changes
     is_away = iter([True])
     outage: list[bool] = []
 
@@ -186,15 +186,15 @@ def test_task_ends_at_its_first_table_while_the_server_does_not_answer(
         outage[:] = [next(is_away, False)]
         return run_job(driver, plan)
 
-    def read(plan: Any, work: ChunkWork, *arguments: Any) -> Any:
+    def read(self: ChunkReads, number: int, *arguments: Any) -> Any:
         if outage == [True]:
-            refused.append(work.table)
+            refused.append(number)
             raise ConnectionLost("the server does not answer")
-        return chunk_changes(plan, work, *arguments)
+        return changes(self, number, *arguments)
 
     monkeypatch.setattr(batches_module, "run_job", run)
-    monkeypatch.setattr(decode_task, "chunk_changes", read)
+    monkeypatch.setattr(ChunkReads, "changes", read)
     run_to_end(LocalDriver(2), files_pipeline(server, database, tmp_path))
     assert max(records[0].groups) > 1
-    assert len(refused) == len(records[0].groups)
+    assert 1 <= len(refused) <= 2, "one table for each core"
     assert loaded(tmp_path / "feed", database, list(ids)) == ids

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The local driver: runs over a binlog file, with crashes, cancelled batches and spilled rows."""
 
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,9 @@ import pytest
 import penstock.engine.batches as batches_module
 import penstock.engine.run as run_module
 from penstock.changes import Changes
-from penstock.engine.task_plan import COUNTS, ROWS, TaskPlan
+from penstock.engine.task_plan import COUNTS, PROBLEM, ROWS, Failure, TaskPlan
 from penstock.engine.task_rows import Row
-from penstock.errors import DiskFailed, OptionInvalid
+from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PenstockError
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.local import driver as local_driver
 from penstock.local.driver import LocalDriver
@@ -211,6 +212,27 @@ def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch:
     with pytest.raises(OptionInvalid, match="the first task fails"):
         LocalDriver(2).run(plan)
     assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"), [(ConnectionLost("no answer"), 1), (OptionInvalid("no such column"), 6)]
+)
+def test_no_task_begins_after_an_error_that_a_retry_may_resolve(
+    monkeypatch: pytest.MonkeyPatch, error: PenstockError, tried: int
+) -> None:
+    """Each further task would wait for the same server. Other errors of tables are collected."""
+    begun: list[int] = []
+
+    def decode(plan: TaskPlan, works: range, *_: object, **_more: object) -> Iterator[Row]:
+        begun.append(works[0])
+        yield between(0, -1, works[0], PROBLEM, pickle.dumps(Failure(error)))
+
+    monkeypatch.setattr("penstock.local.driver.decode_works", decode)
+    record = SimpleNamespace(tasks=tuple(range(number, number + 1) for number in range(6)))
+    plan: Any = SimpleNamespace(record=record, in_one_stage=True, in_driver=False)
+    messages = list(LocalDriver(1).run(plan))
+    assert begun == list(range(tried))
+    assert [row.kind for row in messages] == [PROBLEM] * tried
 
 
 # --- The shuffle -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ use all cores and share rows without copying them.
 """
 
 import os
+import pickle
 import queue
 import threading
 import time
@@ -21,11 +22,11 @@ import structlog
 from penstock.engine.decode_task import decode_works
 from penstock.engine.reading import RangeParts, range_parts
 from penstock.engine.shared_ranges import SharedRanges
-from penstock.engine.task_plan import TaskPlan
+from penstock.engine.task_plan import PROBLEM, Failure, TaskPlan
 from penstock.engine.task_resources import TaskResources
 from penstock.engine.task_rows import Row
 from penstock.engine.write_task import write_parts
-from penstock.errors import ConnectionLost
+from penstock.errors import ConnectionLost, TransientError
 from penstock.local.reused_resources import ReusedResources
 from penstock.local.shuffle import Shuffle
 from penstock.pipeline.load.session_pool import SessionPool
@@ -125,6 +126,8 @@ class _Job:
         self._sessions = SessionPool()
         self._messages: list[Row] = []
         self._error: BaseException | None = None
+        # Whether a task met an error after which the batch is retried.
+        self._is_retried = False
 
     def run(self) -> list[Row]:
         """Run both stages; return the messages."""
@@ -147,16 +150,29 @@ class _Job:
         self._sessions.close()
 
     def _decode(self, task: int) -> None:
+        if self._is_retried:
+            return
         works = self._plan.record.tasks[task]
         rows = self._until_ended(
             decode_works(self._plan, works, self._parts, self._resources, self._sessions, is_in_process=True)
         )
+        rows = self._noting_outages(rows)
         if self._plan.in_one_stage and not self._plan.in_driver:
             self._messages.extend(rows)
             return
         output = self._shuffle.output_of(works[0])
         for row in rows:
             output.append(row)
+
+    def _noting_outages(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield the rows, and note an error after which the batch is retried. The remaining tasks might each
+        wait as long for the same server.
+        """
+        for row in rows:
+            if row.kind == PROBLEM:
+                failure: Failure = pickle.loads(row.body)  # type: ignore[arg-type]
+                self._is_retried = self._is_retried or isinstance(failure.error, TransientError)
+            yield row
 
     def _decode_and_write(self, task: int) -> None:
         self._decode(task)
