@@ -29,6 +29,17 @@ for verb in pkgutil.iter_modules(penstock.cli.__path__):
         answer = CliRunner().invoke(make_app(), [verb.name.replace("_", "-"), "--help"])
         assert answer.exit_code == 0, (verb.name, answer.output)
 """
+# The search itself happens in the daemon.
+HISTORY_OF_A_DAEMON = """
+from typer.testing import CliRunner
+from penstock.cli.app import make_app
+from penstock.source.daemon_client import DaemonClient
+change = {"kind": "change", "change": "insert", "time_us": 1, "position": "binlog.000001:4", "gtid": None,
+    "server_id": 1, "thread_id": None, "before": None, "after": {"id": "7"}}
+DaemonClient.lines = lambda *_: iter([change])
+answer = CliRunner().invoke(make_app(), ["history", "shop.orders", "7", "--instance", "shop"])
+assert answer.exit_code == 0 and "binlog.000001:4" in answer.output, answer.output
+"""
 
 
 @pytest.mark.parametrize(
@@ -49,6 +60,10 @@ for verb in pkgutil.iter_modules(penstock.cli.__path__):
             HELP_OF_EVERY_VERB,
             (*SERVERS, *CLIENT, *COLUMNAR, *WORK, "urllib3", "yaml", "pyspark", "penstock.settings.daemon"),
         ),
+        (
+            HISTORY_OF_A_DAEMON,
+            (*SERVERS, *CLIENT, *COLUMNAR, *WORK, "penstock.source.row_history", "sqlglot"),
+        ),
         ("from penstock import Pipeline", (*SERVERS, *TERMINAL, *CLIENT, "pyspark")),
         (
             "import penstock.local.driver, penstock.engine.sink_runs",
@@ -68,6 +83,7 @@ for verb in pkgutil.iter_modules(penstock.cli.__path__):
         "files",
         "help",
         "help of every verb",
+        "history of a daemon",
         "pipeline",
         "local pipeline",
         "spark",

@@ -39,8 +39,8 @@ from penstock.source.row_history import (
     cut_newest_first,
     part_to_json,
     python_rows,
-    shown_text,
 )
+from penstock.source.shown_values import shown_text
 from penstock.source.source import ByteRange
 from tests.support.binlog.xa_log import XaLog
 from tests.support.daemon.served_log import INSTANCE, captured_log, serving

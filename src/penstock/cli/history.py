@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,9 +18,7 @@ from penstock.cli.shared.progress import ReadingProgress
 from penstock.cli.shared.rendering import counted, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
 from penstock.model import TableName
-
-if TYPE_CHECKING:
-    from penstock.source.row_history import RowKey
+from penstock.source.shown_values import shown_text
 
 EXIT_FINDINGS = 1
 
@@ -50,10 +48,12 @@ def run(
     readers of the daemon have confirmed each change. Ctrl-C ends the search. Exits with 1 if a part of the
     log could not be read.
     """
-    from penstock.source.row_history import RowKey
-
-    row = RowKey(TableName.parse(table), tuple(key), tuple(column or ()))
-    parts = _of_folder(log, row) if log is not None else _of_daemon(row, instance, url, config, ca, limit)
+    name, columns = TableName.parse(table), tuple(column or ())
+    if log is not None:
+        parts = _of_folder(log, name, tuple(key), columns)
+    else:
+        row = {"table": name.sql, "key": key, "columns": list(columns), "limit": limit}
+        parts = _of_daemon(row, instance, url, config, ca)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     shown, unreadable, readers = 0, False, 0
     with ReadingProgress("searching", 0) as progress:
@@ -79,40 +79,39 @@ def run(
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def _of_folder(folder: Path, row: "RowKey") -> Iterator[dict[str, Any]]:
+def _of_folder(
+    folder: Path, table: TableName, key: tuple[str, ...], columns: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
     from penstock.logstore.reader import LogReader
     from penstock.source.log import LogSource
     from penstock.source.logged_tables import prove_table_known
-    from penstock.source.row_history import Progress, RowHistory, part_to_json
+    from penstock.source.row_history import Progress, RowHistory, RowKey, part_to_json
     from penstock.source.source import SourceOptions
 
     def open_source() -> LogSource:
         return LogSource(SourceOptions.parse(str(folder)))
 
     is_empty = True
+    row = RowKey(table, key, columns)
     for part in RowHistory(LogReader.open(folder), open_source, row).parts():
         is_empty &= isinstance(part, Progress)
         yield part_to_json(part)
     if is_empty:
         with closing(open_source()) as source:
-            prove_table_known(source, row.table)
+            prove_table_known(source, table)
 
 
 def _of_daemon(
-    row: "RowKey",
-    instance: str | None,
-    url: str | None,
-    config: Path | None,
-    ca: Path | None,
-    limit: int | None,
+    row: dict[str, Any], instance: str | None, url: str | None, config: Path | None, ca: Path | None
 ) -> Iterator[dict[str, Any]]:
-    instance = instance or WholeDaemon.find(url, config, ca).only_instance()
-    from penstock.cli.shared.asked_daemon import AskedDaemon
+    # The daemon searches, so nothing that reads a log is loaded here: the answer would be later.
+    from penstock.cli.shared.chosen_daemon import daemon_address
+    from penstock.source.daemon_client import SEARCH_SILENCE_SECONDS_MAX, DaemonClient
 
-    with closing(AskedDaemon.find(instance, url, config, ca)) as daemon:
-        yield from daemon.history(
-            {"table": row.table.sql, "key": list(row.values), "columns": list(row.columns), "limit": limit}
-        )
+    instance = instance or WholeDaemon.find(url, config, ca).only_instance()
+    address = daemon_address(instance, url, config, ca)
+    with closing(DaemonClient(address, address.base_urls[0])) as client:
+        yield from client.lines("history", row, SEARCH_SILENCE_SECONDS_MAX)
 
 
 def _show(console: Console, part: dict[str, Any], readers: int) -> None:
@@ -158,8 +157,6 @@ def _show(console: Console, part: dict[str, Any], readers: int) -> None:
 
 
 def _cell(values: dict[str, Any] | None, name: str) -> str:
-    from penstock.source.row_history import shown_text
-
     if values is None:
         return "-"
     if name not in values:

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.source.row_history import shown_text
+from penstock.source.shown_values import shown_text
 
 # Shown in place of a value that the account may not see.
 MASKED = "(masked)"

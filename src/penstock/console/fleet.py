@@ -12,11 +12,9 @@ from penstock.client.fetch import BatchFrame, ChangesAnswer, PositionFrame
 from penstock.errors import ConnectionLost, PenstockError, SourceMissing
 from penstock.model import Secret
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import DaemonClient
+from penstock.source.daemon_client import SEARCH_SILENCE_SECONDS_MAX, DaemonClient
 from penstock.source.silent_daemons import SilentDaemons
 
-# The timeout of a search, which reads the whole log of an instance, possibly from a slow disk.
-_HISTORY_SILENCE_SECONDS_MAX = 120.0
 # The timeout of a reset, whose position is looked up in the log.
 _RESET_SILENCE_SECONDS_MAX = 60.0
 # The timeout of a pause: the daemon may query the store of subscriptions again after a concurrent change.
@@ -126,7 +124,7 @@ class Fleet:
         """Return the first rows of a table as of a moment. Raises the daemon's errors."""
         body = {"table": table, "at": moment, "limit": limit}
         return self._with_client(
-            url, instance, lambda client: client.send("as-of", body, _HISTORY_SILENCE_SECONDS_MAX)
+            url, instance, lambda client: client.send("as-of", body, SEARCH_SILENCE_SECONDS_MAX)
         )
 
     def as_of_file(
@@ -135,7 +133,7 @@ class Fleet:
         """Return a file, in pieces, with all rows of a table as of a moment. Raises the daemon's errors."""
         body = {"table": table, "at": moment, "format": file_format}
         client = DaemonClient(replace(self._address(url), instance=instance), url)
-        return client.pieces(client.post("as-of", body, _HISTORY_SILENCE_SECONDS_MAX))
+        return client.pieces(client.post("as-of", body, SEARCH_SILENCE_SECONDS_MAX))
 
     def log_file(self, url: str, instance: str, start: str, end: str) -> tuple[int, Iterator[bytes]]:
         """Return the size of a range of a log as a binlog file, and the file in pieces. Raises the daemon's
@@ -147,12 +145,12 @@ class Fleet:
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon returns it. Raises the daemon's errors."""
         with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
-            yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
+            yield from client.lines("history", row, SEARCH_SILENCE_SECONDS_MAX)
 
     def verify(self, url: str, instance: str) -> Iterator[dict[str, Any]]:
         """Yield the lines of a verification of a log by its daemon. Raises the daemon's errors."""
         with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
-            yield from client.lines("verify", {}, _HISTORY_SILENCE_SECONDS_MAX)
+            yield from client.lines("verify", {}, SEARCH_SILENCE_SECONDS_MAX)
 
     def changes(
         self, url: str, instance: str, body: dict[str, Any], silence_seconds: float

@@ -15,7 +15,7 @@ from penstock.console.streams import Stream, StreamResponse
 from penstock.console.words import LANGUAGES, translate
 from penstock.errors import DependencyMissing
 from penstock.sizes import size_text
-from penstock.source.row_history import shown_text
+from penstock.source.shown_values import shown_text
 
 if TYPE_CHECKING:
     import jinja2

@@ -35,6 +35,8 @@ from penstock.source.daemon_address import DaemonAddress, is_host_port
 from penstock.source.silent_daemons import SilentDaemons
 
 _CONNECT_SECONDS_MAX = 5.0
+# The timeout of a search, which reads the whole log of an instance, possibly from a slow disk.
+SEARCH_SILENCE_SECONDS_MAX = 120.0
 # A reader makes one request at a time, possibly while a byte stream is open.
 _CONNECTIONS_KEPT = 2
 

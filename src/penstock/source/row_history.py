@@ -9,7 +9,6 @@ The index rules out most of a log, and searching for the bytes rules out most of
 are decoded.
 """
 
-import json
 import math
 import threading
 from collections import deque
@@ -51,9 +50,6 @@ _GAP_BYTES_MAX = MIB // 2
 
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
-
-# Marks that are shown in place of a value. A text that looks like a mark is shown in quotes.
-_MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
 
 
 @dataclass(frozen=True)
@@ -578,17 +574,3 @@ def plain_value(values: Any) -> Any:
             return duration_text(values)
         case _:
             return str(values)
-
-
-def shown_text(value: Any) -> str:
-    """Return a JSON value as text for people.
-
-    NULL is shown without quotes. A text is shown in quotes if it is "NULL", looks like one of the other
-    unquoted marks, or looks like a quoted text.
-    """
-    if value is None:
-        return "NULL"
-    if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    in_quotes = value in _MARKS or (value.startswith('"') and value.endswith('"'))
-    return json.dumps(value, ensure_ascii=False) if in_quotes else value

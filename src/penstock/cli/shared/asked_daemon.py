@@ -26,13 +26,10 @@ from penstock.model import Position, TableName
 from penstock.source.bounds import Bound
 from penstock.source.daemon import DaemonSource, extents_of
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import DaemonClient
+from penstock.source.daemon_client import SEARCH_SILENCE_SECONDS_MAX, DaemonClient
 from penstock.source.kept import epoch_shift
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
-
-# The maximum time that a daemon may need for one range of a log on a slow disk.
-HISTORY_SILENCE_SECONDS_MAX = 120.0
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -184,17 +181,13 @@ class AskedDaemon:
         """Return the tables that have a definition at the end of the log and that the account may read."""
         return [TableName.parse(name) for name in self._client.ask("definitions")["tables"]]
 
-    def history(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the history of a row from the daemon. Raises the daemon's errors."""
-        yield from self._client.lines("history", row, HISTORY_SILENCE_SECONDS_MAX)
-
     def as_of_file(self, wanted: dict[str, Any]) -> tuple[Mapping[str, str], Iterator[bytes]]:
         """Request a file with a table's rows as of a moment; return its headers and its pieces.
 
         Raises the daemon's errors. Reading the pieces raises ConnectionLost if the connection breaks before
         the end of the file.
         """
-        response = self._client.post("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
+        response = self._client.post("as-of", wanted, SEARCH_SILENCE_SECONDS_MAX)
         return response.headers, self._client.pieces(response)
 
     def remove_hold(self, reader: str) -> None:

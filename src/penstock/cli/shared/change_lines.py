@@ -13,7 +13,8 @@ from rich.text import Text
 from penstock.cli.shared.rendering import Field, LineWriter, cell_text
 from penstock.model import TableName
 from penstock.source.reading import SYSTEM_COLUMNS
-from penstock.source.row_history import python_rows, shown_text
+from penstock.source.row_history import python_rows
+from penstock.source.shown_values import shown_text
 
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
 
