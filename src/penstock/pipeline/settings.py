@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 _STATE_FILE = "penstock-pipelines.db"
-_HINT_FILE = "Name the file of a pipeline that is there, such as: penstock run shop.yaml"
+_HINT_FILE = "Name an existing pipeline file, such as: penstock run shop.yaml"
 _HINT = "docs/reference/pipelines.md lists the settings; penstock run --json-schema prints their JSON Schema"
 
 

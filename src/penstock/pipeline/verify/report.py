@@ -64,7 +64,7 @@ def counts(result: TableResult) -> dict[str, Any]:
 def lines(result: TableResult, shown: int) -> Iterator[str]:
     """Yield a table's outcome for people: one line, and one for each of its first differences."""
     name = result.table.target.name
-    rows = f"{result.source_rows:,} rows"
+    rows = f"{result.source_rows:,} {'row' if result.source_rows == 1 else 'rows'}"
     if result.equal:
         yield f"{name}: equal, {rows}"
     elif result.open and not (result.source_rows or result.target_rows):

@@ -94,7 +94,7 @@ class DrainerSink(Sink):
         return []
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
-        return () if self.settings.path.is_dir() else (f"make the folder {self.settings.path}",)
+        return () if self.settings.path.is_dir() else (f"create the folder {self.settings.path}",)
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         self._make_folder()
