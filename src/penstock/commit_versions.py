@@ -5,6 +5,9 @@ This module derives commit versions from positions. In the log of a TiDB cluster
 transaction is instead its commit timestamp, which the log contains; positions have the same order.
 """
 
+import re
+from functools import lru_cache
+
 from penstock.errors import LimitExceeded, PositionInvalid
 from penstock.limits import (
     EPOCH_COUNTED_MAX,
@@ -16,8 +19,24 @@ from penstock.limits import (
 
 _COUNTED = EPOCH_COUNTED_MAX + 1
 
+_FILE_SUFFIX = re.compile(r"\.(\d+)\Z")
+# A reader at the head of a log compares several positions for each transaction.
+_FILE_NUMBERS_MAX = 256
+
 # The file name, without its number, of the files that hold a TiDB cluster's changes.
 TIDB_LOG_NAME = "tidb-binlog"
+
+
+@lru_cache(_FILE_NUMBERS_MAX)
+def file_number_of(file: str) -> int:
+    """Return the number at the end of a binlog file's name. Raises PositionInvalid for a name without one."""
+    match = _FILE_SUFFIX.search(file)
+    if match is None:
+        raise PositionInvalid(
+            f"binlog file name {file!r} does not end in a number",
+            hint="Name a binlog file as the server does, for example mysql-bin.000003",
+        )
+    return int(match.group(1))
 
 
 def are_positional(file: str) -> bool:

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.commit_versions import commit_version, epoch_base, shifted_epoch
+from penstock.commit_versions import commit_version, epoch_base, file_number_of, shifted_epoch
 from penstock.errors import OptionInvalid, PositionInvalid, SchemaInvalid
 
 PASSWORD_VARIABLE = "PENSTOCK_PASSWORD"
 PORT_DEFAULT = 3306
 SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
-
-_FILE_SUFFIX = re.compile(r"\.(\d+)\Z")
 
 
 @total_ordering
@@ -43,13 +41,7 @@ class Position:
     @property
     def file_number(self) -> int:
         """Return the number at the end of the file name. Raises PositionInvalid for a name without one."""
-        match = _FILE_SUFFIX.search(self.file)
-        if match is None:
-            raise PositionInvalid(
-                f"binlog file name {self.file!r} does not end in a number",
-                hint="Name a binlog file as the server does, for example mysql-bin.000003",
-            )
-        return int(match.group(1))
+        return file_number_of(self.file)
 
     @property
     def commit_version(self) -> int:
@@ -77,10 +69,8 @@ class Position:
     def __lt__(self, other: object) -> bool:
         if not isinstance(other, Position):
             return NotImplemented
-        first, second = (
-            (epoch_base(position.epoch), position.file_number, position.offset) for position in (self, other)
-        )
-        return first < second
+        first = epoch_base(self.epoch), file_number_of(self.file), self.offset
+        return first < (epoch_base(other.epoch), file_number_of(other.file), other.offset)
 
 
 # --- Tables ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ import numpy
 import pyarrow
 import pytest
 
+from penstock._native import shard_slots
 from penstock.client.split import Cut, split
 from penstock.commit_versions import commit_version, epoch_base
 from penstock.coordinate.checkpoint import Checkpoint, ShardState
@@ -45,6 +46,27 @@ def test_rows_of_random_slots_are_those_that_a_filter_selects(seed: int) -> None
     }
     expected = {shard: [row for row, slot in enumerate(slots) if slot % shards == shard] for shard in ours}
     assert routed == {shard: selected for shard, selected in expected.items() if selected}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_of_a_shard_are_its_rows_in_order(seed: int) -> None:
+    random = numpy.random.default_rng(seed)
+    shards = int(random.integers(1, 9))
+    batch = rows(random.integers(0, 1024, int(random.integers(0, 20))).tolist())
+    cuts = {shard: Cut(0) for shard in random.permutation(shards)[: int(random.integers(1, shards + 1))]}
+    routed: dict[int, list[int]] = {}
+    for shard, part in split(batch, shards, cuts, in_runs=True):
+        assert "_shard_slot" not in part.schema.names
+        routed.setdefault(shard, []).extend(ids(part))
+    assert routed == {shard: ids(part) for shard, part in split(batch, shards, cuts)}
+
+
+def test_many_runs_are_gathered_by_shard() -> None:
+    alternating = [0, 1] * 100
+    routed = split(rows(alternating), 2, {0: Cut(0), 1: Cut(0)}, in_runs=True)
+    assert [(shard, part.num_rows) for shard, part in routed] == [(0, 100), (1, 100)]
+    few = split(rows(alternating[:4]), 2, {0: Cut(0), 1: Cut(0)}, in_runs=True)
+    assert [(shard, ids(part)) for shard, part in few] == [(0, [0]), (1, [1]), (0, [2]), (1, [3])]
 
 
 def test_rows_are_routed_in_order_by_slot_and_lose_the_slot() -> None:
@@ -130,3 +152,25 @@ def test_shard_beyond_the_number_of_shards_has_no_rows(slots: list[int], cut: Cu
     assert {shard: ids(part) for shard, part in routed.items()} == {
         0: [row for row, slot in enumerate(slots) if slot == 0]
     }
+
+
+@pytest.mark.parametrize("columns", [("id",), ("id", "name"), ("name", "id"), ()])
+def test_slots_of_rows_are_those_of_all_their_columns(columns: tuple[str, ...]) -> None:
+    changes = pyarrow.record_batch(
+        {
+            "id": pyarrow.array([12, 7, None], pyarrow.int64()),
+            "other": ["x", "y", "z"],
+            "name": ["ab", None, "c"],
+            "_change_type": ["insert"] * 3,
+        }
+    )
+    slots = slots_of(changes, columns, "shop.orders", preimages_of(changes))
+    expected = pyarrow.array(shard_slots(changes, list(columns), "shop.orders"))
+    assert slots.tolist() == expected.to_pylist()
+
+
+def test_rows_grouped_by_shard_are_dropped_by_their_own_versions() -> None:
+    batch = rows([0, 4, 1, 5], [30, 40, 10, 20])
+    for in_runs in (False, True):
+        routed = split(batch, 4, {0: Cut(20), 1: Cut(20)}, in_runs=in_runs)
+        assert [(shard, ids(part)) for shard, part in routed] == [(0, [0, 1]), (1, [3])]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delivers batches to a callback, with one thread per shard, or to a `for` loop, one batch at a time."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -65,6 +66,36 @@ def answer_failure(
     return step, pause
 
 
+class _Signal:
+    """Wakes the thread of a shard.
+
+    Setting it waits for no lock, so a suspended thread does not hold up the thread that fills all shards.
+    """
+
+    def __init__(self) -> None:
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_set = False
+
+    def set(self) -> None:
+        """Wake the waiting thread, or let its next wait return at once."""
+        if not self._is_set:
+            self._is_set = True
+            self._wakes.put(None)
+
+    def clear(self) -> None:
+        """Forget earlier calls of `set`. What they announced must be looked for after this call."""
+        with suppress(queue.Empty):
+            while True:
+                self._wakes.get_nowait()
+        # Not before the queue is empty: a call of `set` in between would leave it empty.
+        self._is_set = False
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until it is set, for up to `seconds`."""
+        with suppress(queue.Empty):
+            self._wakes.get(timeout=seconds)
+
+
 class Consumer:
     """The base class of `Consumption` and `AsyncConsumption`: the part of delivery that needs neither threads
     nor an event loop.
@@ -78,7 +109,8 @@ class Consumer:
         self._auto = ack == "auto"
         self._in_hand: OwnedShard | None = None
         self._failure: BaseException | None = None
-        self._busy = 0
+        # The shards of which a batch was taken or is about to be taken, and was not processed yet.
+        self._busy: set[OwnedShard] = set()
         self._skipped = 0
 
     def rollback(self, shard: int | None = None) -> int:
@@ -222,7 +254,7 @@ class Consumption(Consumer):
         if self._callback is None:
             shard.arrived = self._arrived.set
             return
-        arrived = threading.Event()
+        arrived = _Signal()
         shard.arrived = arrived.set
         worker = threading.Thread(
             target=self._work, args=(shard, arrived), name=f"penstock-shard-{shard.shard}", daemon=True
@@ -265,36 +297,28 @@ class Consumption(Consumer):
 
     # --- Callback ---------------------------------------------------------------------------
 
-    def _work(self, shard: OwnedShard, arrived: threading.Event) -> None:
+    def _work(self, shard: OwnedShard, arrived: "_Signal") -> None:
         while not (shard.over or self._stopping.is_set()):
             arrived.clear()
-            with self._working():
-                try:
-                    batch = shard.take()
-                    if batch is not None and not self._deliver(shard, batch):
-                        return
-                except BaseException as problem:
-                    # Without this handler the shard would stop silently. An exit raised in a callback ends
-                    # the subscriber.
-                    self._end(problem)
-                    raise
+            self._busy.add(shard)
+            try:
+                batch = shard.take()
+                if batch is not None and not self._deliver(shard, batch):
+                    return
+            except BaseException as problem:
+                # Without this handler the shard would stop silently. An exit raised in a callback ends the
+                # subscriber.
+                self._end(problem)
+                raise
+            finally:
+                self._busy.discard(shard)
+                if self._ended:
+                    with self._changed:
+                        self._changed.notify_all()
             if batch is None and not (shard.over or self._stopping.is_set()):
                 # A shard with an uncertain lease delivers nothing, and no event reports that its lease is
                 # confirmed again.
                 arrived.wait(UNSURE_SECONDS if shard.waiting else None)
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Count the threads that have taken a batch or are about to take one."""
-        with self._lock:
-            self._busy += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy -= 1
-                if self._ended:
-                    self._changed.notify_all()
 
     def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
         """Pass one batch to the callback and retry as the policy says. Return False to end the shard's

@@ -185,7 +185,7 @@ class AsyncConsumption(Consumer):
                     # confirmed again.
                     await self._wait(arrived, UNSURE_SECONDS if shard.waiting else None)
                 continue
-            self._busy += 1
+            self._busy.add(shard)
             try:
                 if not await self._deliver(shard, batch):
                     return
@@ -195,7 +195,7 @@ class AsyncConsumption(Consumer):
                 self._finish(problem)
                 raise
             finally:
-                self._busy -= 1
+                self._busy.discard(shard)
 
     async def _deliver(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
         """Pass one batch to the callback and retry as the policy says. Return False to end the shard's

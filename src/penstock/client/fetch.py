@@ -7,7 +7,9 @@ place.
 """
 
 import json
+import select
 import socket
+import ssl
 import struct
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +20,7 @@ import pyarrow
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from penstock.client.rows_stream import read_stream
 from penstock.errors import ConnectionLost, PenstockError, StreamError
 from penstock.limits import MIB
 from penstock.model import Position
@@ -30,6 +33,10 @@ _CONTENT_BYTES_MAX = (1 << 31) - 1
 # The header with the position before which everything is permanently consumed. The daemon keeps the log from
 # there on.
 CONSUMED_HEADER = "Penstock-Consumed"
+
+# The rows of a batch may be ordered by shard, because they are split by shard anyway. Earlier versions of the
+# daemon send them in commit order.
+ROW_ORDER_HEADER, ROWS_BY_SHARD = "Penstock-Row-Order", "shard"
 
 # A read returns a chunk as the daemon sent it, up to this size.
 _READ_BYTES_MAX = 64 * MIB
@@ -62,8 +69,8 @@ class BatchFrame:
         if buffer.address % _ALIGNMENT:
             buffer = pyarrow.py_buffer(bytes(self.content))
         try:
-            return pyarrow.ipc.open_stream(buffer).read_next_batch()
-        except (pyarrow.ArrowInvalid, StopIteration) as problem:
+            return read_stream(buffer)
+        except (pyarrow.ArrowInvalid, OSError, StopIteration) as problem:
             raise StreamError(f"rows of {self.table} are no Arrow stream: {problem}") from problem
 
 
@@ -133,9 +140,10 @@ class ChangesAnswer:
         consumed: Position | None = None,
     ) -> None:
         self._client = client
-        # The position is sent as a header, because earlier versions of the daemon reject unknown fields in
-        # the body.
-        headers = {} if consumed is None else {CONSUMED_HEADER: str(consumed)}
+        # These are headers, because earlier versions of the daemon reject unknown fields in the body.
+        headers = {ROW_ORDER_HEADER: ROWS_BY_SHARD}
+        if consumed is not None:
+            headers[CONSUMED_HEADER] = str(consumed)
         self._response: urllib3.BaseHTTPResponse = client.post("changes", body, silence_seconds, headers)
         connection = self._response.connection
         # The socket is None if the daemon, or a proxy, closes the connection after the response.
@@ -161,6 +169,22 @@ class ChangesAnswer:
                 self._response.release_conn()
             else:
                 self._response.close()
+
+    def has_more(self) -> bool:
+        """Return whether more of the response has arrived, without waiting. For the reading thread.
+
+        False if it is not known.
+        """
+        if self._socket is None:
+            return False
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        waiting = select.poll()
+        # The socket may have been closed by `cut`.
+        with suppress(OSError, ValueError):
+            waiting.register(self._socket, select.POLLIN)
+            return bool(waiting.poll(0))
+        return False
 
     def cut(self) -> None:
         """Abort the response, so that its reader gets ConnectionLost."""

@@ -53,7 +53,7 @@ class Place:
 
     def shifted(self, shift: int) -> "Place":
         """Return the same point in a log whose epoch bases are `shift` higher."""
-        return replace(self, position=self.position.shifted(shift))
+        return replace(self, position=self.position.shifted(shift)) if shift else self
 
 
 # --- One shard's deliveries -----------------------------------------------------------------

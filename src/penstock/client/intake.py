@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow
 import structlog
 
-from penstock.client.fetch import EndFrame, PositionFrame, RowFrame
+from penstock.client.fetch import PositionFrame, RowFrame
 from penstock.client.flow import REEVALUATE_SECONDS, Choice, DaemonBackoff, Place, Survey, choose
+from penstock.client.merging import merged
 from penstock.client.owned import HELD_BYTES_MAX, STALLED_SECONDS, OwnedShard, OwnedShards, Rows
 from penstock.client.publishers import Answer, Publishers
 from penstock.client.split import Cut, split
@@ -31,6 +33,8 @@ CREDIT_BYTES = 256 * MIB
 # connection.
 _MARGIN_SECONDS = 4.0
 _WAIT_SECONDS = 10.0
+# Rows of more bytes than this are not delivered together with later ones.
+_MERGED_BYTES_MAX = MIB // 4
 
 _log = structlog.get_logger(__name__)
 
@@ -109,6 +113,8 @@ class Intake:
     # --- The thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
+        # Imports pandas, if it is installed, which takes half a second. Do that before rows arrive.
+        pyarrow.array([0]).take(pyarrow.array([0]))
         try:
             while not self._ending:
                 version = self._shards.version
@@ -217,6 +223,7 @@ class Intake:
             self._answer = answer
         frames_held: list[RowFrame] = []
         frames_held_bytes = 0
+        position: PositionFrame | None = None
         frames = answer.frames()
         try:
             if self._turned(link):
@@ -227,22 +234,29 @@ class Intake:
                     frames_held.append(frame)
                     frames_held_bytes += frame.bytes
                     if frames_held_bytes >= HELD_BYTES_MAX and self._hand_on(link, frames_held):
-                        frames_held, frames_held_bytes = [], 0
-                elif isinstance(frame, EndFrame):
+                        frames_held, frames_held_bytes, position = [], 0, None
                     continue
-                else:
-                    self._deliver(link, frames_held, frame)
-                    frames_held, frames_held_bytes = [], 0
-                    link.start = {"position": str(frame.position)}
-                    self.behind_bytes = frame.behind_bytes
-                    self._backoff.progressed(link.daemon)
-                    self._refused.clear()
+                if isinstance(frame, PositionFrame):
+                    position = frame
+                    if frames_held_bytes < _MERGED_BYTES_MAX and self._waits_for_more(link, answer):
+                        continue
+                if position is not None:
+                    self._deliver(link, frames_held, position)
+                    frames_held, frames_held_bytes, position = [], 0, None
                     if self._turned(link) or not self._room(link):
                         return
         finally:
             frames.close()
             with self._answer_lock:
                 self._answer = None
+
+    def _waits_for_more(self, link: _Link, answer: Answer) -> bool:
+        """Return whether rows are delivered together with the next ones, which have arrived already.
+
+        A member that is slower than the daemon thus gets fewer, larger batches. Floors apply to one position
+        at a time.
+        """
+        return not any(shard.floors for shard in link.shards.values()) and answer.has_more()
 
     def _body(self, link: _Link) -> dict[str, Any]:
         # Shards of the same revision have the same settings.
@@ -281,19 +295,23 @@ class Intake:
         return True
 
     def _deliver(self, link: _Link, held: list[RowFrame], frame: PositionFrame) -> None:
-        """Deliver new rows to their shards, with the position after them."""
+        """Deliver new rows to their shards, with the position after them, from where reading continues."""
         cuts = self._floored(link, frame)
         rows_of = self._rows_of(link, held, cuts)
         place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us, frame.fingerprint)
         for number, shard in link.shards.items():
             shard.offer(rows_of[number], place.shifted(cuts[number].shift))
+        link.start = {"position": str(frame.position)}
+        self.behind_bytes = frame.behind_bytes
+        self._backoff.progressed(link.daemon)
+        self._refused.clear()
 
     def _rows_of(self, link: _Link, held: list[RowFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
         """Return the rows of several batches, by shard."""
         rows_of: dict[int, list[Rows]] = {number: [] for number in link.shards}
-        for frame in held:
+        for frame in merged(held):
             row_bytes = frame.bytes / max(frame.rows, 1)
-            for number, batch in split(frame.to_arrow(), link.count, cuts):
+            for number, batch in split(frame.to_arrow(), link.count, cuts, in_runs=True):
                 size = int(row_bytes * batch.num_rows)
                 rows_of[number].append(Rows(frame.table, frame.schema_version, frame.key, batch, size))
         return rows_of

@@ -17,6 +17,9 @@ class Answer(Protocol):
     def frames(self) -> Generator[Frame, None, None]:
         """Yield the frames up to the end of the answer."""
 
+    def has_more(self) -> bool:
+        """Return whether more of the answer has arrived, without waiting. For the reading thread."""
+
     def cut(self) -> None:
         """End the answer early."""
 

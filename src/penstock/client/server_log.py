@@ -209,6 +209,10 @@ class ServerAnswer:
             columns,
         )
 
+    def has_more(self) -> bool:
+        """Return False: each stretch of the log is decoded when its frames are requested."""
+        return False
+
     def cut(self) -> None:
         """End the frames as soon as possible."""
         self._cut.set()

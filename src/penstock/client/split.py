@@ -18,6 +18,11 @@ from penstock.source.sharding import CHANGE_TYPE, preimages_of, with_kinds
 
 VERSION_COLUMN = "_commit_version"
 
+# With more runs of adjacent rows than this per shard, gathering the rows of each shard costs less.
+_RUNS_PER_SHARD_MAX = 2
+
+_VERSION_MAX = numpy.iinfo(numpy.int64).max
+
 # The epoch base starts at this bit of a commit version.
 _EPOCH_BIT = 32
 
@@ -51,13 +56,16 @@ class Cut:
 
 
 def split(
-    batch: pyarrow.RecordBatch, shards: int, cuts: Mapping[int, Cut]
+    batch: pyarrow.RecordBatch, shards: int, cuts: Mapping[int, Cut], *, in_runs: bool = False
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
     """Return the rows of each shard in `cuts` that has rows, in order and without the slot column.
 
     Without a slot column, all rows belong to shard 0. Rows of other shards are dropped. Before a resize, an
     update may have moved a row between shards, so that a shard has consumed only one of the update's images.
     The other image is then delivered alone: a preimage as a delete, a postimage as an insert.
+
+    With `in_runs`, the rows of a shard may come in several parts, in order: a few adjacent rows are cut out
+    of the batch faster than they are gathered.
     """
     versions: _Versions = _values(batch.column(VERSION_COLUMN), numpy.int64)
     slots: _Slots | None = None
@@ -66,7 +74,7 @@ def split(
         batch = batch.select([name for name in batch.schema.names if name != SLOT_COLUMN])
     return [
         (shard, _shifted(rows, cuts[shard].shift))
-        for shard, rows in _by_shard(batch, versions, slots, shards, cuts)
+        for shard, rows in _by_shard(batch, versions, slots, shards, cuts, in_runs=in_runs)
         if rows.num_rows
     ]
 
@@ -77,12 +85,12 @@ def _by_shard(
     slots: _Slots | None,
     shards: int,
     cuts: Mapping[int, Cut],
+    *,
+    in_runs: bool,
 ) -> list[tuple[int, pyarrow.RecordBatch]]:
     shard_of_row = numpy.zeros(len(versions), numpy.int16) if slots is None else slots % numpy.int16(shards)
-    # Commit versions increase within a batch, so if the first version is high enough, all versions are.
-    passed = not len(versions) or all(
-        versions[0] >= cut.floor and cut.floors is None for cut in cuts.values()
-    )
+    lowest = versions.min(initial=_VERSION_MAX)
+    passed = all(lowest >= cut.floor and cut.floors is None for cut in cuts.values())
     if passed and len(shard_of_row) and (shard_of_row == shard_of_row[0]).all():
         return [(int(shard_of_row[0]), batch)] if int(shard_of_row[0]) in cuts else []
     parts = []
@@ -92,6 +100,10 @@ def _by_shard(
             changed = batch if cut.floors is None else _with_halves(batch, fresh)
             parts.append((shard, changed.take(pyarrow.array(numpy.flatnonzero(fresh)))))
         return parts
+    if in_runs:
+        starts = numpy.flatnonzero(shard_of_row[1:] != shard_of_row[:-1]) + 1
+        if len(starts) < _RUNS_PER_SHARD_MAX * len(cuts):
+            return _runs(batch, shard_of_row, [0, *starts.tolist()], cuts)
     order = numpy.argsort(shard_of_row, kind="stable")
     numbers = numpy.fromiter(cuts, numpy.int64, len(cuts))
     bounds = numpy.searchsorted(shard_of_row[order], numpy.stack([numbers, numbers + 1])).tolist()
@@ -108,6 +120,18 @@ def _by_shard(
         ordered = batch.take(pyarrow.array(order)) if ordered is None else ordered
         parts.append((shard, ordered.slice(first, end - first)))
     return parts
+
+
+def _runs(
+    batch: pyarrow.RecordBatch, shard_of_row: _Slots, starts: list[int], cuts: Mapping[int, Cut]
+) -> list[tuple[int, pyarrow.RecordBatch]]:
+    """Return each run of adjacent rows of one shard, given where the runs start."""
+    ends = [*starts[1:], len(shard_of_row)]
+    return [
+        (shard, batch.slice(start, end - start))
+        for shard, start, end in zip(shard_of_row[starts].tolist(), starts, ends, strict=True)
+        if shard in cuts
+    ]
 
 
 def _fresh(
