@@ -118,6 +118,7 @@ class HttpListener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                loop="penstock.serve.precise_loop:new_loop",
                 http=bounded_http(connections, name, RequestHeads if name == "ptubes" else None),
                 ws="none",
                 server_header=False,

@@ -34,6 +34,8 @@ __all__ = ["Piece", "PieceMemory", "Pieces", "PiecesLog", "View"]
 
 # The overhead of a piece: objects, and buffers that are never smaller than a cache line.
 _PIECE_COST = 8 * 1024
+# Nothing cancels a piece that is decoded in the requesting thread.
+_NEVER_STOPPING = threading.Event()
 
 _Answer = TypeVar("_Answer")
 _Key = tuple[str, View, Position, Position | None, int | None]
@@ -348,7 +350,7 @@ class Pieces:
         if not views or sum(view_bytes.nbytes for view_bytes in views) != length:
             return None
         follower = self._followers.pop((view, start, 0))
-        return make_piece(self.source, view, start, visible, follower, threading.Event())
+        return make_piece(self.source, view, start, visible, follower, _NEVER_STOPPING)
 
 
 async def _wait_for_flight(flight: _Flight) -> Piece | None:

@@ -42,6 +42,10 @@ def slots_of(rows: pyarrow.RecordBatch, columns: Sequence[str], table: str, prei
     ServerUnsupported if an image is missing the column in any other case.
     """
     filled = fill_absent(rows, columns, table, preimages)
+    keys = [name for name in filled.schema.names if name in columns]
+    if keys and len(keys) == len(columns):
+        # Passing a column to the kernel costs more than the slots of a few rows. Keep the order of the table.
+        filled = filled.select(keys)
     slots: Slots = pyarrow.array(shard_slots(filled, list(columns), table)).to_numpy()
     return slots
 
