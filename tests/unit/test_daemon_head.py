@@ -93,7 +93,15 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[call.partition("?")[0]] += 1
         return send(client, method, call, **arguments)
 
+    get_directly = DaemonClient._get_directly
+
+    def count_direct(client: DaemonClient, call: str, *arguments: Any) -> Any:
+        response = get_directly(client, call, *arguments)
+        counts[call] += response is not None
+        return response
+
     monkeypatch.setattr(DaemonClient, "_request", count)
+    monkeypatch.setattr(DaemonClient, "_get_directly", count_direct)
     return counts
 
 

@@ -164,6 +164,11 @@ class Log(LogReader, Closing):
             changes=sum(segment.changes for segment in records),
         )
 
+    def visible_end(self) -> tuple[Position | None, LoggedSet]:
+        """Return the end that readers see now, and all GTIDs before it."""
+        with self._changed:
+            return self._visible, self._gtid_set
+
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return all GTIDs before a transaction boundary; see `LogReader.gtid_set`."""
         with self._changed:

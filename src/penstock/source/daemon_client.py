@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import structlog
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, SSLError
 from urllib3.exceptions import TimeoutError as HTTPTimeout
@@ -32,6 +33,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES, SILENCE_SECONDS_MAX
 from penstock.model import Position, Secret, Tls
 from penstock.source.daemon_address import DaemonAddress, is_host_port
+from penstock.source.direct_connection import DirectConnection, DirectResponse
 from penstock.source.silent_daemons import SilentDaemons
 
 _CONNECT_SECONDS_MAX = 5.0
@@ -65,6 +67,8 @@ _FAILED = 500
 _MEMBERS_FOLLOWED_MAX = 3
 
 Query = Mapping[str, str | int | None]
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class DaemonClient:
             retries=False,
             **_tls_arguments(address.tls),
         )
+        self._tls = None if address.tls is None else tls_context(address.tls)
+        self._direct: DirectConnection | None = None
         # Whether the daemon is known to send its server's key with the bytes.
         self.names_servers = False
 
@@ -173,7 +179,7 @@ class DaemonClient:
         )
         end = -1
         try:
-            self._check_server(response, server_key, f"{file}:{start}")
+            self._check_server(response.headers.get(_SERVER_HEADER), server_key, f"{file}:{start}")
             end = int(response.headers.get(_STOP_HEADER, -1))
             while piece := response.read(READ_BYTES):
                 start += len(piece)
@@ -199,26 +205,76 @@ class DaemonClient:
         Propagates errors from `stream`.
         """
         query: Query = {"epoch": epoch, "file": file, "start": start, "timeout": str(seconds)}
-        response = self._get("bytes", query, stream=True)
+        response = self._get_directly("bytes", query, bytes_max)
+        if response is None:
+            response = self._get_small("bytes", query, bytes_max)
+        self._check_server(response.headers.get(_SERVER_HEADER.lower()), server_key, f"{file}:{start}")
+        head = response.headers.get(POSITION_HEADER.lower())
+        end = int(response.headers.get(_STOP_HEADER.lower(), -1))
+        gtid_set = response.headers.get(GTID_SET_HEADER.lower())
+        if head is None or (end > start and gtid_set is None) or response.content is None:
+            return None
+        if start + len(response.content) != end:
+            what = f"bytes ended at {start + len(response.content)}, they were to end at {end}"
+            raise self._foreign(what)
+        return ArrivedBytes(response.content, end, Position.parse(head), LoggedSet(gtid_set or ""))
+
+    def _get_directly(self, call: str, query: Query, bytes_max: int) -> DirectResponse | None:
+        """Return the response to a request over a connection that bypasses the HTTP library.
+
+        Return None if the HTTP library must repeat the request. Raises ConnectionLost if the daemon is
+        silent.
+        """
+        # Another thread must not use the connection at the same time.
+        connection, self._direct = self._direct, None
+        seconds = self._silence_seconds
+        if self._silent is not None:
+            seconds = self._silent.seconds(self.url, seconds)
+        response = None
         try:
-            self._check_server(response, server_key, f"{file}:{start}")
-            head, end = response.headers.get(POSITION_HEADER), int(response.headers.get(_STOP_HEADER, -1))
-            gtid_set = response.headers.get(GTID_SET_HEADER)
-            if head is None or (end > start and gtid_set is None) or end - start > bytes_max:
-                return None
-            content = response.read()
-            # Only a connection without unread bytes can be used again.
-            response.release_conn()
+            if connection is not None and connection.url != self.url:
+                connection.close()
+                connection = None
+            if connection is None:
+                connection = self._connect_directly(seconds)
+            path = f"{self._path}/{call}?{urlencode(query)}"
+            response = connection.get(path, seconds, bytes_max)
+        except TimeoutError as problem:
+            raise self._lost(HTTPTimeout(f"no answer for {seconds:g} s")) from problem
+        except OSError as problem:
+            # The daemon may have closed the idle connection. If it is down, the HTTP library reports it.
+            _log.debug("a connection to a daemon is opened again", url=self.url, why=str(problem))
+        if response is not None:
+            self._direct = connection
+            if self._silent is not None:
+                self._silent.answered(self.url)
+        elif connection is not None:
+            connection.close()
+        return response
+
+    def _connect_directly(self, seconds: float) -> DirectConnection:
+        headers = {str(name): str(value) for name, value in self._pool.headers.items()}
+        return DirectConnection.open(self.url, self._tls, headers, min(seconds, _CONNECT_SECONDS_MAX))
+
+    def _get_small(self, call: str, query: Query, bytes_max: int) -> DirectResponse:
+        """Return the response to a request through the HTTP library, without its content if it is too
+        long.
+        """
+        response = self._get(call, query, stream=True)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        content = None
+        try:
+            if int(headers.get("content-length", 0)) <= bytes_max:
+                content = response.read()
+                # Only a connection without unread bytes can be used again.
+                response.release_conn()
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
         finally:
             response.close()
-        if start + len(content) != end:
-            raise self._foreign(f"bytes ended at {start + len(content)}, they were to end at {end}")
-        return ArrivedBytes(content, end, Position.parse(head), LoggedSet(gtid_set or ""))
+        return DirectResponse(headers, content)
 
-    def _check_server(self, response: urllib3.BaseHTTPResponse, server_key: str, position: str) -> None:
-        named_key = response.headers.get(_SERVER_HEADER)
+    def _check_server(self, named_key: str | None, server_key: str, position: str) -> None:
         self.names_servers = named_key is not None
         if named_key and server_key and named_key != server_key:
             raise ServerChanged(
@@ -316,6 +372,9 @@ class DaemonClient:
     def close(self) -> None:
         """Close the connections. The client can be reused."""
         self._pool.clear()
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
 
     def __repr__(self) -> str:
         return f"DaemonClient({self.url + self._path!r})"

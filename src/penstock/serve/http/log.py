@@ -20,9 +20,11 @@ from starlette.types import Send
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.gtid_sets import LoggedSet
+from penstock.limits import PIECE_BYTES_AT_ONCE
 from penstock.logstore.disk import Buffer, FileRange
 from penstock.logstore.extent import Extent
 from penstock.logstore.followed_log import ServedLog
+from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
@@ -37,6 +39,7 @@ from penstock.source.daemon_client import GTID_SET_HEADER, POSITION_HEADER
 STOP_HEADER = "Penstock-Stop"
 # The key of the server that wrote the bytes.
 SERVER_HEADER = "Penstock-Server"
+_BYTES_TYPE = "application/octet-stream"
 # Clients limit the length of a header, so a longer GTID set is left out.
 _GTID_SET_CHARACTERS_MAX = 8192
 # A disconnect of the client is noticed only after the wait, so the wait is short.
@@ -243,19 +246,49 @@ async def _bytes(served: Served, request: Request) -> Response:
         seconds = min(query.seconds("timeout"), _BYTES_WAIT_SECONDS_MAX)
         position = Position(epoch, file, start)
         head = await served.wait_behind(request.path_params["instance"], position, seconds, log)
+        if stop is None and (newest := _newest_bytes(log, position)) is not None:
+            content, head, head_set = newest
+            headers = _bytes_headers(log, epoch, head.offset, len(content), head, head_set)
+            return Response(content, headers=headers, media_type=_BYTES_TYPE)
     # Only a response to GET has a body.
     sends_files = request.state.connection.send_file is not None and request.method == "GET"
     end, gtid_set, reading, first = await run_in(
         served.threads.reading, _open_range, log, epoch, file, start, stop, sends_files, head is not None
     )
-    headers = {"Content-Length": str(end - start), STOP_HEADER: str(end)}
+    headers = _bytes_headers(log, epoch, end, end - start, head, gtid_set)
+    return _BytesAnswer(first, end - start, reading, served.threads.reading, headers)
+
+
+def _bytes_headers(
+    log: ServedLog, epoch: int, end: int, length: int, head: Position | None, gtid_set: LoggedSet | None
+) -> dict[str, str]:
+    """Return the headers of a range that ends at an offset."""
+    headers = {"Content-Length": str(length), STOP_HEADER: str(end)}
     server_key = next((known.server_key for known in log.epochs.epochs if known.epoch == epoch), "")
     headers[SERVER_HEADER] = server_key
     if head is not None:
         headers[POSITION_HEADER] = str(head)
         if gtid_set is not None and len(gtid_set) <= _GTID_SET_CHARACTERS_MAX:
             headers[GTID_SET_HEADER] = gtid_set
-    return _BytesAnswer(first, end - start, reading, served.threads.reading, headers)
+    return headers
+
+
+def _newest_bytes(log: ServedLog, start: Position) -> tuple[bytes, Position, LoggedSet] | None:
+    """Return the log after a position, its end, and the GTID set there, if it is short and all in memory.
+
+    Else return None: the range needs a thread, which costs more than reading a few transactions.
+    """
+    if not isinstance(log, Log) or log.memory is None:
+        return None
+    head, gtid_set = log.visible_end()
+    if head is None or (head.epoch, head.file) != (start.epoch, start.file):
+        return None
+    length = head.offset - start.offset
+    if not 0 < length <= PIECE_BYTES_AT_ONCE:
+        return None
+    views = log.memory.read(start.epoch, start.file, start.offset, head.offset)
+    content = b"".join(views or ())
+    return (content, head, gtid_set) if len(content) == length else None
 
 
 class _Reading:
@@ -301,7 +334,7 @@ class _BytesAnswer(StreamedAnswer):
         threads: Executor,
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(headers=headers, media_type="application/octet-stream")
+        super().__init__(headers=headers, media_type=_BYTES_TYPE)
         self._first = first
         self._length = length
         self._reading = reading
