@@ -24,7 +24,7 @@ from penstock.engine.task_rows import Row
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PenstockError
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.local import driver as local_driver
-from penstock.local.driver import LocalDriver
+from penstock.local.driver import LocalDriver, TaskThread
 from penstock.local.shuffle import Shuffle
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState
@@ -171,10 +171,10 @@ def test_interrupt_ends_all_tasks_before_it_leaves_the_run(
 ) -> None:
     monkeypatch.setattr("penstock.local.driver._POLL_SECONDS", 0.01)
     writing, interrupted = threading.Event(), threading.Event()
-    join = threading.Thread.join
+    join = TaskThread.join
 
-    def interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
-        if thread.name.startswith("task-") and writing.is_set() and not interrupted.is_set():
+    def interrupt(thread: TaskThread, timeout: float) -> None:
+        if writing.is_set() and not interrupted.is_set():
             interrupted.set()
             raise KeyboardInterrupt
         join(thread, timeout)
@@ -184,7 +184,7 @@ def test_interrupt_ends_all_tasks_before_it_leaves_the_run(
         assert interrupted.wait(WAIT_SECONDS_MAX)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "join", interrupt)
+        patch.setattr(TaskThread, "join", interrupt)
         patch.setattr("penstock.engine.part_writing.PartWriting.write", write)
         with pytest.raises(KeyboardInterrupt):
             run_here(feed)

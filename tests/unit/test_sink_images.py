@@ -5,11 +5,12 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy
 import pyarrow
 import pytest
 
 from penstock.changes import PUTS, Changes, Origin
-from penstock.sinks.images import LastImages, last_images, puts, split_moved_updates
+from penstock.sinks.images import LastImages, last_images, last_of_each, puts, split_moved_updates
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"})
@@ -163,3 +164,24 @@ def test_buffered_rows_stay_in_key_order() -> None:
     for _ in range(1000):
         images.add(Changes(ORDERS, batch.rows, ORDERS.name))
     assert images.bytes < 500 * batch.rows.nbytes
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.int64(), pyarrow.float64(), pyarrow.bool_()])
+def test_few_rows_have_the_last_of_each_key_that_grouping_finds(
+    seed: int, kind: pyarrow.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = random.Random(seed)
+    rows = generator.randrange(12)
+    values = [generator.choice([None, *range(generator.choice([3, 100]))]) for _ in range(rows)]
+    keys = pyarrow.chunked_array([pyarrow.array(values, pyarrow.int64()).cast(kind)])
+    rank = numpy.array(generator.sample(range(rows), rows), numpy.int64)
+    kept = last_of_each([keys], rank)
+    monkeypatch.setattr("penstock.sinks.images._FEW_ROWS_MAX", -1)
+    assert kept.tolist() == last_of_each([keys], rank).tolist()
+
+
+def test_few_keys_are_not_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyarrow, "table", None)
+    keys = pyarrow.chunked_array([pyarrow.array(["a", None, "b", "a"])])
+    assert last_of_each([keys], numpy.array([2, 0, 1, 3])).tolist() == [0, 1, 3]

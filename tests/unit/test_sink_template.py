@@ -135,3 +135,12 @@ def test_vector_is_a_list_of_numbers() -> None:
         first, second = array.to_pylist()
         assert json.loads(first) == [1.0, -0.5, 1e10]
         assert second is None
+
+
+def test_text_of_an_exact_value_replaces_any_value_of_its_column() -> None:
+    schema = pyarrow.schema(_native.arrow_schema(TARGET.declared))
+    exact = METADATA | {"unrepresentable": [("id", "-7")]}
+    system = {"_change_type": "insert", "_commit_version": 9, "_commit_timestamp": 0, "_metadata": exact}
+    rows = pyarrow.RecordBatch.from_pylist([ROWS[1] | system], schema=schema)
+    changes = Changes(TARGET, rows, TableName("log", "orders_1"))
+    assert Template("{id}", TARGET).texts(changes).to_pylist() == ["-7"]

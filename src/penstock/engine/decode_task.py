@@ -8,9 +8,8 @@ one task. For a sink that keeps state, the task passes on only the last image of
 
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -93,9 +92,8 @@ def decode_works(
 
 def as_json(receipt: Receipt) -> bytes:
     """Return a receipt as the JSON of a message to the engine."""
-    value = asdict(receipt) | {
-        "tables": dict(receipt.tables),
-        "unrepresentable": dict(receipt.unrepresentable),
+    value = {
+        name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(receipt).items()
     }
     return json.dumps(value).encode()
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from penstock.changes import Changes, Target
 from penstock.closing import Closing
@@ -40,6 +40,7 @@ _BATCH_ROWS_MAX = 1 << 18
 _RECONNECT_TRIES_MAX = 6
 # If the source has several servers, the driver decides how long to wait for a hung server.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
+_PATTERNS_KEPT = 64
 
 
 # One part of a range: a batch or a statement. The first part may instead be the versions of transactions that
@@ -91,7 +92,7 @@ def range_parts(
             source,
             work.byte_range,
             Selection(
-                PipelinePatterns(tables or pipeline_source.tables, passed_over_tables(plan, work.source)),
+                _patterns(tables or pipeline_source.tables, passed_over_tables(plan, work.source)),
                 bounds=work.bounds,
             ),
             known,
@@ -102,6 +103,12 @@ def range_parts(
     finally:
         # Only connections to a daemon are reused. A connection to a server belongs to one range.
         resources.give_back(options, source, is_intact=is_read and options.daemon is not None)
+
+
+@lru_cache(_PATTERNS_KEPT)
+def _patterns(tables: TablePatterns, left_out: frozenset[TableName]) -> PipelinePatterns:
+    """Return the patterns of a range, which are mostly those of the range before."""
+    return PipelinePatterns(tables, left_out)
 
 
 def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:

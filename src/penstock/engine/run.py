@@ -399,13 +399,14 @@ class PipelineRun:
         """Retry work after transient errors, for `errors.retry_for` and while this run has the lease."""
         # The other sources must not wait longer for a failing source.
         waits_short = self._aside.has_several
-        retries = self._new_retries(ASIDE_SECONDS if waits_short else math.inf)
+        retries: Retry | None = None
         while True:
             try:
                 return work()
             except TransientError as problem:
                 if state.lost:
                     raise
+                retries = retries or self._new_retries(ASIDE_SECONDS if waits_short else math.inf)
                 try:
                     retries.wait(problem)
                 except PenstockError:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -60,6 +60,8 @@ class LocalDriver:
         self.spreading: Spreading = in_this_process
         self._buffered_bytes_max = buffered_bytes_max
         self._resources = ReusedResources()
+        # Runs the only task of a small batch.
+        self._thread = TaskThread()
         self._parts = parts or partial(range_parts, resources=self._resources)
         self._cancelled = threading.Event()
 
@@ -78,7 +80,10 @@ class LocalDriver:
         with closing(
             _Job(plan, self.cores, self._buffered_bytes_max, self._parts, self._resources, self._cancelled)
         ) as job:
-            return job.run()
+            if self._thread.is_alive():
+                # Its task hung and was given up.
+                self._thread = TaskThread()
+            return job.run(self._thread)
 
     @contextmanager
     def cancelling(self, stop: threading.Event, seconds: float) -> Iterator[None]:
@@ -100,7 +105,57 @@ class LocalDriver:
         finally:
             ended.set()
             thread.join()
+            self._thread.close()
             self._resources.close()
+
+
+class TaskThread:
+    """A thread that runs one task after another: a small batch is shorter than the start of a thread.
+
+    It is used like a `threading.Thread` that starts again. The thread itself starts with the first task.
+    """
+
+    name = "task-0"
+
+    def __init__(self) -> None:
+        self.task: Callable[[], None] = lambda: None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_busy = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the task, which must not raise."""
+        if self._thread is None:
+            # A daemon thread, because the end of the process must not wait for a hung call.
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+        self._is_busy = True
+        self._tasks.put(self.task)
+
+    def is_alive(self) -> bool:
+        """Return whether the task has not ended yet, as far as `join` knows."""
+        return self._is_busy
+
+    def join(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for the end of the task."""
+        if self._is_busy:
+            with suppress(queue.Empty):
+                self._ends.get(timeout=timeout)
+                self._is_busy = False
+
+    def close(self) -> None:
+        """End the thread. A task that hangs ends it later."""
+        self._tasks.put(None)
+        if self._thread is not None and not self._is_busy:
+            self._thread.join()
+        self._tasks, self._thread = queue.SimpleQueue(), None
+
+    def _run(self) -> None:
+        tasks, ends = self._tasks, self._ends
+        while (task := tasks.get()) is not None:
+            task()
+            ends.put(None)
 
 
 class _Job:
@@ -129,12 +184,12 @@ class _Job:
         # Whether a task met an error after which the batch is retried.
         self._is_retried = False
 
-    def run(self) -> list[Row]:
-        """Run both stages; return the messages."""
+    def run(self, thread: TaskThread) -> list[Row]:
+        """Run both stages, a single task in the given thread; return the messages."""
         tasks = range(len(self._plan.record.tasks))
         if len(tasks) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
-            # Starting a thread costs more than processing a small batch.
-            self._run_threads(self._decode_and_write, tasks)
+            thread.task = self._decode_and_write
+            self._run_to_end([thread])
             return self._messages
         self._run_threads(self._decode, tasks)
         parts = self._shuffle.parts()
@@ -174,10 +229,11 @@ class _Job:
                 self._is_retried = self._is_retried or isinstance(failure.error, TransientError)
             yield row
 
-    def _decode_and_write(self, task: int) -> None:
-        self._decode(task)
-        for part in self._shuffle.parts():
-            self._write(part)
+    def _decode_and_write(self) -> None:
+        with self:
+            self._decode(0)
+            for part in self._shuffle.parts():
+                self._write(part)
 
     def _write(self, part: int) -> None:
         rows = self._until_ended(self._shuffle.rows_of(part))
@@ -215,6 +271,10 @@ class _Job:
             threading.Thread(target=run_tasks, name=f"task-{number}", daemon=True)
             for number in range(min(self._cores, len(numbers)))
         ]
+        self._run_to_end(threads)
+
+    def _run_to_end(self, threads: Sequence[threading.Thread | TaskThread]) -> None:
+        """Start threads and wait for their ends. Raises the first error of a task."""
         with self:
             for thread in threads:
                 thread.start()
@@ -226,7 +286,7 @@ class _Job:
         if self._cancelled.is_set():
             raise _cancelled_error()
 
-    def _join(self, threads: Sequence[threading.Thread]) -> None:
+    def _join(self, threads: Sequence[threading.Thread | TaskThread]) -> None:
         """Wait for threads; after a cancellation or an interrupt, for up to _CANCEL_SECONDS_MAX.
 
         After a task's error, wait until all threads have ended, because the batch may be replayed next.

@@ -44,6 +44,8 @@ def accepts_rows(prepared: Target, target: Target, evolution: Evolution) -> bool
 
     It does if `evolve_target` would change nothing but its keys.
     """
+    if prepared.columns == target.columns:
+        return True
     if evolution is Evolution.STOP and not _same_types(prepared, target):
         return False
     return _grown(prepared, target, evolution).columns == prepared.columns

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy
+import numpy.typing as npt
 import pyarrow
 import pyarrow.compute as pc
 
@@ -21,6 +22,8 @@ _UNREPRESENTABLE = "unrepresentable"
 # Buffered rows are reduced once this many bytes were added since the last reduction, or, if that reduction
 # left more than this, once the buffer has doubled.
 _BYTES_BETWEEN_REDUCTIONS = 48 << 20
+# Up to this number of rows, numbering the keys takes less time than grouping by them.
+_FEW_ROWS_MAX = 1024
 
 
 def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
@@ -78,10 +81,26 @@ def last_of_each(columns: Sequence[pyarrow.ChunkedArray], rank: numpy.ndarray) -
 
     `columns` have one value per row.
     """
+    if len(rank) <= _FEW_ROWS_MAX and (codes := _codes(columns)) is not None:
+        last = numpy.zeros(codes.max(initial=-1) + 1, numpy.int64)
+        numpy.maximum.at(last, codes, rank)
+        return numpy.sort(last)
     names = [str(number) for number in range(len(columns))]
     table = pyarrow.table([*columns, pyarrow.array(rank)], names=[*names, "rank"])
     ranks = table.group_by(names, use_threads=False).aggregate([("rank", "max")])
     return numpy.sort(ranks.column("rank_max").to_numpy())
+
+
+def _codes(columns: Sequence[pyarrow.ChunkedArray]) -> npt.NDArray[numpy.int32] | None:
+    """Return numbers from 0 that are equal for equal values of a column of texts or integers; else None."""
+    kind = columns[0].type
+    is_plain = pyarrow.types.is_string(kind) or pyarrow.types.is_integer(kind)
+    if len(columns) > 1 or not is_plain or columns[0].num_chunks != 1:
+        return None
+    codes: npt.NDArray[numpy.int32] = (
+        columns[0].chunk(0).dictionary_encode(null_encoding="encode").indices.to_numpy()
+    )
+    return codes
 
 
 def split_moved_updates(changes: Changes, locations: numpy.ndarray) -> Changes:

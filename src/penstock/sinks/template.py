@@ -182,7 +182,22 @@ def column_texts(changes: Changes, name: str, path: tuple[int | str, ...] = ()) 
     column = changes.target.column(name)
     declared = (column.name, column.type_text, column.charset, column.nullable)
     mariadb = changes.target.mariadb
-    return pyarrow.array(_native.column_texts(changes.rows, declared, mariadb=mariadb, path=list(path)))
+    rows = _needed(changes.rows, name)
+    return pyarrow.array(_native.column_texts(rows, declared, mariadb=mariadb, path=list(path)))
+
+
+def _needed(rows: pyarrow.RecordBatch, name: str) -> pyarrow.RecordBatch:
+    """Return rows with the columns that the texts of one column are made of.
+
+    Passing a column to the kernel costs more than the texts of a few rows.
+    """
+    index = rows.schema.get_field_index("_metadata")
+    if name not in rows.schema.names or index < 0:
+        return rows
+    metadata = rows.column(index)
+    has_exact = metadata.type.get_field_index("unrepresentable") >= 0
+    is_plain = not has_exact or metadata.field("unrepresentable").null_count == len(metadata)
+    return rows.select([name] if is_plain else [name, "_metadata"])
 
 
 def default_key(target: Target) -> str:

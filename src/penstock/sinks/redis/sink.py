@@ -7,7 +7,7 @@ idempotent, except for lists.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy
 import pyarrow
@@ -17,7 +17,7 @@ from pydantic import Field
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import OptionInvalid
-from penstock.model import Secret
+from penstock.model import Secret, TableName
 from penstock.settings.values import Seconds
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import last_of_each, puts, refuse_partial
@@ -88,9 +88,10 @@ class RedisSink(Sink):
         self.load_spread = Spread.RANGES if self.keeps_state else None
         # Idle connections, reused for the many small batches at the head of a log.
         self._idle: deque[Pipeline | ClusterPipeline] = deque()
+        self._templates: dict[TableName, tuple[Target, _Templates]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": deque()}
+        return self.__dict__ | {"_idle": deque(), "_templates": {}}
 
     def check(self) -> Sequence[Finding]:
         pipeline = self._connect()
@@ -149,6 +150,13 @@ class RedisSink(Sink):
         """Return the template of the values, None for the row as JSON. Raises OptionInvalid."""
         return None if self.settings.value is None else Template(self.settings.value, target)
 
+    def templates(self, target: Target) -> "_Templates":
+        """Return the templates of a table, which are the same in all its batches. Raises OptionInvalid."""
+        known = self._templates.get(target.name)
+        if known is None or known[0] is not target:
+            known = self._templates[target.name] = target, _Templates(self.key(target), self.value(target))
+        return known[1]
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         return _Writer(self)
 
@@ -177,6 +185,13 @@ class RedisSink(Sink):
 
 
 make = RedisSink
+
+
+class _Templates(NamedTuple):
+    """The templates of a table's keys and values."""
+
+    key: Template
+    value: Template | None
 
 
 class _Writer(Writer):
@@ -253,22 +268,20 @@ class _Writer(Writer):
 
     def _apply(self, changes: Changes) -> None:
         """Apply the last event of each key."""
-        keys = self._sink.key(changes.target).texts(changes)
-        kept = pc.is_valid(keys)
+        keys = self._sink.templates(changes.target).key.texts(changes)
         if self._settings.write == "invalidate":
-            self._delete(pc.unique(keys.filter(kept)))
+            self._delete(pc.unique(keys.drop_null()))
             return
         last = last_of_each([pyarrow.chunked_array([keys])], numpy.arange(len(keys)))
         newest = numpy.zeros(len(keys), numpy.bool_)
         newest[last] = True
-        kept = pc.and_(kept, pyarrow.array(newest))
+        kept = pc.and_(keys.is_valid(), pyarrow.array(newest))
         is_written = puts(changes.rows)
-        if self._settings.deletes == "delete":
-            self._delete(keys.filter(pc.and_(kept, pc.invert(is_written))))
-        kept = pc.and_(kept, is_written)
-        written = changes.with_rows(changes.rows.filter(kept))
-        if len(written):
-            self._set(keys.filter(kept), written)
+        if self._settings.deletes == "delete" and is_written.false_count:
+            self._delete(keys.filter(pc.and_not(kept, is_written)))
+        changes, keys = _filtered(changes, keys, pc.and_(kept, is_written))
+        if len(changes):
+            self._set(keys, changes)
 
     def _delete(self, keys: pyarrow.Array) -> None:
         if len(keys):
@@ -295,7 +308,7 @@ class _Writer(Writer):
         """Push inserted, updated and deleted rows to the lists, in order."""
         listed = pc.not_equal(changes.rows.column("_change_type"), "update_preimage")
         changes = changes.with_rows(changes.rows.filter(listed))
-        keys = self._sink.key(changes.target).texts(changes)
+        keys = self._sink.templates(changes.target).key.texts(changes)
         kept = pc.is_valid(keys)
         changes, keys = changes.with_rows(changes.rows.filter(kept)), keys.filter(kept)
         if not len(keys):
@@ -316,7 +329,7 @@ class _Writer(Writer):
         self._open().send(join(encoded), keys, len(encoded))
 
     def _values(self, changes: Changes) -> pyarrow.Array:
-        value = self._sink.value(changes.target)
+        value = self._sink.templates(changes.target).value
         if value is not None:
             return pc.fill_null(value.texts(changes), "")
         target, rows = changes.target, changes.rows
@@ -333,3 +346,13 @@ class _Writer(Writer):
     def _milliseconds(self) -> str:
         assert self._settings.expire is not None
         return str(round(self._settings.expire * 1000))
+
+
+def _filtered(
+    changes: Changes, keys: pyarrow.Array, chosen: pyarrow.BooleanArray
+) -> tuple[Changes, pyarrow.Array]:
+    """Return the chosen rows and their keys."""
+    if chosen.true_count == len(chosen):
+        # Filtering a few rows costs more than writing them.
+        return changes, keys
+    return changes.with_rows(changes.rows.filter(chosen)), keys.filter(chosen)
