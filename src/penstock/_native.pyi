@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel as Python sees it; the sources stand in `native/bridge/src`.
+"""The kernel as Python sees it; the sources are in `native/bridge/src`.
 
-`tests/tidy/test_native_stub.py` holds this file and the compiled module together. `X | Any` is an X in the
-state that the caller has just looked at (`Decoder.state`, `TableRequest.complete`), and None in any other.
+A test compares this file with the compiled module. `X | Any` is an X in the state that the caller has just
+looked at (`Decoder.state`, `TableRequest.complete`), and None in any other.
 """
 
 from collections.abc import Sequence
@@ -85,6 +85,9 @@ class Batch:
     def bytes(self) -> int: ...
     @property
     def position(self) -> tuple[str, int]: ...
+    def stream(
+        self, table: str, columns: Sequence[str], shards: Any = None, *, grouped: bool = False
+    ) -> Any: ...
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[CapsuleType, CapsuleType]: ...
     def __len__(self) -> int: ...
 

@@ -5,6 +5,8 @@
 //! declared number of fractional digits. Their text here ends with the last digit that is not 0, so the slots are
 //! guaranteed to be equal only for columns declared without fractional digits.
 
+pub mod stream;
+
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Decimal128Type, DurationMicrosecondType, Float32Type, Float64Type, Int16Type,

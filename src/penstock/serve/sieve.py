@@ -80,6 +80,31 @@ class Sieve:
         filters = (self.shards, self.where, self.changes, self.columns)
         return not self.conditions and all(part is None for part in filters)
 
+    def streams(
+        self, piece: Piece, rows_max: int, *, grouped: bool
+    ) -> list[tuple[Batch, int, memoryview]] | None:
+        """Return the rows of a small piece that pass, as an Arrow stream for each table, and their number.
+
+        None if the rows have to be selected by more than their shards, if they are grouped for all
+        subscribers with a single shard, if an update moves a row to another shard, or if a table has more
+        than `rows_max` rows. With `grouped`, the rows of each shard are adjacent. Raises OptionInvalid.
+        """
+        is_plain = self._keeps_rows and self.columns is None and not self.conditions
+        if not (self.view.is_typed and is_plain) or self._parts_key is not None:
+            return None
+        shards = None if self.shards is None else (self.shards.count, sorted(self.shards.of))
+        streams = []
+        for batch in piece.batches:
+            encoded = None
+            if batch.rows <= rows_max:
+                encoded = batch.stream(shards, grouped=grouped)
+            if encoded is None:
+                return None
+            content, rows = encoded
+            if rows:
+                streams.append((batch, rows, content))
+        return streams
+
     @property
     def takes_parts(self) -> bool:
         """Whether a piece may come in parts. It may not if messages are filtered by separately decoded

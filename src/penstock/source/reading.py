@@ -145,6 +145,19 @@ class Batch:
         """Return the rows without copying them."""
         return pyarrow.record_batch(self._native)
 
+    def stream(
+        self, shards: tuple[int, Sequence[int]] | None = None, *, grouped: bool = False
+    ) -> tuple[memoryview, int] | None:
+        """Return the rows as an Arrow stream, and their number. For a few rows, `to_arrow` takes far longer.
+
+        With `shards`, the number of shards and some of them in ascending order, only the rows of these shards
+        are returned, with their slots. With `grouped`, the rows of each shard are adjacent. Returns None if
+        an update moves a row to another shard, or if images lack columns. Raises OptionInvalid.
+        """
+        table = f"{self._native.database}.{self._native.table}"
+        encoded = self._native.stream(table, self.key, shards, grouped=grouped)
+        return None if encoded is None else (memoryview(encoded[0]), encoded[1])
+
     def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
         return self._native.__arrow_c_array__(requested_schema)
 

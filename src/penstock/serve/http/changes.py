@@ -48,12 +48,16 @@ from penstock.serve.sieve import Sieve, Sifted, sieve_of
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor, resolve_start
 from penstock.serve.threads import run_in
+from penstock.source.reading import Batch
 from penstock.source.rows_filter import ShardSet, row_parts
 
 _log = structlog.get_logger(__name__)
 
 # Everything before this position is permanently consumed in the requested shards.
 CONSUMED_HEADER = "Penstock-Consumed"
+
+# Whether the rows of a batch may be ordered by shard. The rows of each shard always keep the commit order.
+ROW_ORDER_HEADER, ROWS_BY_SHARD = "Penstock-Row-Order", "shard"
 
 # Payloads up to this size are joined with the surrounding bytes, which saves calls.
 _GATHERED_BYTES_MAX = 64 * 1024
@@ -140,7 +144,10 @@ async def _changes(served: Served, request: Request) -> Response:
         shard_count=changes_request.shards.count if changes_request.shards else None,
         shards=changes_request.shards.of if changes_request.shards else (),
     )
-    return ChangesAnswer(changes_request, cursor, sieve, first, following, account)
+    groups_shards = request.headers.get(ROW_ORDER_HEADER) == ROWS_BY_SHARD
+    return ChangesAnswer(
+        changes_request, cursor, sieve, first, following, account, groups_shards=groups_shards
+    )
 
 
 def _note_consumed(
@@ -228,6 +235,8 @@ class ChangesAnswer(StreamedAnswer):
         first: Piece | None,
         following: Callable[[], AbstractContextManager[Subscriber]],
         account: Account,
+        *,
+        groups_shards: bool = False,
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         del self.headers["content-length"]
@@ -236,6 +245,7 @@ class ChangesAnswer(StreamedAnswer):
         self._sieve = sieve
         self._first = first
         self._following = following
+        self._groups_shards = groups_shards
         self._masking = account.masking
         self._hides_texts = not account.sees_whole_rows
         self._codec = None if changes_request.compression == "none" else changes_request.compression
@@ -342,12 +352,17 @@ class ChangesAnswer(StreamedAnswer):
 
     def _encoded(self, piece: Piece, passing: Any) -> list[_Frame]:
         self._prove_shards_unmasked(piece)
+        if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX and not (self._masking or self._codec):
+            streams = self._sieve.streams(piece, self._request.batch_rows, grouped=self._groups_shards)
+            if streams is not None:
+                self._moved = 0
+                return [_frame(batch, rows, content) for batch, rows, content in streams]
         sifted = self._sieve.sift(piece, passing)
         self._moved = sum(sifted_rows.moved for sifted_rows in sifted)
         if not self._sieve.view.is_typed:
             return [frame for sifted_rows in sifted for frame in self._encoded_messages(sifted_rows)]
         return [
-            _frame(sifted_rows, part.num_rows, arrow_stream(part, self._codec))
+            _frame(sifted_rows.batch, part.num_rows, arrow_stream(part, self._codec))
             for sifted_rows in sifted
             for part in row_parts(self._masked(sifted_rows), self._request.batch_rows)
         ]
@@ -387,7 +402,7 @@ class ChangesAnswer(StreamedAnswer):
                 rows = int(part.column("rows").to_numpy().sum())
                 plain = content.nbytes
                 content = content if self._codec is None else compressed(content, self._codec)
-                yield _frame(sifted_rows, rows, content, plain_bytes=plain)
+                yield _frame(sifted_rows.batch, rows, content, plain_bytes=plain)
 
     def _position(self, piece: Piece) -> bytes:
         cursor = self._cursor
@@ -419,14 +434,14 @@ def _warn_of_idle_mask(table: TableName, columns: tuple[str, ...]) -> None:
     )
 
 
-def _frame(sifted_rows: Sifted, rows: int, payload: memoryview, **more: Any) -> _Frame:
+def _frame(batch: Batch, rows: int, payload: memoryview, **more: Any) -> _Frame:
     head = {
         "kind": "batch",
-        "table": sifted_rows.batch.table,
+        "table": batch.table,
         "rows": rows,
         "bytes": payload.nbytes,
-        "schema_version": sifted_rows.batch.schema_version,
-        "key": list(sifted_rows.batch.primary_key),
+        "schema_version": batch.schema_version,
+        "key": list(batch.primary_key),
         **more,
     }
     return _Frame(frame_head(head), payload, rows)
