@@ -7,11 +7,19 @@ from typing import Any
 from penstock.pipeline.settings import pipeline_of_values
 from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.report import lines
+from penstock.pipeline.verify.selection import no_such_table
 from penstock.pipeline.verify.shares import ComparedTable
 from penstock.pipeline.verify.source_rows import SourceTable
 from tests.support.pipeline.changes_made import target_of
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.orders")
+
+
+def test_unknown_table_is_named() -> None:
+    assert str(no_such_table("orders", ["shop.ordrs"])).startswith(
+        "no table of the pipeline orders matches shop.ordrs"
+    )
+    assert str(no_such_table("orders", ())).startswith("the pipeline orders has no tables yet")
 
 
 def test_report_counts_rows_and_says_why_rows_were_left_out(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def run(
     if not wanted:
         raise SourceMissing(
             f"no table of the pipeline is {', '.join(tables)}",
-            hint=f"penstock pipelines show {file} tells its tables",
+            hint=f"penstock pipelines tables {file} lists its tables",
         )
     names = {target.name for _, chosen in wanted for _, target in chosen}
     if where is not None and len(names) > 1:

@@ -63,7 +63,7 @@ def compared_tables(
         for step in chain:
             step.close()
     if not selected and settings.shard is None:
-        raise no_such_table()
+        raise no_such_table(settings.name, tables.include)
     return [
         ComparedTable(
             merge.target,
@@ -80,11 +80,13 @@ def compared_tables(
     ]
 
 
-def no_such_table() -> SourceMissing:
-    """Return the error for patterns that match no table of a pipeline."""
+def no_such_table(name: str, patterns: Sequence[str]) -> SourceMissing:
+    """Return the error for patterns that match no table of the pipeline `name`."""
     return SourceMissing(
-        "the pipeline has no such table",
-        hint="penstock pipelines show NAME tells its tables and how far they are loaded",
+        f"no table of the pipeline {name} matches {', '.join(patterns)}"
+        if patterns
+        else f"the pipeline {name} has no tables yet",
+        hint="penstock pipelines tables lists its tables",
     )
 
 

@@ -72,7 +72,7 @@ def verify_shards(
         joined.repaired += verification.repaired
         joined.requests += verification.requests
     if not joined.results:
-        raise no_such_table()
+        raise no_such_table(shards[0].name, tables)
     return joined
 
 
