@@ -185,7 +185,7 @@ class LakeWriter(Writer):
         self._columns_missing: dict[str, list[str]] = {}
         # None for a table whose batch is already committed.
         self._whole: dict[TableName, MirrorTable | HistoryTable | None] = {}
-        self._staged: dict[TableName, tuple[Target, LakeTable, PartFiles]] = {}
+        self._staged: dict[TableName, tuple[Target, pyarrow.Schema, PartFiles]] = {}
         self._memory_bytes = sink.memory_for(mark)
         self._buffered = BufferedTables(self._memory_bytes)
         # The writers whose files are not durable yet.
@@ -277,13 +277,16 @@ class LakeWriter(Writer):
         if name not in self._staged:
             table = self._open_table(changes.target)
             # Collect no bounds here, because the commit reads the bounds from the files' footers.
-            self._staged[name] = changes.target, table, self._sink.output(table, with_bounds=False)
-        _, table, files = self._staged[name]
+            files = self._sink.output(table, with_bounds=False)
+            self._staged[name] = changes.target, table.schema, files
+            # The commit of the staged files opens the table next.
+            table.release()
+        _, schema, files = self._staged[name]
         rows = pyarrow.Table.from_batches([changes.rows])
         if self._sink.mode is Mode.MIRROR:
             check_keys(changes.target, rows)
         self._unrepresentable += unrepresentable_counts(changes.target, rows)
-        files.write(stored_rows(rows, table.schema))
+        files.write(stored_rows(rows, schema))
         self._buffered.note(files)
 
     def _open_table(self, target: Target) -> LakeTable:
