@@ -51,6 +51,8 @@ class PipelineProcess:
     batches: list[Batch] = field(default_factory=list)
     resident: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    # CPU seconds of all processes together, up to the last sample.
+    cpu_seconds: float = 0.0
 
     def wait(self) -> None:
         """Wait until the pipeline ends. Raises AssertionError with its log if it failed."""
@@ -78,14 +80,17 @@ class PipelineProcess:
         this = psutil.Process(self.process.pid)
         while self.process.poll() is None:
             peak = {"driver": 0, "JVM": 0, "worker": 0, "all Python": 0, "all": 0}
+            cpu_seconds = 0.0
             try:
                 for process in (this, *this.children(recursive=True)):
                     kind, size = _kind(process, self.process.pid), process.memory_info().rss
                     peak[kind] = max(peak[kind], size)
                     peak["all"] += size
                     peak["all Python"] += 0 if kind == "JVM" else size
+                    cpu_seconds += sum(process.cpu_times()[:2])
             except psutil.NoSuchProcess:
                 continue
+            self.cpu_seconds = max(self.cpu_seconds, cpu_seconds)
             for kind, size in peak.items():
                 self.resident[kind] = max(self.resident.get(kind, 0), size)
             time.sleep(_LOOK_SECONDS)
