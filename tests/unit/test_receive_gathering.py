@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from penstock._native import BlockCutter
-from penstock.capture.receive import Progress, Receiver
+from penstock.capture.receive import Progress, Receiver, gather_seconds
 from penstock.errors import ConnectionLost
 from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES, MIB
@@ -91,9 +91,20 @@ def stored_sizes(note_bytes: int, *, semi_sync: bool = False) -> list[int]:
 
 
 def test_bursts_of_a_fast_server_are_appended_together() -> None:
-    assert len(stored_sizes(MIB // 2)) == 1
+    assert len(stored_sizes(MIB // 2)) < 3
 
 
 def test_bursts_are_appended_at_once_if_they_are_small_or_await_acknowledgement() -> None:
     assert len(stored_sizes(1_000)) == 3
     assert len(stored_sizes(MIB // 2, semi_sync=True)) == 3
+
+
+def test_only_a_fast_server_is_given_time_to_send_more() -> None:
+    # A megabyte after half a second of silence is a large commit, and 50 commits in 25 ms are a busy server.
+    assert gather_seconds(MIB, 0.5) == 0
+    assert gather_seconds(50 * 500, 0.025) == 0
+    assert gather_seconds(5_000, 0.00001) == 0
+    # 400 MB/s: the rest of two megabytes would take longer than the longest wait.
+    assert gather_seconds(40_000, 0.0001) == gather_seconds(400_000, 0.001) == 0.002
+    assert 0 < gather_seconds(2 * MIB - 100_000, 0.004) < 0.001
+    assert gather_seconds(3 * MIB, 0.006) == 0

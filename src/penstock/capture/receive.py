@@ -33,10 +33,13 @@ _HOLD_SECONDS = 0.1
 # While the log is not full, check for space at this interval. A write that fails for lack of space is also
 # retried.
 _ROOM_SECONDS = 0.1
-# Every append to the log has a fixed cost. Once a fast server has sent this much, wait briefly for more
-# before appending, and again each time this much has arrived. Smaller amounts are appended immediately.
-_GATHER_BYTES_MIN = MIB // 8
-_GATHER_SECONDS = 0.0005
+# Every append to the log has a fixed cost. While a server sends at this rate, wait for more bytes before
+# appending, until about so many have arrived. The bytes of a slower server are appended immediately.
+_FAST_BYTES_PER_SECOND_MIN = 32 * MIB
+_GATHER_BYTES = 2 * MIB
+_GATHER_SECONDS_MAX = 0.002
+# A rate is measured over at least this time, so that no single commit looks like a fast server.
+_RATE_SECONDS_MIN = 0.00025
 
 
 class Schemas(Protocol):
@@ -80,7 +83,7 @@ class Receiver:
     """Moves the bytes of one dump into a log until it is stopped or something fails.
 
     Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more bytes are waiting. For a fast
-    server, it waits half a millisecond for more bytes. `hold` is called with the reason while the log is
+    server, it waits up to two milliseconds for more bytes. `hold` is called with the reason while the log is
     full, and with None when receiving resumes. `arrived` is called after bytes were appended to the log.
     `begin_epoch` is called once, before the first bytes are appended. Nothing is appended while
     `pause_reason` returns a reason or raises.
@@ -158,7 +161,7 @@ class Receiver:
 
     def _receive(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
         buffer = memoryview(bytearray(min(READ_BYTES, self._chunk_bytes)))
-        filled = waited_at = 0
+        filled, waited, began = 0, 0.0, time.monotonic()
         while not self._stopping.is_set():
             self._wait_for_room()
             if filled == len(buffer):
@@ -172,16 +175,17 @@ class Receiver:
             buffer[: filled - consumed] = buffer[consumed:filled]
             filled -= consumed
             drained = not stream.more_waiting()
-            # The semi-synchronous server waits for the acknowledgement, so do not wait for the server to send
-            # more.
-            if drained and not stream.semi_sync and cutter.gathered >= waited_at + _GATHER_BYTES_MIN:
-                waited_at = cutter.gathered
-                self._stopping.wait(_GATHER_SECONDS)
-                drained = not stream.more_waiting()
+            # A semi-synchronous server waits for the acknowledgement, so it sends no more.
+            if drained and not stream.semi_sync and waited < _GATHER_SECONDS_MAX:
+                wait_seconds = gather_seconds(cutter.gathered, time.monotonic() - began)
+                if wait_seconds > 0:
+                    waited += wait_seconds
+                    self._stopping.wait(wait_seconds)
+                    drained = not stream.more_waiting()
             if drained or cutter.gathered >= self._chunk_bytes:
+                waited, began = 0.0, time.monotonic()
                 self._store(stream, cutter)
                 self._progress.caught_up = drained
-                waited_at = 0
             if cutter.server_error is not None:
                 raise refusal_of(stream, *cutter.server_error)
             if cutter.ended:
@@ -300,6 +304,7 @@ class Receiver:
                 if self._stopping.wait(_HOLD_SECONDS):
                     raise
         self._resume()
+        cutter.set_file_shift(self._log.file_shift)
         self._note_received(file, end)
         clock = time.monotonic()
         transactions, changes = cutter.transactions, cutter.changes
@@ -372,3 +377,11 @@ class Receiver:
         if self._is_held:
             self._is_held = False
             self._report_hold(None)
+
+
+def gather_seconds(gathered: int, seconds: float) -> float:
+    """Return how long to wait for more bytes of a server that sent the gathered bytes in some seconds."""
+    rate = gathered / max(seconds, _RATE_SECONDS_MIN)
+    if rate < _FAST_BYTES_PER_SECOND_MIN or gathered >= _GATHER_BYTES:
+        return 0.0
+    return min((_GATHER_BYTES - gathered) / rate, _GATHER_SECONDS_MAX)
