@@ -60,6 +60,7 @@ impl Value<'_> {
 
 impl Typed<'_> {
     /// Writes the same as `Value::write_shown`.
+    #[inline(always)]
     pub(crate) fn write_shown(self, out: &mut Vec<u8>) -> Result<()> {
         match self {
             Typed::Null => out.extend_from_slice(b"null"),
