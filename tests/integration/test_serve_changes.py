@@ -17,7 +17,7 @@ import pytest
 
 from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
-from penstock.serve.http import fleet, fleet_control, instances, resume, server_check
+from penstock.serve.http import fleet, fleet_control, instances, pumps, resume, server_check
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import make_app
 from penstock.serve.ports import Ports
@@ -544,6 +544,7 @@ def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     more += settings_routes.routes(served, dict) + resume.routes(served, None)
     more += instances.routes(served, lambda name, document: 0) + fleet_control.routes(served, None)
     more += server_check.routes(served, lambda name: [], served.threads.searching)
+    more += pumps.routes(served, {})
     routes: Any = make_app(served, {}, more).routes
     assert calls == {(method, each.path_format) for each in routes for method in each.methods - {"HEAD"}}
     properties = described["components"]["schemas"]["ChangesRequest"]["properties"]

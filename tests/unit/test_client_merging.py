@@ -19,6 +19,7 @@ from penstock.errors import ConnectionLost
 from penstock.model import Position
 
 START = Position(0, "binlog.000001", 4)
+ROWS_MAX = 1000
 
 
 def rows_of(table: str, numbers: list[int], version: int = 1, **columns: Any) -> RowsFrame:
@@ -46,21 +47,29 @@ def test_rows_of_each_table_keep_their_order_and_definition(seed: int) -> None:
         frames.append(
             rows_of(seeded.choice(["shop.a", "shop.b"]), [number], seeded.choice([1, 1, 2]), **more)
         )
-    joined = merged(frames)
+    joined = merged(frames, ROWS_MAX)
     assert by_table(joined) == by_table(frames)
     assert len(joined) <= len(frames)
 
 
 def test_a_table_has_one_batch_until_its_definition_changes() -> None:
     frames: list[RowFrame] = [rows_of("shop.a", [1]), rows_of("shop.b", [2]), rows_of("shop.a", [3, 4])]
-    assert [(frame.table, frame.rows) for frame in merged(frames)] == [("shop.a", 3), ("shop.b", 1)]
+    assert [(frame.table, frame.rows) for frame in merged(frames, ROWS_MAX)] == [("shop.a", 3), ("shop.b", 1)]
     changed: list[RowFrame] = [*frames, rows_of("shop.a", [5], 2), rows_of("shop.a", [6], 1)]
-    assert [(frame.table, frame.rows) for frame in merged(changed)] == [
+    assert [(frame.table, frame.rows) for frame in merged(changed, ROWS_MAX)] == [
         ("shop.a", 3),
         ("shop.b", 1),
         ("shop.a", 1),
         ("shop.a", 1),
     ]
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 5])
+def test_joined_batches_stay_within_the_rows_of_a_batch(rows_max: int) -> None:
+    frames: list[RowFrame] = [rows_of("shop.a", [number]) for number in range(7)]
+    joined = merged(frames, rows_max)
+    assert by_table(joined) == by_table(frames)
+    assert max(frame.rows for frame in joined) == rows_max
 
 
 class Answer:
@@ -108,7 +117,7 @@ def follow(answer: Answer) -> tuple[list[list[int]], str]:
     shard = OwnedShard(0, 1, Place(START), lambda _: None)
     shards.gain(shard)
     failures: list[BaseException] = []
-    intake = Intake(Publisher(answer), shards, {}, 0, failures.append)  # type: ignore[arg-type]
+    intake = Intake(Publisher(answer), shards, {"batch_rows": ROWS_MAX}, 0, failures.append)  # type: ignore[arg-type]
     link = _Link(0, shards.version, 1, {0: shard}, {0: Cut(0)}, {"position": str(START)}, False, 0.0)
     with suppress(ConnectionLost):
         intake._read(link)

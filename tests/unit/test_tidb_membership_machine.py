@@ -144,6 +144,8 @@ class MembershipMachine(RuleBasedStateMachine):
         for name, pump in list(self.pumps.items()):
             has_left = pump.state is NodeState.OFFLINE and self.queue.reached(name) is None
             if has_left and len(self.pumps) > 1:
+                # A damaged entry would hold back the other Pumps until somebody corrects it.
+                self._register(name)
                 # The Pump's binlogs cannot be read again.
                 del self.pumps[name]
 

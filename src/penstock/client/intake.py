@@ -309,7 +309,7 @@ class Intake:
     def _rows_of(self, link: _Link, held: list[RowFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
         """Return the rows of several batches, by shard."""
         rows_of: dict[int, list[Rows]] = {number: [] for number in link.shards}
-        for frame in merged(held):
+        for frame in merged(held, self._request["batch_rows"]):
             row_bytes = frame.bytes / max(frame.rows, 1)
             for number, batch in split(frame.to_arrow(), link.count, cuts, in_runs=True):
                 size = int(row_bytes * batch.num_rows)

@@ -8,8 +8,8 @@ import pyarrow
 from penstock.client.fetch import RowFrame, RowsFrame
 
 
-def merged(frames: Sequence[RowFrame]) -> list[RowFrame]:
-    """Return frames with all rows of a table together, as if they had arrived at once.
+def merged(frames: Sequence[RowFrame], rows_max: int) -> list[RowFrame]:
+    """Return frames with the rows of a table together, up to `rows_max`, as if they had arrived at once.
 
     The rows of a table keep their order. A change of a table's definition begins another frame.
     """
@@ -22,7 +22,11 @@ def merged(frames: Sequence[RowFrame]) -> list[RowFrame]:
         last = last_of_table.get(frame.table)
         if last is not None:
             first, joined = batches[last]
-            if _are_alike(first, frame) and joined[0].schema.equals(rows.schema, check_metadata=True):
+            if (
+                sum(part.num_rows for part in joined) + rows.num_rows <= rows_max
+                and _are_alike(first, frame)
+                and joined[0].schema.equals(rows.schema, check_metadata=True)
+            ):
                 joined.append(rows)
                 continue
         last_of_table[frame.table] = len(batches)
