@@ -21,15 +21,6 @@ POSITION_NOTED_BYTES = 64 * MIB
 # that their memory is reused: on a virtual machine, touching new memory costs more than writing to disk.
 LOG_SYNC_BYTES_MAX = 32 * MIB
 
-# The largest block of file systems and disks, to which direct writes are aligned.
-DISK_BLOCK_BYTES = 4096
-# A piece of the log of this size is written past the page cache, which costs less than a tenth of the CPU
-# time. Smaller pieces arrive slowly, and readers may want them at once.
-DIRECT_BYTES_MIN = MIB
-# After a direct write slower than this, write the next pieces through the page cache, which absorbs bursts.
-DIRECT_BYTES_PER_SECOND_MIN = 200 * MIB
-DIRECT_PAUSE_BYTES = 2 * LOG_SYNC_BYTES_MAX
-
 # An Arrow batch closes at the end of the transaction in which it reaches either bound.
 BATCH_ROWS_MAX = 65_536
 # This bound is in bytes of row images. It is low, because touching new memory costs more than decoding into

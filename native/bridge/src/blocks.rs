@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Weak};
 
-use penstock_kernel::blocks::{self, Counts, EventBytes, HeadParts, Settings, State};
+use penstock_kernel::blocks::{self, Counts, HeadParts, Settings, State};
 use penstock_kernel::error::{Error, ErrorKind};
 use penstock_kernel::gtid::{Gtid, GtidSet};
 use pyo3::buffer::PyBuffer;
@@ -24,7 +24,7 @@ const SPARE_BYTES_MIN: usize = 128 << 10;
 /// Event bytes from the cutter, exposed read-only through the buffer protocol without a copy.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Chunk {
-    events: EventBytes,
+    bytes: Vec<u8>,
     /// Receives the memory when the chunk is dropped.
     spare: Weak<Spare>,
 }
@@ -32,18 +32,16 @@ pub struct Chunk {
 impl Chunk {
     /// Exposes bytes whose memory is not reused.
     pub fn whole(bytes: Vec<u8>) -> Chunk {
-        Chunk { events: bytes.into(), spare: Weak::new() }
+        Chunk { bytes, spare: Weak::new() }
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        let Some(spare) = self.spare.upgrade() else { return };
-        let memory = std::mem::take(&mut self.events).into_memory();
-        if memory.capacity() >= SPARE_BYTES_MIN {
+        if let Some(spare) = self.spare.upgrade().filter(|_| self.bytes.capacity() >= SPARE_BYTES_MIN) {
             // If a panic poisoned the lock, the memory is simply freed.
             if let Ok(mut spare) = spare.lock() {
-                *spare = memory;
+                *spare = std::mem::take(&mut self.bytes);
             }
         }
     }
@@ -52,7 +50,7 @@ impl Drop for Chunk {
 #[pymethods]
 impl Chunk {
     fn __len__(&self) -> usize {
-        self.events.as_slice().len()
+        self.bytes.len()
     }
 
     /// Exposes the bytes, read-only.
@@ -61,7 +59,7 @@ impl Chunk {
     ///
     /// Python calls this with a view for the function to fill in.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let bytes = slf.get().events.as_slice();
+        let bytes = &slf.get().bytes;
         let length = ffi::Py_ssize_t::try_from(bytes.len()).map_err(|_| PyAssertionError::new_err("a long chunk"))?;
         let first = bytes.as_ptr().cast_mut().cast();
         const READ_ONLY: c_int = 1;
@@ -281,13 +279,7 @@ impl BlockCutter {
         if let Ok(mut spare) = self.spare.lock() {
             self.inner.recycle(std::mem::take(&mut *spare));
         }
-        Chunk { events: self.inner.take_data(), spare: Arc::downgrade(&self.spare) }
-    }
-
-    /// Align the data that follows for a file in which source offset 0 has the offset `file_shift`, so that it can be
-    /// written without a copy.
-    fn set_file_shift(&mut self, file_shift: u64) {
-        self.inner.set_file_shift(file_shift);
+        Chunk { bytes: self.inner.take_data(), spare: Arc::downgrade(&self.spare) }
     }
 
     /// The source file of the output; in the state "file" still the previous file.

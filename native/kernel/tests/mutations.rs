@@ -281,9 +281,9 @@ fn cut(bytes: &[u8], live: bool, block_bytes: u64, piece: usize) -> (Vec<u8>, u6
         }
         let (from, to) = cutter.data_range();
         let taken = cutter.take_data();
-        assert_eq!(taken.as_slice().len() as u64, to - from);
-        data.extend_from_slice(taken.as_slice());
-        cutter.recycle(taken.into_memory());
+        assert_eq!(taken.len() as u64, to - from);
+        data.extend_from_slice(&taken);
+        cutter.recycle(taken);
         assert_eq!(cutter.take_records().len() % RECORD_BYTES, 0);
         assert!(cutter.boundary() <= cutter.data_range().1);
         cutter.take_statements();

@@ -304,7 +304,6 @@ class Receiver:
                 if self._stopping.wait(_HOLD_SECONDS):
                     raise
         self._resume()
-        cutter.set_file_shift(self._log.file_shift)
         self._note_received(file, end)
         clock = time.monotonic()
         transactions, changes = cutter.transactions, cutter.changes

@@ -21,7 +21,6 @@ from typing import Any, NoReturn, Protocol, Self
 from penstock.closing import Closing
 from penstock.errors import DiskFailed, LogFull, LogLocked, SourceMissing
 from penstock.limits import LOG_SYNC_BYTES_MAX, READ_BYTES
-from penstock.logstore.direct import DirectWriter, whole_blocks
 
 TMP_SUFFIX = ".tmp"
 
@@ -326,45 +325,26 @@ class LocalAppendFile(_LocalFile):
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         self._size = os.lseek(self._file, 0, os.SEEK_END)
         self._synced = self._size
-        self._direct = DirectWriter(path)
 
     @property
     def size(self) -> int:
         """The current size in bytes, after any truncation."""
         return self._size
 
-    def close(self) -> None:
-        """Close the file without syncing it."""
-        self._direct.close()
-        super().close()
-
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append the buffers, all or nothing. A single large buffer is written directly if possible."""
+        """Append the buffers, all or nothing."""
         pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
         offset = self._size
         try:
-            if len(pending) == 1 and self._direct.accepts(offset, pending[0].nbytes):
-                piece = pending[0]
-                start, stop = whole_blocks(offset, piece.nbytes)
-                # In the order of the file: a crash must not leave a gap before bytes that were written.
-                self._write_cached([piece[:start]], offset)
-                start += self._direct.write(piece[start:stop], offset + start)
-                pending = [piece[start:]]
-                offset += start
-            offset = self._write_cached(pending, offset)
+            while pending:
+                written = os.pwritev(self._file, pending[:_BUFFERS_MAX], offset)
+                offset += written
+                pending = _after(pending, written)
         except OSError as problem:
             # Drop the partial append, because no reader may ever see it.
             self.truncate(self._size)
             refuse(problem, "writing", self.path)
         self._size = offset
-
-    def _write_cached(self, pending: list[memoryview], offset: int) -> int:
-        """Write through the page cache and return the offset after the buffers."""
-        while pending:
-            written = os.pwritev(self._file, pending[:_BUFFERS_MAX], offset)
-            offset += written
-            pending = _after(pending, written)
-        return offset
 
     def truncate(self, size: int) -> None:
         """Truncate the file."""

@@ -145,11 +145,6 @@ class Log(LogReader, Closing):
         """The latest commit time in the log, in microseconds UTC since 1970; 0 if the log is empty."""
         return self._end.time_max_us
 
-    @property
-    def file_shift(self) -> int:
-        """The `SegmentWriter.file_shift` of the open segment, 0 if none is open."""
-        return self._end.writer.file_shift if self._end.writer else 0
-
     def status(self) -> LogStatus:
         """Return the state of the log. Does not wait for a sync."""
         with self._changed:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from penstock._native import read_segment_head
 from penstock.closing import Closing
 from penstock.errors import FileTruncated, LogDamaged, StreamError
-from penstock.limits import DISK_BLOCK_BYTES, READ_BYTES
+from penstock.limits import READ_BYTES
 from penstock.logstore.disk import Buffer, Disk, FileRange, LocalReadFile
 from penstock.logstore.layout import StoredSegment
 from penstock.logstore.records import (
@@ -270,11 +270,6 @@ class SegmentWriter:
     def stored_bytes(self) -> int:
         """The size of the segment's data file."""
         return self._data.size
-
-    @property
-    def file_shift(self) -> int:
-        """The offset in the data file that source offset 0 would have, modulo the size of a disk block."""
-        return (len(self.head.raw) - self.head.base) % DISK_BLOCK_BYTES
 
     @property
     def time_max_us(self) -> int:

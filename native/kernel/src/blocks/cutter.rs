@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::counts::Counts;
 use super::decompressor::Decompressor;
-use super::event_buffer::{EventBuffer, EventBytes};
+use super::event_buffer::EventBuffer;
 use super::open::Open;
 use super::record::{Block, Run};
 use super::tables::Tables;
@@ -209,14 +209,8 @@ impl BlockCutter {
     }
 
     /// Takes the event bytes buffered since the last call: complete events of a single file.
-    pub fn take_data(&mut self) -> EventBytes {
+    pub fn take_data(&mut self) -> Vec<u8> {
         self.buffer.take()
-    }
-
-    /// Aligns the data that follows for a file in which source offset 0 has the offset `file_shift`: it then has the
-    /// same offset in a block of memory as in a block of the file, if memory allows.
-    pub fn set_file_shift(&mut self, file_shift: u64) {
-        self.buffer.set_file_shift(file_shift);
     }
 
     /// Takes back the memory of data that is no longer used.

@@ -131,9 +131,9 @@ impl BlockCutter {
 
     /// Processes the event that was assembled from pieces. It follows the complete events in the buffer.
     fn process_front(&mut self) -> Result<()> {
-        let front_offset = self.buffer.front_offset();
+        let complete_bytes = self.buffer.complete_bytes();
         let bytes = self.buffer.lend();
-        let disposition = self.event(bytes.get(front_offset..).unwrap_or_default());
+        let disposition = self.event(bytes.get(complete_bytes..).unwrap_or_default());
         let pending_event = match &disposition {
             Ok(Disposition::Kept) => PendingEvent::Complete(self.offset),
             Ok(Disposition::Held) => PendingEvent::Held,

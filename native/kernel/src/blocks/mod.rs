@@ -19,7 +19,6 @@ mod walk;
 
 pub use counts::Counts;
 pub use cutter::{BlockCutter, Counters, Settings, State, Statement};
-pub use event_buffer::EventBytes;
 pub use head::{read_segment_head, segment_head, HeadParts, SegmentHead};
 pub use record::{
     FLAG_BEGINS, FLAG_CONSECUTIVE, FLAG_ENDS, FLAG_STATEMENT, FLAG_UNCOUNTED, FLAG_XA_COMMITS, RECORD_BYTES,
