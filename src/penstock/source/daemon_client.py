@@ -2,7 +2,7 @@
 """The client for one daemon's HTTP interface: JSON requests, byte ranges as streams, and errors raised by
 class.
 
-Only this module uses the HTTP library.
+Only this module uses urllib3.
 """
 
 import json
@@ -220,9 +220,9 @@ class DaemonClient:
         return ArrivedBytes(response.content, end, Position.parse(head), LoggedSet(gtid_set or ""))
 
     def _get_directly(self, call: str, query: Query, bytes_max: int) -> DirectResponse | None:
-        """Return the response to a request over a connection that bypasses the HTTP library.
+        """Return the response to a request over a `DirectConnection`.
 
-        Return None if the HTTP library must repeat the request. Raises ConnectionLost if the daemon is
+        Return None if urllib3 must repeat the request. Raises ConnectionLost if the daemon is
         silent.
         """
         # Another thread must not use the connection at the same time.
@@ -242,7 +242,7 @@ class DaemonClient:
         except TimeoutError as problem:
             raise self._lost(HTTPTimeout(f"no answer for {seconds:g} s")) from problem
         except OSError as problem:
-            # The daemon may have closed the idle connection. If it is down, the HTTP library reports it.
+            # The daemon may have closed the idle connection. If it is down, urllib3 reports it.
             _log.debug("a connection to a daemon is opened again", url=self.url, why=str(problem))
         if response is not None:
             self._direct = connection
@@ -257,7 +257,7 @@ class DaemonClient:
         return DirectConnection.open(self.url, self._tls, headers, min(seconds, _CONNECT_SECONDS_MAX))
 
     def _get_small(self, call: str, query: Query, bytes_max: int) -> DirectResponse:
-        """Return the response to a request through the HTTP library, without its content if it is too
+        """Return the response to a request through urllib3, without its content if it is too
         long.
         """
         response = self._get(call, query, stream=True)
@@ -433,7 +433,7 @@ class DaemonClient:
             if response.status == 200 and _has_length(response):
                 return response
             if response.status == 200:
-                # The HTTP library accepts a truncated header as complete and treats the body as empty, so
+                # urllib3 accepts a truncated header as complete and treats the body as empty, so
                 # refuse a response without a length.
                 response.close()
                 raise self._lost(ProtocolError("the answer's head does not say how long its body is"))
@@ -536,7 +536,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
-    """Return the TLS arguments of the HTTP library. Raises OptionInvalid."""
+    """Return the TLS arguments of urllib3. Raises OptionInvalid."""
     if tls is None:
         return {}
     context = tls_context(tls)
