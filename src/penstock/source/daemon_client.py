@@ -222,8 +222,7 @@ class DaemonClient:
     def _get_directly(self, call: str, query: Query, bytes_max: int) -> DirectResponse | None:
         """Return the response to a request over a `DirectConnection`.
 
-        Return None if urllib3 must repeat the request. Raises ConnectionLost if the daemon is
-        silent.
+        Return None if urllib3 must repeat the request. Raises ConnectionLost if the daemon is silent.
         """
         # Another thread must not use the connection at the same time.
         connection, self._direct = self._direct, None
@@ -240,6 +239,8 @@ class DaemonClient:
             path = f"{self._path}/{call}?{urlencode(query)}"
             response = connection.get(path, seconds, bytes_max)
         except TimeoutError as problem:
+            if connection is not None:
+                connection.close()
             raise self._lost(HTTPTimeout(f"no answer for {seconds:g} s")) from problem
         except OSError as problem:
             # The daemon may have closed the idle connection. If it is down, urllib3 reports it.
@@ -257,9 +258,7 @@ class DaemonClient:
         return DirectConnection.open(self.url, self._tls, headers, min(seconds, _CONNECT_SECONDS_MAX))
 
     def _get_small(self, call: str, query: Query, bytes_max: int) -> DirectResponse:
-        """Return the response to a request through urllib3, without its content if it is too
-        long.
-        """
+        """Return the response to a request through urllib3, without its content if it is too long."""
         response = self._get(call, query, stream=True)
         headers = {name.lower(): value for name, value in response.headers.items()}
         content = None
