@@ -194,7 +194,7 @@ class Consumption(Consumer):
                 for shard, batch in self._next():
                     yield batch
                     self._auto_ack(shard, batch)
-                    # A batch may have become due on a shard that was checked before this one, so check all
+                    # A batch may have become due on a shard that was checked earlier, so check all
                     # shards again.
                     self._arrived.set()
                 if self._stopping.is_set():

@@ -15,7 +15,6 @@ from penstock.limits import SMALL_TABLE_ROWS
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
-from penstock.pipeline.load.reader import read_chunk
 from penstock.pipeline.load.reads_ahead import ReadsAhead, TableRead
 from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.load.targets import targets_of
@@ -146,19 +145,8 @@ class ChunkReads(Closing):
             return
         tasks = len(plan.record.tasks) - len(plan.record.ranges)
         rate = None if plan.rate_rows is None else plan.rate_rows / max(1, tasks)
-        read = self._table_read(work)
-        yield from read_chunk(
-            read.address,
-            read.target,
-            read.chunk,
-            instance=read.instance,
-            epoch=read.epoch,
-            where=read.where,
-            rate=rate,
-            exact=work.exact,
-            on_watermark=on_watermark,
-            tries_max=_RECONNECT_TRIES_MAX,
-            sessions=self._sessions,
+        yield from self._table_read(work).changes(
+            self._sessions, on_watermark, _RECONNECT_TRIES_MAX, rate=rate, exact=work.exact
         )
 
     def _is_small(self, work: ChunkWork) -> bool:

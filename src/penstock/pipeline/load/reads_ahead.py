@@ -29,7 +29,7 @@ _QUERY_BYTES_MAX = 16 << 10
 
 @dataclass(frozen=True)
 class TableRead:
-    """A table that is read whole, as inserts of `instance`; see `read_chunk`."""
+    """A chunk of a table, to be read as inserts of `instance`; see `read_chunk`."""
 
     address: ServerAddress
     target: Target
@@ -42,6 +42,30 @@ class TableRead:
     def reading(self) -> ChunkReading:
         """The read at its beginning."""
         return ChunkReading(self.target, self.chunk, self.instance, None, self.where)
+
+    def changes(
+        self,
+        sessions: SessionPool,
+        on_watermark: Callable[[Watermark], None],
+        tries_max: int,
+        *,
+        rate: float | None = None,
+        exact: bool = False,
+    ) -> Iterator[Changes]:
+        """Yield the rows by a query of their own, as `read_chunk` does."""
+        yield from read_chunk(
+            self.address,
+            self.target,
+            self.chunk,
+            instance=self.instance,
+            epoch=self.epoch,
+            where=self.where,
+            rate=rate,
+            exact=exact,
+            on_watermark=on_watermark,
+            tries_max=tries_max,
+            sessions=sessions,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,17 +123,7 @@ class ReadsAhead(Closing):
             is_repeatable = isinstance(problem, TransientError) and not isinstance(problem, AnswerTimedOut)
             if not is_repeatable or (reading is not None and not reading.can_resume):
                 raise
-        yield from read_chunk(
-            read.address,
-            read.target,
-            read.chunk,
-            instance=read.instance,
-            epoch=read.epoch,
-            where=read.where,
-            on_watermark=on_watermark,
-            tries_max=self._tries_max,
-            sessions=self._sessions,
-        )
+        yield from read.changes(self._sessions, on_watermark, self._tries_max)
 
     def _send(self, first: int) -> None:
         """Send the queries of a table, and of tables after it on the same server.

@@ -138,7 +138,7 @@ class TransactionalProducer:
             try:
                 yield
             except SystemError as problem:
-                # If the client failed fatally, for example because another producer has fenced this one, the
+                # If the client failed fatally, for example because another producer has fenced it, the
                 # library raises the error in a callback and loses it. Another call reports it.
                 self.producer.abort_transaction(connection.ANSWER_SECONDS_MAX)
                 raise ConnectionLost(f"Kafka: {what}: the client failed: {problem}") from problem
