@@ -416,7 +416,7 @@ class Tls:
     """The TLS options of a connection; the modes are those of the server's own clients (--ssl-mode).
 
     `preferred` encrypts the connection if the server supports it, without verifying the server's identity.
-    `verify_ca` and `verify_identity` need a certificate authority: the configured authority, or else the system's.
+    `verify_ca` and `verify_identity` need a certificate authority: the configured or the system's.
     """
 
     mode: str = "preferred"

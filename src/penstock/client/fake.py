@@ -26,7 +26,7 @@ from penstock.model import Position
 from penstock.source.sharding import preimages_of, sharded, slots_of
 
 _FILE = "fake-bin.000001"
-# A fake transaction has the length of the shortest real transaction, so that each transaction has its own commit
+# A fake transaction has the length of the shortest real transaction, so that each has its own commit
 # version.
 _TRANSACTION_BYTES = 16
 _BEGUN = datetime(2020, 1, 1, tzinfo=UTC)

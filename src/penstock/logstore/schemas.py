@@ -108,7 +108,7 @@ _Answer = TypeVar("_Answer")
 class _Generation:
     """One generation file: the position of its snapshot, the snapshot, and the valid lines after it.
 
-    If a generation `continues` the previous generation, its snapshot is the result of that generation's lines.
+    If a generation `continues` the previous generation, its snapshot is the result of the previous lines.
     """
 
     path: Path
