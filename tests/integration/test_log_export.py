@@ -4,6 +4,7 @@
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,20 @@ def test_range_between_any_two_boundaries_is_a_file_that_the_tool_reads(
         position for position in places(tool(flavor, source)) if start.offset < position <= end.offset
     ]
     assert positions[-1] == end.offset
+
+
+def test_range_that_begins_or_ends_inside_a_transaction_is_refused(log: Log, tmp_path: Path) -> None:
+    """Tools would stop at its first event, or miss the end of its last transaction without saying so."""
+    first, *_, last = [
+        boundary for boundary in boundaries() if (boundary.epoch, boundary.file) == (0, "mysql-bin.000001")
+    ]
+    inside = replace(first, offset=first.offset + 1)
+    assert first < inside < last
+    for start, end in ((inside, last), (first, inside), (inside, None), (None, inside)):
+        with pytest.raises(PositionInvalid, match="no transaction begins or ends here") as refused:
+            export(log, tmp_path, start, end)
+        assert refused.value.position == str(inside)
+    assert not list(tmp_path.iterdir())
 
 
 def test_range_over_several_files_is_cut_at_their_ends(log: Log, tmp_path: Path) -> None:

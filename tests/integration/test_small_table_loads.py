@@ -10,11 +10,13 @@ import pytest
 import penstock.engine.batches as batches_module
 from penstock.changes import Target
 from penstock.engine.reading import ChunkReads
-from penstock.errors import ConnectionLost, OptionInvalid
+from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
 from penstock.limits import SMALL_TABLE_ROWS
 from penstock.local.driver import LocalDriver
 from penstock.model import ServerAddress, TableName, TablePatterns
-from penstock.pipeline.load.session import open_session
+from penstock.pipeline.load import reader
+from penstock.pipeline.load.session import LoadSession, open_session
+from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.load.small_tables import small_chunks
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.record import BatchRecord
@@ -198,3 +200,32 @@ def test_task_ends_at_its_first_table_while_the_server_does_not_answer(
     assert max(records[0].groups) > 1
     assert 1 <= len(refused) <= 2, "one table for each core"
     assert loaded(tmp_path / "feed", database, list(ids)) == ids
+
+
+def test_table_that_a_step_refuses_halfway_does_not_disturb_the_next_read(
+    server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of its answer must not be taken for the answer of the next table."""
+    monkeypatch.setattr(reader, "LOAD_BATCH_ROWS_MAX", 2)
+    database = fresh_database(server)
+    ids = create_tables(server, database)
+    refused = {table for table in ids if table.startswith("t2")}
+    for table in refused:
+        server.sql(f"UPDATE {database}.{table} SET id = id + 5000")
+    (tmp_path / "refusing.py").write_text(
+        "def refuse(rows):\n    assert max(rows.column('id').to_pylist()) < 5000\n    return rows\n"
+    )
+    problems: list[BaseException] = []
+    discard = SessionPool.discard
+
+    def noted(self: SessionPool, session: LoadSession, problem: BaseException) -> None:
+        problems.append(problem)
+        discard(self, session, problem)
+
+    monkeypatch.setattr(SessionPool, "discard", noted)
+    steps = [{"python": {"function": f"{tmp_path}/refusing.py:refuse"}}]
+    settings = files_pipeline(server, database, tmp_path, errors={"table": "skip_table"}, steps=steps)
+    run_to_end(LocalDriver(1), settings)
+    assert problems, "the session of a refused table is closed"
+    assert not [problem for problem in problems if isinstance(problem, PenstockError)]
+    assert loaded(tmp_path / "feed", database, list(ids)) == ids | {table: [] for table in refused}

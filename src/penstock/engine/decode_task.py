@@ -9,7 +9,7 @@ one task. For a sink that keeps state, the task passes on only the last image of
 import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -271,11 +271,12 @@ class _Work:
         if work.ends_before and target is not None:
             yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
-            chunk = self._task.chunks.changes(self._number, note_floor)
-            for changes in self._counts.timed(READING, chunk):
-                self._counts.chunk_rows += len(changes)
-                self._counts.bytes += changes.rows.nbytes
-                yield from self._wave([changes])
+            # The read has to end with this table, even after an error: the next table may use its session.
+            with closing(self._task.chunks.changes(self._number, note_floor)) as chunk:
+                for changes in self._counts.timed(READING, chunk):
+                    self._counts.chunk_rows += len(changes)
+                    self._counts.bytes += changes.rows.nbytes
+                    yield from self._wave([changes])
             # Check the sink again: a batch planned by an earlier version may ask for deletes in a target that
             # cannot be compared.
             if work.remove and self._plan.keeps_state and keeps_tables(self._plan.sink.make()):

@@ -136,7 +136,9 @@ class ChunkReads(Closing):
         """Close the session that is in use."""
         self._reads_ahead.close()
 
-    def changes(self, number: int, on_watermark: Callable[[Watermark], None]) -> Iterator[Changes]:
+    def changes(
+        self, number: int, on_watermark: Callable[[Watermark], None]
+    ) -> Generator[Changes, None, None]:
         """Yield the rows of a chunk. Passes the log position of the read to `on_watermark` before reading."""
         plan, work = self._plan, self._plan.record.works[number]
         assert isinstance(work, ChunkWork), "a range has no chunk"

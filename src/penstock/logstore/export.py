@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock._native import segment_head
 from penstock.errors import OptionInvalid, PositionInvalid
+from penstock.logstore.boundaries import prove_boundary
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.extent import Extent
 from penstock.logstore.reader import LogReader
@@ -45,10 +46,10 @@ def export(
 ) -> list[Exported]:
     """Write the log's bytes in [start, end) to a folder, one file per source file; by default the whole log.
 
-    `start` must be a transaction boundary. If the export began inside a transaction, binlog tools would stop
-    at its first event. Existing files are rejected, and a file gets its final name once it is complete. The
-    file name includes an offset if the exported bytes do not begin at the start of the source file.
-    `progress` receives the event bytes written and their total. Raises PositionPurged, PositionInvalid,
+    `start` and `end` must be transaction boundaries. If the export began inside a transaction, binlog tools
+    would stop at its first event. Existing files are rejected, and a file gets its final name once it is
+    complete. The file name includes an offset if the exported bytes do not begin at the start of the source
+    file. `progress` receives the event bytes written and their total. Raises PositionPurged, PositionInvalid,
     SequenceGap, OptionInvalid for an existing file, LogFull.
     """
     disk = disk or LocalDisk()
@@ -107,6 +108,9 @@ def _pieces(log: LogReader, start: Position | None, end: Position | None) -> Ite
             continue
         begins = start if start is not None and first < start else first
         ends = end if end is not None and end < last else last
+        for bound, is_inside in ((begins, begins > first), (ends, ends < last)):
+            if is_inside:
+                prove_boundary(log, bound)
         if begins < ends:
             yield replace(extent, start=begins.offset, end=ends.offset)
 

@@ -9,9 +9,10 @@ same bytes. While the newest epoch contains no bytes, capture starts at the begi
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.errors import PositionInvalid, SourceMissing
+from penstock.errors import SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.audit import AuditLine
+from penstock.logstore.boundaries import prove_boundary
 from penstock.logstore.epochs import EpochRecord
 from penstock.logstore.extent import Extent
 from penstock.logstore.index import scan
@@ -121,7 +122,7 @@ def held_position(reader: LogReader, position: Position) -> Position | None:
     for run in reversed(_held_runs(reader)):
         if run.number == position.file_number and run.start <= position.offset <= run.end:
             log_position = Position(run.extent.epoch, run.extent.file, max(position.offset, run.extent.start))
-            _prove_boundary(reader, log_position)
+            prove_boundary(reader, log_position)
             return log_position
     return None
 
@@ -209,25 +210,6 @@ def _merge_runs(runs: Sequence[_HeldRun]) -> list[_HeldRun]:
             extent = replace(run.extent, start=max(start, run.extent.start))
             merged.append(_HeldRun(run.number, start, run.end, extent))
     return merged
-
-
-def _prove_boundary(reader: LogReader, position: Position) -> None:
-    """Raise PositionInvalid if a position in the log is inside a transaction."""
-    located = reader.locate_position(position)
-    record, start = located.record, located.segment.base
-    if record is not None:
-        start = record.source_start if record.begins_at_boundary else record.transaction_start or start
-    if located.segment.file_number != position.file_number:
-        # The position is the end of a file's last segment; the next segment begins a different file.
-        return
-    with reader.open_segment(located.segment) as data:
-        boundary = scan(data, start, min(position.offset, data.end)).boundary
-    if boundary != position.offset:
-        raise PositionInvalid(
-            "no transaction begins or ends here",
-            position=str(position),
-            hint=f"The one around it begins at {position.file}:{boundary}",
-        )
 
 
 def _count_extent(reader: LogReader, extent: Extent, start: int, end: int) -> Stretch:

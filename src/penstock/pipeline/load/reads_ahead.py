@@ -6,7 +6,7 @@ Waiting for the answer to one query at a time costs more than reading a small ta
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.changes import Changes, Target
@@ -99,8 +99,10 @@ class ReadsAhead(Closing):
         """Close the session if it has answers that were not read."""
         self._discard(GeneratorExit())
 
-    def changes(self, number: int, on_watermark: Callable[[Watermark], None]) -> Iterator[Changes]:
-        """Yield the rows of a table, as `read_chunk` does."""
+    def changes(
+        self, number: int, on_watermark: Callable[[Watermark], None]
+    ) -> Generator[Changes, None, None]:
+        """Yield the rows of a table, as `read_chunk` does. Close it before the next table is read."""
         read = self._reads[number]
         reading: ChunkReading | None = None
         try:
