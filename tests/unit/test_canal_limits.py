@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.coordinate.backends.memory import MemoryStore
-from penstock.errors import AccessDenied
+from penstock.errors import AccessDenied, StatementLogged
 from penstock.logstore.log import Log
 from penstock.serve import limited, piece
 from penstock.serve.canal.entries import entries_of
@@ -289,6 +289,47 @@ def test_limits_that_cannot_be_applied_stop_before_the_first_row_that_they_conce
         ], case
         assert hint in str(refused.value.hint), case
         assert "secret" not in f"{refused.value.message} {refused.value.hint}", case
+
+
+def test_changes_before_a_logged_statement_are_sent_and_its_text_is_hidden() -> None:
+    seeded = random.Random(6)
+    rows = [
+        (Statement("INSERT", (RowsEvent("orders", ((None, random_image(seeded)),)),)),) for _ in range(20)
+    ]
+    statement = (Statement("INSERT INTO orders VALUES (1, 'a secret', 1)", ()),)
+    for where, columns in (({"shop.orders": "TRUE"}, {}), ({}, {"shop.orders": ("id",)})):
+        pieces: list[Piece] = []
+        view = View("canal", limits=Limits.of_settings("shop", where, columns))
+        with (
+            keep_log(binlog_of([*rows, statement, *rows], seeded)) as log,
+            pytest.raises(StatementLogged, match="text is hidden") as stopped,
+        ):
+            pieces.extend(pieces_of(log, view, seeded))
+        assert sum(known.rows for known in pieces) == 3 * len(rows), (where, "BEGIN, INSERT and END of each")
+        assert "secret" not in str(stopped.value)
+        assert stopped.value.position
+
+
+def test_error_after_a_large_transaction_does_not_withhold_its_last_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(piece, "PIECE_PART_BYTES", 2000)
+    seeded = random.Random(8)
+    large = (
+        Statement(
+            "INSERT",
+            tuple(RowsEvent("orders", ((None, random_image(seeded)),)) for _ in range(100)),
+        ),
+    )
+    statement = (Statement("INSERT INTO orders VALUES (1, 'a secret', 1)", ()),)
+    for where in ({}, {"shop.orders": "TRUE"}):
+        limits = Limits.of_settings("shop", where, {})
+        pieces: list[Piece] = []
+        with keep_log(binlog_of([large, statement], seeded)) as log, pytest.raises(StatementLogged):
+            pieces.extend(pieces_of(log, View("canal", limits=limits), seeded))
+        assert sum(known.rows for known in pieces) >= 100, where
+        assert pieces[-1].is_whole, where
+        assert len(pieces) > 2, where
 
 
 def test_no_other_format_can_leave_rows_out() -> None:

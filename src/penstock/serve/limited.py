@@ -19,7 +19,7 @@ import structlog
 
 from penstock.errors import AccessDenied
 from penstock.limits import PIECE_PART_BYTES
-from penstock.model import Column, TableName, TablePatterns
+from penstock.model import Column, Position, TableName, TablePatterns
 from penstock.serve.masking import Masking, matches_in_any_case
 from penstock.serve.own_log import OwnSource
 from penstock.serve.row_conditions import RowConditions
@@ -187,6 +187,11 @@ class Judge:
             LoggedTables(source),
             held_bytes_max=PIECE_PART_BYTES // 2,
         )
+
+    @property
+    def boundary(self) -> Position:
+        """The end of the last whole transaction read."""
+        return self._range.position
 
     def read_past(self, end: int, stop: int, stopping: threading.Event) -> None:
         """Note the outcomes of all transactions that begin before the offset `end`, of bytes up to `stop`.

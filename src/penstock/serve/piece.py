@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import pyarrow
+import structlog
 
 from penstock._native import GtidSet
 from penstock.errors import AccessDenied, LimitExceeded, SequenceGap, StreamError
@@ -20,6 +21,8 @@ from penstock.source.bounds import Bounds
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, RangeFollower, Selection
 from penstock.source.source import ByteRange
+
+_log = structlog.get_logger(__name__)
 
 # Rows with the column types of their table. All other shapes are message dialects.
 TYPED = "typed"
@@ -144,6 +147,8 @@ class Follower:
         arguments = (source, byte_range, selection, LoggedTables(source))
         self._range: RangeFollower
         self._judge: Judge | None = None
+        # The end of the last whole transaction that was judged before an error.
+        self._judged_until: Position | None = None
         if view.limits:
             self._range = limited = LimitedMessages(view.limits, *arguments, **options)
             if view.limits.where:
@@ -161,8 +166,8 @@ class Follower:
 
     @property
     def boundary(self) -> Position:
-        """The end of the last whole transaction decoded."""
-        return self._range.position
+        """The end of the last whole transaction decoded, or judged if judging failed."""
+        return self._range.position if self._judged_until is None else self._judged_until
 
     def piece(
         self,
@@ -258,7 +263,11 @@ class Follower:
     def _judge_rows(self, end: int, stopping: threading.Event) -> bool:
         """Evaluate the conditions of rows before an offset; return False once `stopping` is set."""
         if self._judge is not None:
-            self._judge.read_past(end, self._stop(None), stopping)
+            try:
+                self._judge.read_past(end, self._stop(None), stopping)
+            except StreamError:
+                self._judged_until = self._judge.boundary
+                raise
         return not stopping.is_set()
 
     def _decode(
@@ -309,8 +318,35 @@ def make_piece(
     With `part`, the result may be one of several parts of the piece, numbered from 0; without `part`, it is
     the whole piece. Also returns the decoder if it can continue. None if nothing is visible yet. The whole
     transactions before an error form a separate piece, and the error is raised at the start of the next
-    piece.
+    piece. Its text is hidden from clients with limits, because it may quote a value.
     """
+    try:
+        return _make_piece(source, view, start, end, follower, stopping, part)
+    except StreamError as problem:
+        if not view.limits:
+            raise
+        _log.warning(
+            "a limited destination stops at an error",
+            destination=view.limits.destination,
+            error=type(problem).__name__,
+            why=str(problem),
+        )
+        raise type(problem)(
+            f"{type(problem).__name__}: the text is hidden, because it may quote a hidden value",
+            position=problem.position,
+            hint="The daemon's own log has the text",
+        ) from None
+
+
+def _make_piece(
+    source: OwnSource,
+    view: View,
+    start: Position,
+    end: Position | None,
+    follower: Follower | None,
+    stopping: threading.Event,
+    part: int | None,
+) -> tuple[Piece, Follower | None] | None:
     fresh = least = False
     while True:
         if follower is None:
@@ -326,8 +362,11 @@ def make_piece(
             # Other transactions may precede the one that is too large or whose rows may not be shown.
             least = True
         except StreamError as problem:
-            if follower.boundary > piece_start and not part:
-                end = follower.boundary
+            if follower.boundary > piece_start and not least:
+                # Only parts within one transaction keep their numbers. A decoder that refuses a statement may
+                # be behind it already: then the same end fails again.
+                least = bool(part) or end == follower.boundary
+                end = end if part else follower.boundary
             elif fresh or not isinstance(problem, SequenceGap):
                 raise
             # A gap in the log does not have to mean missing data: opening the log at the position shows
