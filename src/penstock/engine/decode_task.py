@@ -6,9 +6,8 @@ The task either writes the rows itself or passes them on to the second stage, wh
 one task. For a sink that keeps state, the task passes on only the last image of each key.
 """
 
-import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
@@ -45,7 +44,7 @@ from penstock.engine.task_plan import (
     place_key,
 )
 from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
-from penstock.engine.task_rows import Row, body_of
+from penstock.engine.task_rows import Row, body_of, receipt_body
 from penstock.errors import PenstockError, SchemaChanged, TransientError
 from penstock.model import Position, TableName
 from penstock.pipeline.cascades import may_cascade
@@ -88,14 +87,6 @@ def decode_works(
     return_large_buffers()
     with nullcontext(sessions) if sessions is not None else SessionPool() as pool:
         yield from _Task(plan, numbers, parts, resources, pool, is_in_process).run()
-
-
-def as_json(receipt: Receipt) -> bytes:
-    """Return a receipt as the JSON of a message to the engine."""
-    value = {
-        name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(receipt).items()
-    }
-    return json.dumps(value).encode()
 
 
 class _Task:
@@ -154,14 +145,14 @@ class _Task:
         finally:
             self.chunks.close()
         if not has_failed:
-            yield self._message(COUNTS, pickle.dumps(self.counts))
+            yield self._message(COUNTS, self.counts)
 
     def _finish(self) -> Iterator[Row]:
         receipt = self.writing.finish()
         if receipt is not None:
-            yield self._message(RECEIPT, as_json(receipt))
+            yield self._message(RECEIPT, receipt_body(receipt))
 
-    def _message(self, kind: str, body: bytes) -> Row:
+    def _message(self, kind: str, body: bytes | Counts | Receipt) -> Row:
         part = self.part if self.plan.in_one_stage else 0
         return Row(part, _FIRST if kind == COUNTS else self.part, self.part, kind, body)
 

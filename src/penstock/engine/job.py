@@ -3,7 +3,6 @@
 leave no gap and do not overlap.
 """
 
-import json
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -71,18 +70,13 @@ def _outcome(messages: Iterable[Row]) -> Outcome:
     for row in messages:
         body: Any = row.body
         if row.kind == RECEIPT:
-            receipts.append((row.part, _receipt(bytes(body))))
+            receipts.append((row.part, row.receipt()))
         elif row.kind == SURPRISE:
             outcome.surprises.append(pickle.loads(body))
         elif row.kind == PROBLEM:
             outcome.failures.append(pickle.loads(body))
         elif row.kind == COUNTS:
-            outcome.counts.append(pickle.loads(body))
+            outcome.counts.append(row.counts())
     outcome.receipts = [receipt for _, receipt in sorted(receipts, key=lambda of_part: of_part[0])]
     outcome.surprises.sort(key=lambda surprise: (surprise.work, surprise.seq))
     return outcome
-
-
-def _receipt(body: bytes) -> Receipt:
-    value = json.loads(body)
-    return Receipt(**{**value, "staged": tuple(value["staged"])})

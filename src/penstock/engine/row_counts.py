@@ -6,37 +6,26 @@ An update counts once, even if it has two images. Rows of a full load count as t
 
 from collections import Counter
 
-import numpy
 import pyarrow
 
-from penstock.changes import Changes, Origin
+from penstock.changes import Changes, Origin, kinds_text
 
 READ, DEAD = "read", "dead"
 _INSERT, _UPDATE, _DELETE, _LOAD = "insert", "update", "delete", "load"
-_POSTIMAGE = "update_postimage"
 
 
 def count_operations(rows: pyarrow.RecordBatch, origin: Origin = Origin.LOG) -> Counter[str]:
-    """Return the number of row changes by operation.
-
-    Reads the buffers of `_change_type` directly, which is five times as fast as Arrow's `value_counts`.
-    """
-    kinds = rows.column("_change_type")
-    if not len(kinds):
-        return Counter()
+    """Return the number of row changes by operation."""
     if origin is Origin.LOAD:
-        return Counter({_LOAD: len(kinds)})
-    if kinds.type != pyarrow.string():
-        kinds = kinds.cast(pyarrow.string())
-    _, offsets_buffer, text = kinds.buffers()
-    offsets = numpy.frombuffer(offsets_buffer, numpy.int32, len(kinds) + 1, 4 * kinds.offset)
-    initials = numpy.frombuffer(text, numpy.uint8)[offsets[:-1]]
+        return Counter({_LOAD: rows.num_rows} if rows.num_rows else {})
+    text = kinds_text(rows)
+    # No change type begins with the end of another one, so the joined text has no other matches.
     counts = {
-        _INSERT: numpy.count_nonzero(initials == ord("i")),
-        _UPDATE: numpy.count_nonzero(numpy.diff(offsets) == len(_POSTIMAGE)),
-        _DELETE: numpy.count_nonzero(initials == ord("d")),
+        _INSERT: text.count(b"insert"),
+        _UPDATE: text.count(b"update_postimage"),
+        _DELETE: text.count(b"delete"),
     }
-    return Counter({operation: int(count) for operation, count in counts.items() if count})
+    return Counter({operation: count for operation, count in counts.items() if count})
 
 
 def count_changes(changes: Changes) -> Counter[str]:

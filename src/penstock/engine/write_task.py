@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.engine.allocator import return_large_buffers
-from penstock.engine.decode_task import as_json
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.task_plan import (
     COUNTS,
@@ -19,8 +18,9 @@ from penstock.engine.task_plan import (
     TaskPlan,
 )
 from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
-from penstock.engine.task_rows import Row
+from penstock.engine.task_rows import Row, receipt_body
 from penstock.errors import PenstockError
+from penstock.sinks.sink import Receipt
 
 
 def write_parts(
@@ -83,7 +83,7 @@ class _Part:
     def finish(self) -> Iterator[Row]:
         receipt = self.writing.finish()
         if receipt is not None:
-            yield self.message(RECEIPT, as_json(receipt))
+            yield self.message(RECEIPT, receipt_body(receipt))
 
-    def message(self, kind: str, body: bytes) -> Row:
+    def message(self, kind: str, body: bytes | Receipt) -> Row:
         return Row(self._part, 0, 0, kind, body)

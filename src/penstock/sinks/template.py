@@ -66,12 +66,9 @@ class Template:
             else:
                 self._add(self._parse_placeholder(token[1]))
         self._add(text[end:])
-
-    @property
-    def constant(self) -> str | None:
-        """The text if it is the same for every row, otherwise None."""
         parts = [part for part in self._parts if isinstance(part, str)]
-        return "".join(parts) if len(parts) == len(self._parts) else None
+        # The text if it is the same for every row, otherwise None.
+        self.constant = "".join(parts) if len(parts) == len(self._parts) else None
 
     def texts(self, changes: Changes) -> pyarrow.Array:
         """Return the text for each row as strings, null if a value is null."""

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from penstock import _native
-from penstock.changes import Changes, Origin, Target
+from penstock.changes import TAKES, Changes, Origin, Target, kinds_text
 from penstock.errors import OptionInvalid
 from penstock.model import Secret, TableName
 from penstock.settings.values import Seconds
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import last_of_each, puts, refuse_partial
 from penstock.sinks.redis.cluster import ClusterPipeline
-from penstock.sinks.redis.commands import commands, hash_commands, join
+from penstock.sinks.redis.commands import FEW_ROWS_MAX, commands, hash_commands, join
 from penstock.sinks.redis.connection import (
     HINT_CLUSTER,
     Pipeline,
@@ -272,6 +272,9 @@ class _Writer(Writer):
         if self._settings.write == "invalidate":
             self._delete(pc.unique(keys.drop_null()))
             return
+        if _are_all_set(changes, keys):
+            self._set(keys, changes)
+            return
         last = last_of_each([pyarrow.chunked_array([keys])], numpy.arange(len(keys)))
         newest = numpy.zeros(len(keys), numpy.bool_)
         newest[last] = True
@@ -346,6 +349,16 @@ class _Writer(Writer):
     def _milliseconds(self) -> str:
         assert self._settings.expire is not None
         return str(round(self._settings.expire * 1000))
+
+
+def _are_all_set(changes: Changes, keys: pyarrow.Array) -> bool:
+    """Return whether a few rows all set a value, each of another key. Choosing rows then costs more than
+    writing them.
+    """
+    if len(keys) > FEW_ROWS_MAX or keys.null_count or len(keys.unique()) < len(keys):
+        return False
+    kinds = kinds_text(changes.rows)
+    return not any(kind.encode() in kinds for kind in TAKES)
 
 
 def _filtered(
