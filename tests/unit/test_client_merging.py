@@ -15,7 +15,7 @@ from penstock.client.intake import Intake, _Link
 from penstock.client.merging import merged
 from penstock.client.owned import OwnedShard, OwnedShards
 from penstock.client.split import Cut
-from penstock.errors import ConnectionLost
+from penstock.errors import ConnectionLost, PenstockError, StatementLogged
 from penstock.model import Position
 
 START = Position(0, "binlog.000001", 4)
@@ -73,11 +73,16 @@ def test_joined_batches_stay_within_the_rows_of_a_batch(rows_max: int) -> None:
 
 
 class Answer:
-    """An answer with the given frames. More of it has arrived after each frame in `more_after`."""
+    """An answer with the given frames, and then an error, unless it ends regularly. More of it has arrived
+    after each frame in `more_after`.
+    """
 
-    def __init__(self, frames: list[Frame], more_after: set[int]) -> None:
+    def __init__(
+        self, frames: list[Frame], more_after: set[int], error: type[PenstockError] = ConnectionLost
+    ):
         self._frames = frames
         self._more_after = more_after
+        self._error = error
         self._sent = -1
 
     def has_more(self) -> bool:
@@ -88,7 +93,7 @@ class Answer:
             self._sent = number
             yield frame
         if not isinstance(self._frames[-1], EndFrame):
-            raise ConnectionLost("the answer breaks off")
+            raise self._error("the answer breaks off")
 
     def cut(self) -> None:
         pass
@@ -119,7 +124,7 @@ def follow(answer: Answer) -> tuple[list[list[int]], str]:
     failures: list[BaseException] = []
     intake = Intake(Publisher(answer), shards, {"batch_rows": ROWS_MAX}, 0, failures.append)  # type: ignore[arg-type]
     link = _Link(0, shards.version, 1, {0: shard}, {0: Cut(0)}, {"position": str(START)}, False, 0.0)
-    with suppress(ConnectionLost):
+    with suppress(PenstockError):
         intake._read(link)
     batches = []
     while (batch := shard.take()) is not None:
@@ -145,8 +150,14 @@ def test_rows_that_have_arrived_already_are_delivered_together() -> None:
     assert follow(Answer([*FRAMES, EndFrame("wait")], {1, 3, 5})) == ([[1, 2, 3]], "binlog.000001:30")
 
 
-def test_rows_after_the_last_delivery_are_requested_again() -> None:
-    assert follow(Answer(FRAMES[:4], {3})) == ([[1]], "binlog.000001:10")
+@pytest.mark.parametrize("error", [ConnectionLost, StatementLogged])
+@pytest.mark.parametrize("more_after", [{3}, {1, 3}])
+def test_whole_transactions_before_an_error_are_delivered(
+    more_after: set[int], error: type[PenstockError]
+) -> None:
+    """The error may have arrived already when they would otherwise be delivered, and so each time."""
+    batches, end = follow(Answer(FRAMES[:5], more_after, error))
+    assert ([number for batch in batches for number in batch], end) == ([1, 2], "binlog.000001:20")
 
 
 def test_many_rows_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,9 @@ class Intake:
             self._answer = answer
         frames_held: list[RowFrame] = []
         frames_held_bytes = 0
+        # The last position that was not delivered yet, and how many of the held frames precede it.
         position: PositionFrame | None = None
+        whole = 0
         frames = answer.frames()
         try:
             if self._turned(link):
@@ -237,7 +239,7 @@ class Intake:
                         frames_held, frames_held_bytes, position = [], 0, None
                     continue
                 if isinstance(frame, PositionFrame):
-                    position = frame
+                    position, whole = frame, len(frames_held)
                     if frames_held_bytes < _MERGED_BYTES_MAX and self._waits_for_more(link, answer):
                         continue
                 if position is not None:
@@ -245,6 +247,11 @@ class Intake:
                     frames_held, frames_held_bytes, position = [], 0, None
                     if self._turned(link) or not self._room(link):
                         return
+        except PenstockError:
+            if position is not None and not self._turned(link):
+                # The next response may end at the same place, so its rows would never be delivered.
+                self._deliver(link, frames_held[:whole], position)
+            raise
         finally:
             frames.close()
             with self._answer_lock:
