@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutation testing: sampling mutants, judging them, and resuming a killed run."""
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -237,6 +239,13 @@ def test_record_of_coverage_is_outdated_when_a_module_that_tests_share_changes(
         fingerprints |= coverage_map._fingerprints([f"tests/{name}"])
     (tree / "tests/added.py").touch()
     assert not coverage_map.is_current(fingerprints)
+
+
+def test_database_of_a_process_that_was_killed_has_no_lines() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        assert not coverage_map.has_lines(connection)
+        connection.execute("CREATE TABLE line_bits (file_id, context_id, numbits)")
+        assert coverage_map.has_lines(connection)
 
 
 def test_tests_that_import_another_copy_are_refused(tree: Path) -> None:

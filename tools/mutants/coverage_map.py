@@ -124,12 +124,20 @@ def _shared_files() -> list[str]:
     return [path for path in sources(("tests/**/*.py",), TREE) if not Path(path).name.startswith("test_")]
 
 
+def has_lines(connection: sqlite3.Connection) -> bool:
+    """Return whether a process saved its lines; a process killed before that leaves no tables."""
+    tables = "SELECT 1 FROM sqlite_master WHERE name = 'line_bits'"
+    return connection.execute(tables).fetchone() is not None
+
+
 def _measured(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield file, line and test of each measurement of coverage.py."""
     from coverage.numbits import numbits_to_nums
 
     for database in sorted(folder.glob("lines*")):
         with contextlib.closing(sqlite3.connect(database)) as connection:
+            if not has_lines(connection):
+                continue
             rows = connection.execute(
                 "SELECT file.path, context.context, line_bits.numbits FROM line_bits"
                 " JOIN file ON file.id = line_bits.file_id JOIN context ON context.id = line_bits.context_id"
