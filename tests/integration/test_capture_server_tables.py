@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from penstock.model import Position, ServerAddress, TableName, TablePatterns
 from penstock.mysql.connection import Connection, connect
 from penstock.schema import server_tables
 from penstock.schema.history import SchemaHistory
-from penstock.schema.reader import read_table
+from penstock.schema.reader import read_table, read_tables
 from penstock.schema.server_tables import ServerTables
 from penstock.schema.survey import survey
 from penstock.schema.table_definition import TableDefinition
@@ -196,3 +197,28 @@ def test_lost_connection_while_reading_defaults_is_retried(
     defaults = ServerTables(ServerAddress.parse(server.url())).defaults()
     assert defaults.spelling.mariadb == (server.family == "mariadb")
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize(
+    "statement", ["DROP TABLE {}.t", "ALTER TABLE {}.t DROP PRIMARY KEY, ADD PRIMARY KEY (b)"]
+)
+def test_table_that_changes_between_its_columns_and_its_key_is_read_again(
+    server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b INT NOT NULL)")
+    server.sql(f"CREATE TABLE {database}.without_key (c INT NOT NULL UNIQUE)")
+    queries = list[str]()
+    read = Connection.query
+
+    def query(connection: Connection, sql: str, *arguments: Any) -> list[dict[str, Any]]:
+        if "KEY_COLUMN_USAGE" in sql and not any("KEY_COLUMN_USAGE" in earlier for earlier in queries):
+            server.sql(statement.format(database))
+        queries.append(sql)
+        return read(connection, sql, *arguments)
+
+    monkeypatch.setattr(Connection, "query", query)
+    with connect(ServerAddress.parse(server.url())) as connection:
+        tables = read_tables(connection, TablePatterns([f"{database}.*"]))
+    keys = {table.schema.table: table.schema.primary_key for table in tables}
+    assert keys == {"without_key": ()} | ({} if "DROP TABLE" in statement else {"t": ("b",)})

@@ -27,7 +27,7 @@ FROM information_schema.TABLES
 WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND {which}"""
 _COLUMNS = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name, COLUMN_TYPE AS type_text,
-       CHARACTER_SET_NAME AS charset, IS_NULLABLE AS nullable, EXTRA AS extra
+       CHARACTER_SET_NAME AS charset, IS_NULLABLE AS nullable, EXTRA AS extra, COLUMN_KEY AS in_key
 FROM information_schema.COLUMNS WHERE {which}
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
 _KEYS = """
@@ -115,6 +115,20 @@ def read_table(connection: Connection, name: TableName) -> TableDefinition | Non
 
 
 def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[TableDefinition]:
+    """Read tables until no table was dropped or replaced between its columns and its key."""
+    definitions, doubtful = _read_once(connection, condition, args)
+    while doubtful:
+        again, doubtful = _read_once(connection, condition, args)
+        # Servers show a unique key without nulls as the primary key of a table without one, in every read.
+        doubtful = {name for name in doubtful if again[name] != definitions.get(name)}
+        definitions = again
+    return list(definitions.values())
+
+
+def _read_once(
+    connection: Connection, condition: str, args: Iterable[Any]
+) -> tuple[dict[TableName, TableDefinition], set[TableName]]:
+    """Return the tables by name, and the tables whose key columns are not those of their key."""
     arguments = tuple(args)
 
     def query(sql: str, prefix: str = "") -> list[dict[str, Any]]:
@@ -122,8 +136,11 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
 
     tables = {_name(row): row for row in query(_TABLES)}
     columns = defaultdict(list)
+    key_columns = defaultdict(set)
     for row in query(_COLUMNS):
         columns[_name(row)].append(_column(row))
+        if row["in_key"] == "PRI":
+            key_columns[_name(row)].add(str(row["name"]))
     keys = defaultdict(list)
     for row in query(_KEYS):
         keys[_name(row)].append(str(row["name"]))
@@ -139,8 +156,8 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
             name: hidden_columns(versioned=name in implicit, hashes=hashed.get(name, 0))
             for name in implicit | hashed.keys()
         }
-    return [
-        TableDefinition(
+    definitions = {
+        name: TableDefinition(
             TableSchema(
                 name.database, name.table, tuple(columns[name] + hidden.get(name, [])), tuple(keys[name])
             ),
@@ -151,7 +168,8 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
         for name, row in tables.items()
         # Skip a table that was dropped between two of the queries: it has no columns.
         if columns[name]
-    ]
+    }
+    return definitions, {name for name in definitions if key_columns[name] != set(keys[name])}
 
 
 def _name(row: dict[str, Any]) -> TableName:
