@@ -84,3 +84,14 @@ def test_file_that_breaks_off_is_a_lost_connection() -> None:
     for length in range(1, len(CHUNKED) - 4):
         with answering(CHUNKED[:length]) as client, pytest.raises(ConnectionLost):
             CALLS["pieces"](client)
+
+
+@pytest.mark.parametrize(
+    ("answer", "size", "content"), [(ANSWER, len(BODY), BODY), (CHUNKED, None, b"id\n7\n")]
+)
+def test_download_has_a_size_unless_a_proxy_removes_it(
+    answer: bytes, size: int | None, content: bytes
+) -> None:
+    with answering(answer) as client:
+        known_size, pieces = client.download("export")
+        assert (known_size, b"".join(pieces)) == (size, content)

@@ -67,11 +67,10 @@ def _export_file(visit: Visit, fields: Fields) -> Response:
     """Return a range of a log as a binlog file."""
     size, pieces = visit.fleet.log_file(fields["daemon"], fields["instance"], fields["start"], fields["end"])
     name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{fields['instance']}-{fields['start'] or 'log'}.binlog")
-    return StreamingResponse(
-        pieces,
-        media_type="application/octet-stream",
-        headers={"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'},
-    )
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    if size is not None:
+        headers["Content-Length"] = str(size)
+    return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
 
 OPERATIONS = (

@@ -135,9 +135,9 @@ class Fleet:
         client = DaemonClient(replace(self._address(url), instance=instance), url)
         return client.pieces(client.post("as-of", body, SEARCH_SILENCE_SECONDS_MAX))
 
-    def log_file(self, url: str, instance: str, start: str, end: str) -> tuple[int, Iterator[bytes]]:
-        """Return the size of a range of a log as a binlog file, and the file in pieces. Raises the daemon's
-        errors.
+    def log_file(self, url: str, instance: str, start: str, end: str) -> tuple[int | None, Iterator[bytes]]:
+        """Return the size of a range of a log as a binlog file, None if it is not known, and the file in
+        pieces. Raises the daemon's errors.
         """
         client = DaemonClient(replace(self._address(url), instance=instance), url)
         return client.download("export", **{"from": start, "to": end})

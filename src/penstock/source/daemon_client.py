@@ -157,13 +157,14 @@ class DaemonClient:
         """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)
 
-    def download(self, call: str, **query: str | int | None) -> tuple[int, Iterator[bytes]]:
-        """Return the size of a response, and its bytes in pieces.
+    def download(self, call: str, **query: str | int | None) -> tuple[int | None, Iterator[bytes]]:
+        """Return the size of a response, and its bytes in pieces. The size is None if a proxy removed it.
 
         The pieces raise ConnectionLost if the response breaks off.
         """
         response = self._get(call, query, stream=True)
-        return int(response.headers["Content-Length"]), self.pieces(response)
+        size = response.headers.get("Content-Length")
+        return None if size is None else int(size), self.pieces(response)
 
     def stream(
         self, epoch: int, file: str, start: int, stop: int, server_key: str = ""
