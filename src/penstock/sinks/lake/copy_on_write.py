@@ -8,18 +8,22 @@ of neighbouring keys affect few files.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy
 import pyarrow
+import pyarrow.parquet as parquet
 
 from penstock.sinks.lake.key_index import KeyIndex
-from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, PartFiles
+from penstock.sinks.lake.parquet_files import ROW_GROUP_BYTES, Bounds, DataFile, Folder, PartFiles
 
-# Files are read in parallel, but few at a time, because each needs memory for a row group or two.
+# Files are read in parallel, but few at a time, because each needs memory for a row group.
 _THREADS_MAX = 4
+# Files are rewritten in batches of up to this many rows, or of this many uncompressed bytes.
+_BATCH_ROWS_MAX, _BATCH_BYTES = 1 << 15, 8 << 20
 # If there are more small files than this, merge them into few.
 _SMALL_FILES_MAX = 16
 # A file below this fraction of the target size is small.
@@ -28,6 +32,8 @@ _SMALL_FRACTION = 4
 # Receives rows of a file, the number of each row's key (-1 for none), and the file's number; returns the
 # replacement rows.
 ReplaceRows = Callable[[pyarrow.Table, numpy.ndarray, int], pyarrow.Table]
+# Receives consecutive rows of a file and the number of the first of them; returns the replacement rows.
+ReplaceBatch = Callable[[pyarrow.Table, int], pyarrow.Table]
 
 
 @dataclass
@@ -40,42 +46,106 @@ class Rewritten:
     rows: int = 0
 
 
-class CopyOnWrite:
-    """Rewrites the files of one folder that contain any of the keys."""
+class Replacement(Protocol):
+    """Decides which files are rewritten, and with which rows."""
+
+    def may_change(self, number: int, file: DataFile) -> bool:
+        """Return whether any row of a file may change, without reading the file."""
+
+    def of_file(self, number: int, opened: parquet.ParquetFile) -> ReplaceBatch | None:
+        """Return what replaces the rows of a file, None if no row changes."""
+
+
+class KeyedReplacement:
+    """Replaces the rows whose keys are in an index. Looks up every row of files that may contain any key."""
 
     def __init__(
-        self,
-        folder: Folder,
-        schema: pyarrow.Schema,
-        key: Sequence[str],
-        index: KeyIndex,
-        replace_rows: ReplaceRows,
+        self, schema: pyarrow.Schema, key: Sequence[str], index: KeyIndex, replace_rows: ReplaceRows
     ) -> None:
-        self._folder = folder
         self._schema = schema
         self._key = list(key)
         self._index = index
         self._replace_rows = replace_rows
 
-    def rewrite(
-        self, files: Sequence[DataFile], output: Callable[[], PartFiles], bytes_max: int
-    ) -> Rewritten:
-        """Rewrite the files that contain any of the keys; return the files removed and added.
+    def may_change(self, number: int, file: DataFile) -> bool:
+        return self._index.may_have([_known_bounds(file.bounds.get(name)) for name in self._key])
 
-        `replace_rows` is called for every row group that contains any of the keys. `output` creates writers
-        for new files of about `bytes_max` bytes. If reading or writing fails, deletes the new files and
-        raises the error.
+    def of_file(self, number: int, opened: parquet.ParquetFile) -> ReplaceBatch | None:
+        key_numbers = find_rows(opened, self._schema, self._key, self._index)
+        if not (key_numbers >= 0).any():
+            return None
+
+        def replace(rows: pyarrow.Table, first: int) -> pyarrow.Table:
+            numbers = key_numbers[first : first + rows.num_rows]
+            return self._replace_rows(rows, numbers, number) if (numbers >= 0).any() else rows
+
+        return replace
+
+
+class MaskedReplacement:
+    """Drops the rows that a mask marks. `masks` has the packed bits of each file with such rows, by the
+    number of the file.
+    """
+
+    def __init__(self, masks: Mapping[int, numpy.ndarray]) -> None:
+        self._masks = masks
+
+    def may_change(self, number: int, file: DataFile) -> bool:
+        return number in self._masks
+
+    def of_file(self, number: int, opened: parquet.ParquetFile) -> ReplaceBatch | None:
+        if number not in self._masks:
+            return None
+        dropped = numpy.unpackbits(self._masks[number], count=opened.metadata.num_rows).view(numpy.bool_)
+
+        def replace(rows: pyarrow.Table, first: int) -> pyarrow.Table:
+            return rows.filter(pyarrow.array(~dropped[first : first + rows.num_rows]))
+
+        return replace
+
+
+def find_rows(
+    opened: parquet.ParquetFile, schema: pyarrow.Schema, key: Sequence[str], index: KeyIndex
+) -> numpy.ndarray:
+    """Return the number of each row's key in an index, -1 for none."""
+    keys = pyarrow.schema([schema.field(name) for name in key])
+    # A column may have become part of the key after the file was written.
+    present = [name for name in key if name in opened.schema_arrow.names]
+    numbers = [
+        index.find(in_schema(opened.read_row_group(group, columns=present), keys).columns)
+        for group in range(opened.num_row_groups)
+    ]
+    return numpy.concatenate(numbers) if numbers else numpy.empty(0, numpy.int64)
+
+
+class CopyOnWrite:
+    """Rewrites the files of one folder whose rows change."""
+
+    def __init__(
+        self, folder: Folder, schema: pyarrow.Schema, key: Sequence[str], replacement: Replacement
+    ) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._key = list(key)
+        self._replacement = replacement
+
+    def rewrite(
+        self, files: Sequence[DataFile], output: Callable[[], PartFiles], bytes_max: int, memory_bytes: int
+    ) -> Rewritten:
+        """Rewrite the files with changed rows; return the files removed and added.
+
+        `output` creates writers for new files of about `bytes_max` bytes. Uses about `memory_bytes`. If
+        reading or writing fails, deletes the new files and raises the error.
         """
-        bounds = [[file.bounds.get(name) for name in self._key] for file in files]
-        with_keys = [
-            number
-            for number, file_bounds in enumerate(bounds)
-            if self._index.may_have([_known_bounds(column) for column in file_bounds])
-        ]
+        changed = [number for number, file in enumerate(files) if self._replacement.may_change(number, file)]
         small = [number for number, file in enumerate(files) if file.bytes * _SMALL_FRACTION < bytes_max]
         merged = set(small) if len(small) > _SMALL_FILES_MAX else set()
-        selected = sorted(merged.union(with_keys), key=lambda number: _order(bounds[number]))
-        threads = max(1, min(_THREADS_MAX, os.cpu_count() or 1, len(selected)))
+        first_key = self._key[0]
+        selected = sorted(
+            merged.union(changed), key=lambda number: _order(files[number].bounds.get(first_key))
+        )
+        threads = min(_THREADS_MAX, os.cpu_count() or 1, len(selected), memory_bytes // ROW_GROUP_BYTES // 2)
+        threads = max(1, threads)
         # Give neighbouring files to one writer, so that the new files have narrow bounds.
         shares = [share.tolist() for share in numpy.array_split(numpy.array(selected, numpy.int64), threads)]
         writers = [output() for _ in shares]
@@ -108,21 +178,22 @@ class CopyOnWrite:
     def _rewrite_file(self, file: DataFile, number: int, writer: PartFiles, merge: bool) -> bool:
         """Rewrite a file, and return whether that was necessary."""
         with self._folder.open(file.path) as opened:
-            keys = pyarrow.schema([self._schema.field(name) for name in self._key])
-            # A column may have become part of the key after the file was written.
-            present = [name for name in self._key if name in opened.schema_arrow.names]
-            groups = [
-                self._index.find(in_schema(opened.read_row_group(group, columns=present), keys).columns)
-                for group in range(opened.num_row_groups)
-            ]
-            if not merge and not any((key_numbers >= 0).any() for key_numbers in groups):
+            replace = self._replacement.of_file(number, opened)
+            if replace is None and not merge:
                 return False
-            for group, key_numbers in enumerate(groups):
-                rows = in_schema(opened.read_row_group(group, use_threads=False), self._schema)
-                writer.write(
-                    self._replace_rows(rows, key_numbers, number) if (key_numbers >= 0).any() else rows
-                )
+            first = 0
+            for batch in opened.iter_batches(_batch_rows(opened.metadata), use_threads=False):
+                rows = in_schema(pyarrow.Table.from_batches([batch]), self._schema)
+                writer.write(rows if replace is None else replace(rows, first))
+                first += batch.num_rows
         return True
+
+
+def _batch_rows(footer: parquet.FileMetaData) -> int:
+    """Return the number of rows of a file that are rewritten at once."""
+    rows: int = footer.num_rows
+    size: int = sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+    return max(1, min(_BATCH_ROWS_MAX, _BATCH_BYTES * rows // max(1, size)))
 
 
 def in_schema(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
@@ -144,9 +215,8 @@ def _known_bounds(bounds: Bounds | None) -> tuple[object, object, bool] | None:
     return bounds.low, bounds.high, bounds.nulls != 0
 
 
-def _order(bounds: Sequence[Bounds | None]) -> tuple[bool, object]:
+def _order(first: Bounds | None) -> tuple[bool, object]:
     """Return a sort key that orders files by the bounds of their first key column. Files without bounds are
     last.
     """
-    first = bounds[0]
     return (True, 0) if first is None or first.low is None else (False, first.low)

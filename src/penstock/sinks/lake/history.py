@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.sinks.images import puts, unrepresentable_counts
-from penstock.sinks.lake.copy_on_write import CopyOnWrite, Rewritten
+from penstock.sinks.lake.copy_on_write import CopyOnWrite, KeyedReplacement, Rewritten
 from penstock.sinks.lake.key_index import KeyIndex
 from penstock.sinks.lake.parquet_files import PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
@@ -131,8 +131,9 @@ class HistoryTable:
             return Rewritten()
         index = _EveryRow() if self._emptied else events.index
         key = self._target.primary_key
-        work = CopyOnWrite(self._table.folder, self._table.schema, key, index, events.replace_rows)
-        return work.rewrite(files, self._output, self._bytes_max)
+        replacement = KeyedReplacement(self._table.schema, key, index, events.replace_rows)
+        work = CopyOnWrite(self._table.folder, self._table.schema, key, replacement)
+        return work.rewrite(files, self._output, self._bytes_max, 128 << 20)
 
 
 class _Events:

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 # Integers within a range of this size are looked up in an array.
-_DENSE_NUMBERS_MAX = 1 << 26
+_DENSE_NUMBERS_MAX = 1 << 24
 
 _Columns = Sequence[pyarrow.ChunkedArray]
 
@@ -20,7 +20,9 @@ class KeyIndex:
     """Distinct keys, each with a number. Null equals null."""
 
     def __init__(self, keys: pyarrow.Table) -> None:
-        """Build the index from one row per key, with columns in the table's types."""
+        """Build the index from rows of keys, with columns in the table's types. The number of a key is that
+        of its last row.
+        """
         self.count = keys.num_rows
         self._parts = [_Part(column) for column in keys.columns]
         # For each further column: the sorted distinct pairs of the preceding columns' code and this column's
@@ -32,7 +34,7 @@ class KeyIndex:
             distinct_pairs = _distinct(pairs)
             self._pairs.append(distinct_pairs)
             codes = numpy.searchsorted(distinct_pairs, pairs)
-        # Maps the code of a key to its number in `keys`.
+        # Maps the code of a key to its number in `keys`. Of repeated codes, the last assignment remains.
         self._numbers = numpy.empty(self.count, numpy.int64)
         self._numbers[codes] = numpy.arange(self.count)
 

@@ -24,6 +24,7 @@ from penstock.sinks.lake.history import HistoryTable
 from penstock.sinks.lake.mirror import MirrorTable
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles, translate_file_errors
 from penstock.sinks.lake.rows import check_keys, stored_rows
+from penstock.sinks.lake.spill_file import SpillFile
 from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.lake.table_sink import Mode, TableSink
@@ -140,7 +141,8 @@ class LakeSink(TableSink[LakeTable]):
     def _merge_staged(
         self, table: LakeTable, target: Target, files: Sequence[DataFile], numbers: Mapping[str, int]
     ) -> None:
-        mirror = self.mirror_of(target, table, self.settings.memory_bytes)
+        spill_file = SpillFile()
+        mirror = self.mirror_of(target, table, self.settings.memory_bytes, spill_file)
         try:
             for file in files:
                 with table.folder.open(file.path) as opened:
@@ -150,6 +152,8 @@ class LakeSink(TableSink[LakeTable]):
         except BaseException:
             mirror.abort()
             raise
+        finally:
+            spill_file.close()
         table.folder.delete([staged_file.path for staged_file in files])
 
     def mirror_of(
@@ -157,6 +161,7 @@ class LakeSink(TableSink[LakeTable]):
         target: Target,
         table: LakeTable,
         memory_bytes: int,
+        spill_file: SpillFile,
         output_of_version: Callable[[], PartFiles] | None = None,
     ) -> MirrorTable:
         """Return the changes of one batch to a mirror; see `MirrorTable`."""
@@ -166,6 +171,7 @@ class LakeSink(TableSink[LakeTable]):
             lambda: self.output(table),
             bytes_max=self.settings.file_bytes,
             memory_bytes=memory_bytes,
+            spill_file=spill_file,
             output_of_version=output_of_version,
         )
 
@@ -188,6 +194,7 @@ class LakeWriter(Writer):
         self._staged: dict[TableName, tuple[Target, pyarrow.Schema, PartFiles]] = {}
         self._memory_bytes = sink.memory_for(mark)
         self._buffered = BufferedTables(self._memory_bytes)
+        self._spill_file = SpillFile()
         # The writers whose files are not durable yet.
         self._outputs: list[PartFiles] = []
 
@@ -233,6 +240,7 @@ class LakeWriter(Writer):
         with translate_file_errors("the data files"):
             sync_paths(unsynced)
         self._commit_whole()
+        self._spill_file.close()
         return Receipt(
             sum(self._rows.values()),
             self._bytes,
@@ -267,6 +275,7 @@ class LakeWriter(Writer):
                 table.abort()
         for _, _, files in self._staged.values():
             files.abort()
+        self._spill_file.close()
 
     def _is_partial_load(self, changes: Changes) -> bool:
         of_load = changes.origin is Origin.LOAD and self._mark.loads
@@ -310,7 +319,11 @@ class LakeWriter(Writer):
                 )
             else:
                 self._whole[name] = self._sink.mirror_of(
-                    target, table, self._memory_bytes, partial(self._output_of_version, table)
+                    target,
+                    table,
+                    self._memory_bytes,
+                    self._spill_file,
+                    partial(self._output_of_version, table),
                 )
         return self._whole[name]
 

@@ -2,29 +2,44 @@
 """Keeps a lake table equal to its source, with one commit per batch that stores the batch's number."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 import pyarrow
 import pyarrow.compute as pc
 
 from penstock.changes import Changes, Target
-from penstock.sinks.images import LastImages, last_of_each, puts, unrepresentable_counts
-from penstock.sinks.lake.copy_on_write import CopyOnWrite, Rewritten
-from penstock.sinks.lake.key_index import KeyIndex, plain
+from penstock.sinks.concurrent_calls import call_for_each
+from penstock.sinks.images import LastImages, puts, unrepresentable_counts
+from penstock.sinks.lake.copy_on_write import (
+    CopyOnWrite,
+    KeyedReplacement,
+    MaskedReplacement,
+    Replacement,
+    Rewritten,
+    find_rows,
+)
+from penstock.sinks.lake.key_index import KeyIndex
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
+from penstock.sinks.lake.spill_file import SpillFile
+from penstock.sinks.lake.spilled_runs import SpilledRuns
 from penstock.sinks.lake.table import LakeTable, NextVersion
 
-# The run number of rows that the table already has. Those rows are older than the rows of every run.
-_TABLE = -1
+# The part of the memory in which rows are buffered. The rest is for their copies: sorting rows, reducing them
+# and building an index each need about as much memory as the rows.
+_BUFFERED_FRACTION = 2
+# Sorted rows are passed to a file in pieces of this many rows.
+_PIECE_ROWS = 1 << 14
+# How many files are searched for keys at once.
+_MARKING_THREADS_MAX = 2
 
 
 class MirrorTable:
     """The changes of one batch to one mirror.
 
-    Rows are buffered in memory up to a limit in bytes. Beyond the limit, rows are spilled to files of the
-    table, and only their keys stay in memory.
+    Uses about `memory_bytes`, of which half is for buffered rows. Further rows are spilled to files of the
+    table, and their keys to `spill_file`.
     """
 
     def __init__(
@@ -35,6 +50,7 @@ class MirrorTable:
         *,
         bytes_max: int,
         memory_bytes: int,
+        spill_file: SpillFile,
         output_of_version: Callable[[], PartFiles] | None = None,
     ) -> None:
         self._target = target
@@ -44,11 +60,8 @@ class MirrorTable:
         self._output_of_version = output_of_version or output
         self._bytes_max = bytes_max
         self._memory_bytes = memory_bytes
-        self._images = LastImages(target, memory_bytes // 4)
-        # For each spilled run: its keys, including deleted ones, their versions, and its files.
-        self._keys: list[pyarrow.Table] = []
-        self._versions: list[numpy.ndarray] = []
-        self._spilled: list[list[DataFile]] = []
+        self._images = LastImages(target, memory_bytes // _BUFFERED_FRACTION // 2)
+        self._runs = SpilledRuns(spill_file, memory_bytes)
         self._version: NextVersion | None = None
         self.unrepresentable: Counter[str] = Counter()
 
@@ -60,18 +73,15 @@ class MirrorTable:
     def add(self, changes: Changes) -> None:
         """Add changes, which follow the changes added before."""
         self._images.add(changes)
-        if self._images.bytes > self._memory_bytes:
+        if self._images.bytes > self._memory_bytes // _BUFFERED_FRACTION:
             self.spill()
 
     def add_stored(self, rows: pyarrow.Table) -> None:
         """Add stored rows of a load, in which no key occurs twice."""
         if not rows.num_rows:
             return
-        writer = self._output()
-        writer.write(_sorted(rows, self._target.primary_key))
-        self._spilled.append(writer.finish())
-        self._keys.append(rows.select(list(self._target.primary_key)))
-        self._versions.append(numpy.zeros(rows.num_rows, numpy.int64))
+        zeros, is_put = numpy.zeros(rows.num_rows, numpy.int64), numpy.ones(rows.num_rows, numpy.bool_)
+        self._write_run(rows, zeros, is_put)
 
     def empty(self, version: int) -> None:
         """Record that the source table was emptied."""
@@ -80,17 +90,17 @@ class MirrorTable:
 
     def abort(self) -> None:
         """Delete the files that belong to no version yet."""
-        self._table.folder.delete([file.path for run in self._spilled for file in run])
+        self._table.folder.delete([file.path for file in self._runs.files])
+        self._runs.clear()
         version, self._version = self._version, None
         if version is not None:
             self._table.folder.delete([file.path for file in (*version.added, *version.leftover)])
-        self._spilled, self._keys, self._versions = [], [], []
 
     def stage(self) -> None:
         """Write the files of the table's next version, which `commit` adds to the table."""
         files = [] if self._images.emptied is not None else self._table.files()
         emptied = self._table.files() if self._images.emptied is not None else []
-        if self._spilled:
+        if len(self._runs):
             self.spill()
             self._version = self._stage_spilled(files, emptied)
         else:
@@ -111,15 +121,14 @@ class MirrorTable:
         return version.rows
 
     def _stage_buffered(self, files: list[DataFile], emptied: list[DataFile]) -> NextVersion:
-        rows, keys, is_put_column = self._stored(self._take_images())
-        if rows is None:
-            rows = self._table.schema.empty_table()
+        stored, keys, is_put_column = self._stored(self._take_images())
+        rows: pyarrow.Table = self._table.schema.empty_table() if stored is None else stored
+        del stored
         is_put = is_put_column.to_numpy()
         # Rows that replace no row of a file.
         fresh = is_put.copy()
-        if files:
-            # Join the chunks once, because taking rows from many chunks would join them on each call.
-            rows = rows.combine_chunks()
+        # Join the chunks once, because taking rows from many chunks would join them on each call.
+        rows = rows.combine_chunks()
 
         def replace_rows(group: pyarrow.Table, key_numbers: numpy.ndarray, _: int) -> pyarrow.Table:
             matched = key_numbers[key_numbers >= 0]
@@ -128,10 +137,16 @@ class MirrorTable:
             kept = group.filter(pyarrow.array(key_numbers < 0))
             return pyarrow.concat_tables([kept, rows.take(pyarrow.array(replaced))])
 
-        rewritten = self._rewrite(files, keys, replace_rows)
+        rewritten = Rewritten()
+        if files and keys.num_rows:
+            key = self._target.primary_key
+            keyed = KeyedReplacement(self._table.schema, key, KeyIndex(keys), replace_rows)
+            rewritten = self._rewrite(files, keyed)
         try:
             writer = self._output_of_version()
-            writer.write(_sorted(rows.filter(pyarrow.array(fresh)), self._target.primary_key))
+            if not fresh.all():
+                rows = rows.filter(pyarrow.array(fresh))
+            write_in_order(writer, rows, sorting_order(rows, self._target.primary_key))
             rewritten.added += writer.finish()
         except BaseException:
             self._table.folder.delete([file.path for file in rewritten.added])
@@ -143,63 +158,71 @@ class MirrorTable:
 
         This may be an earlier run, because load rows arrive after log rows and are older than some of them.
         """
-        all_keys = pyarrow.concat_tables(self._keys)
-        runs = numpy.repeat(numpy.arange(len(self._keys)), [part.num_rows for part in self._keys])
-        order = numpy.lexsort((runs, numpy.concatenate(self._versions)))
-        rank = numpy.empty(len(order), numpy.int64)
-        rank[order] = numpy.arange(len(order))
-        last = order[last_of_each([plain(column) for column in all_keys.columns], rank)]
-        keys, last_run = all_keys.take(pyarrow.array(last)), runs[last]
-        spilled = [file for run in self._spilled for file in run]
-        run_of = numpy.array(
-            [_TABLE] * len(files) + [number for number, run in enumerate(self._spilled) for _ in run]
-        )
-
-        def replace_rows(group: pyarrow.Table, key_numbers: numpy.ndarray, number: int) -> pyarrow.Table:
-            superseded = (key_numbers >= 0) & (last_run[key_numbers] != run_of[number])
-            return group.filter(pyarrow.array(~superseded))
-
-        rewritten = self._rewrite([*files, *spilled], keys, replace_rows)
+        masks: dict[int, numpy.ndarray] = {}
+        keys = self._runs.find_superseded(lambda index: self._mark(files, index, masks))
+        spilled = self._runs.files
+        for number, mask in enumerate(self._runs.masks(), len(files)):
+            if mask is not None:
+                masks[number] = mask
+        rewritten = self._rewrite([*files, *spilled], MaskedReplacement(masks))
         removed_paths = {file.path for file in rewritten.removed}
         added = [file for file in spilled if file.path not in removed_paths] + rewritten.added
         removed = [file for file in files if file.path in removed_paths]
         # From here on the files belong to the version.
-        self._spilled, self._keys, self._versions = [], [], []
+        self._runs.clear()
         leftover = [file for file in spilled if file.path in removed_paths]
-        return NextVersion(added, [*removed, *emptied], int(keys.num_rows), leftover)
+        return NextVersion(added, [*removed, *emptied], keys, leftover)
 
-    def _rewrite(
-        self, files: list[DataFile], keys: pyarrow.Table, replace_rows: Callable[..., pyarrow.Table]
-    ) -> Rewritten:
-        if not files or not keys.num_rows:
-            return Rewritten()
-        index = KeyIndex(keys)
-        work = CopyOnWrite(
-            self._table.folder, self._table.schema, self._target.primary_key, index, replace_rows
-        )
-        return work.rewrite(files, self._output_of_version, self._bytes_max)
+    def _mark(self, files: list[DataFile], index: KeyIndex, masks: dict[int, numpy.ndarray]) -> None:
+        """Add the rows whose keys are in an index to the masks of their files."""
+        key, schema = self._target.primary_key, self._table.schema
+        keyed = KeyedReplacement(schema, key, index, lambda rows, _, __: rows)
+
+        def mark_file(number: int) -> None:
+            with self._table.folder.open(files[number].path) as opened:
+                has_key = find_rows(opened, schema, key, index) >= 0
+            if has_key.any():
+                bits = numpy.packbits(has_key)
+                masks[number] = bits | masks[number] if number in masks else bits
+
+        numbers = [number for number, file in enumerate(files) if keyed.may_change(number, file)]
+        call_for_each(mark_file, numbers, _MARKING_THREADS_MAX)
+
+    def _rewrite(self, files: list[DataFile], replacement: Replacement) -> Rewritten:
+        work = CopyOnWrite(self._table.folder, self._table.schema, self._target.primary_key, replacement)
+        return work.rewrite(files, self._output_of_version, self._bytes_max, self._memory_bytes)
 
     def spill(self) -> None:
-        """Write the buffered rows as a run, and keep their keys."""
+        """Write the buffered rows as a run."""
         images = self._take_images()
-        rows, keys, is_put = self._stored(images)
+        rows, _, is_put = self._stored(images)
         if images is None or rows is None:
             return
         versions = images.column("_commit_version").to_numpy()
         # Each of these steps copies all buffered rows, so free the previous copy first.
         del images
-        if not pc.all(is_put).as_py():
-            rows = rows.filter(is_put)
-        rows = _sorted(rows, self._target.primary_key)
+        self._write_run(rows, versions, is_put.to_numpy())
+
+    def _write_run(self, rows: pyarrow.Table, versions: numpy.ndarray, is_put: numpy.ndarray) -> None:
+        key = self._target.primary_key
+        order = sorting_order(rows, key)
+        if order is not None:
+            versions, is_put = versions[order], is_put[order]
+        keys = rows.select(list(key))
+        keys = keys if order is None else keys.take(pyarrow.array(order))
         writer = self._output()
         try:
-            writer.write(rows)
-            self._spilled.append(writer.finish())
+            if is_put.all():
+                write_in_order(writer, rows, order)
+            elif order is None:
+                writer.write(rows.filter(pyarrow.array(is_put)))
+            else:
+                write_in_order(writer, rows, order[is_put])
+            files = writer.finish()
         except BaseException:
             writer.abort()
             raise
-        self._keys.append(keys)
-        self._versions.append(versions)
+        self._runs.add(keys, versions, is_put, files)
 
     def _take_images(self) -> pyarrow.Table | None:
         """Return the last images of the buffered rows, and clear the buffer."""
@@ -224,12 +247,25 @@ class MirrorTable:
         return rows, rows.select(key), is_put
 
 
-def _sorted(rows: pyarrow.Table, key: tuple[str, ...]) -> pyarrow.Table:
-    """Return rows in key order, so that files and row groups have narrow bounds."""
+def sorting_order(rows: pyarrow.Table, key: Sequence[str]) -> numpy.ndarray | None:
+    """Return the order of rows by their keys, None if they are in order. Files and row groups of ordered rows
+    have narrow bounds.
+    """
     first = rows.column(key[0])
     if len(key) == 1 and pyarrow.types.is_integer(first.type) and not first.null_count:
         numbers = first.to_numpy()
         if (numbers[1:] >= numbers[:-1]).all():
-            return rows
-    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in key])
-    return rows.take(order)
+            return None
+    order: numpy.ndarray = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in key]).to_numpy()
+    return order
+
+
+def write_in_order(writer: PartFiles, rows: pyarrow.Table, order: numpy.ndarray | None) -> None:
+    """Write rows in an order, None for their own, without a second copy of all rows."""
+    if order is None:
+        writer.write(rows)
+        return
+    # Join the chunks once, because taking rows from many chunks would join them on each call.
+    rows = rows.combine_chunks()
+    for first in range(0, len(order), _PIECE_ROWS):
+        writer.write(rows.take(pyarrow.array(order[first : first + _PIECE_ROWS])))

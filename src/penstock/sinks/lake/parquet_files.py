@@ -20,7 +20,7 @@ from penstock.sinks.lake.syncing import sync_paths
 # The maximum number of rows, and of bytes in memory, of a row group, which is buffered while a file is
 # written or read.
 ROW_GROUP_ROWS = 128 * 1024
-_ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_BYTES = 32 << 20
 # Bounds of longer texts are omitted, because they would make file lists large.
 _BOUND_CHARACTERS_MAX = 64
 
@@ -159,7 +159,7 @@ class PartFiles:
             return
         size = rows.nbytes
         self._pending_bytes += size
-        group_rows = max(1, min(ROW_GROUP_ROWS, _ROW_GROUP_BYTES * rows.num_rows // max(1, size)))
+        group_rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES * rows.num_rows // max(1, size)))
         while rows.num_rows:
             part = rows.slice(0, max(1, group_rows - self._pending_rows))
             rows = rows.slice(part.num_rows)
