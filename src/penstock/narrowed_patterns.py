@@ -45,10 +45,14 @@ class NarrowedPatterns(TablePatterns):
         return hash((self.requested, self.narrower))
 
 
-def nearest_table(pattern: str, names: Iterable[TableName]) -> str:
+def nearest_table(
+    pattern: str,
+    names: Iterable[TableName],
+    otherwise: str = "Write database.table, with * for any characters",
+) -> str:
     """Return the hint for a pattern that matches none of the tables: the table that was probably meant."""
     text = pattern.replace("`", "")
     database = text.partition(".")[0] + "."
     first = sorted(map(str, names), key=lambda name: not name.startswith(database))[:_NAMES_COMPARED_MAX]
     near = difflib.get_close_matches(text, first, 1)
-    return f"Did you mean {near[0]}?" if near else "Write database.table, with * for any characters"
+    return f"Did you mean {near[0]}?" if near else otherwise

@@ -2,6 +2,7 @@
 """`penstock log` on logs captured from real servers."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -147,6 +148,9 @@ def test_locate_by_time_returns_the_first_transaction_from_then_on(kept: KeptLog
         assert line["position"] == str(first_after.start)
     late = penstock("log", "locate", kept.folder, "--time", "2100-01-01", "--json").one
     assert late["is_end"]
+    text = penstock("log", "locate", kept.folder, "--time", "2100-01-01").out
+    assert re.search(r"^  is end +yes$", text, re.MULTILINE)
+    assert not re.search(r"_|True|None", text.partition("is end")[2]), text
     assert late["position"] == str(kept.head)
 
 

@@ -4,6 +4,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -72,7 +73,9 @@ def test_show_reports_the_capture_position(kept: KeptLog) -> None:
     assert not line["was_set"]
     assert line["gtid_set"]
     assert line["earliest"].startswith(kept.start.file)
-    assert str(kept.head) in penstock("position", "show", "--config", kept.config).out
+    text = penstock("position", "show", "--config", kept.config).out
+    assert str(kept.head) in text
+    assert re.search(r"^was set +no$", text, re.MULTILINE)
 
 
 # --- set ------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_paused_and_failed_pipelines_say_why(file: Path, tmp_path: Path) -> None
     assert str(tmp_path / "feed") in shown(file)["why"]
     (tmp_path / "feed").unlink()
     run_here(load_pipeline(file))
-    assert (shown(file)["state"], shown(file)["why"]) == ("stopped", None)
+    assert (shown(file)["state"], shown(file)["why"]) == ("finished", None)
 
 
 def test_text_has_no_labels_without_values(file: Path) -> None:

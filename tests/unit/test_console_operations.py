@@ -43,7 +43,7 @@ def test_every_state_and_alert_has_a_translation() -> None:
     alerts = set(re.findall(r'\b(?:Alert|_alert)\(\s*"([a-z ]+)"', sources))
     assert {"lag", "set aside", "pipeline failed"} <= alerts
     of_runs = {"loading", "running", "long batch", "waiting for changes", "retrying", "failed", "starting"}
-    states = {*map(str, State), *STATES, *of_runs, "paused", "pausing", "never ran", "stopped"}
+    states = {*map(str, State), *STATES, *of_runs, "paused", "pausing", "never ran", "stopped", "finished"}
     assert (alerts | states) - words.CHINESE.keys() == set()
 
 

@@ -150,3 +150,32 @@ def test_only_a_plain_range_at_the_head_is_followed(
     assert follower.next(end) is None
     assert not follower.wait(end, 0.2)
     assert daemon.asked == []
+
+
+def test_another_daemon_is_followed_only_if_its_file_is_the_same(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = DaemonAddress.parse("penstock://one:7070,two:7070/shop")
+    fingerprints = {"one": "f", "two": "f"}
+    answering, asked = ["one"], list[str]()
+    monkeypatch.setattr(head_follower.DaemonSource, "answering_url", property(lambda _source: answering[-1]))
+
+    def fingerprint(_source: Any, file: str, epoch: int) -> str:
+        assert (file, epoch) == ("log.000001", 0)
+        asked.append(answering[-1])
+        return fingerprints[answering[-1]]
+
+    monkeypatch.setattr(head_follower.DaemonSource, "fingerprint", fingerprint)
+    follower = HeadFollower(SourceOptions(daemon=address), 1 << 20)
+    follower.note(BEGIN, BEGIN, [WORK])
+    daemon.answers = [arrived(end) for end in (106, 112, 118, 124)]
+    end = BEGIN
+    for url in ("one", "one", "two"):
+        answering.append(url)
+        stretch = follower.next(end)
+        assert stretch is not None
+        end = stretch.end
+    assert asked == ["one", "two"]
+    answering.append("one")
+    fingerprints["one"] = "another file"
+    assert follower.next(end) is None

@@ -7,7 +7,7 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +330,20 @@ def test_forwarded_request_without_a_daemon_is_refused_by_name() -> None:
 def test_part_of_an_answer_is_never_taken_for_all_of_it() -> None:
     with pytest.raises(ConnectionResetError):
         forwarded(b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\npart")
+
+
+def test_tail_that_disconnects_is_no_longer_listed() -> None:
+    subscribers = Subscribers()
+
+    def follow(name: str, error: type[BaseException] | None) -> None:
+        with suppress(asyncio.CancelledError), subscribers.following("changes", "shop", name):
+            if error is not None:
+                raise error
+
+    follow("tail/host-1", asyncio.CancelledError)
+    follow("tail/host-2", None)
+    follow("cache", asyncio.CancelledError)
+    assert {subscriber.name for subscriber in subscribers.all()} == {"tail/host-2", "cache"}
+    with subscribers.following("changes", "shop", "tail/host-3"):
+        follow("tail/host-3", asyncio.CancelledError)
+        assert subscribers.count("shop") == 3

@@ -24,6 +24,7 @@ from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.serve.masking import Masking
 from penstock.serve.own_log import OwnSource
+from penstock.source import logged_tables
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.logged_tables import prove_table_known
 from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
@@ -84,9 +85,23 @@ def test_unknown_table_is_refused_with_the_one_that_may_be_meant(daemon: ServedL
 
 
 def test_hint_names_no_table_that_the_account_may_not_read(daemon: ServedLog) -> None:
-    refused = ask(daemon, "as-of", "guest-token", table="fuzzed.u_secret_t", at="2100-01-01")
-    assert refused.status == 400
-    assert b"secret_t?" not in refused.body
+    for name in each(("fuzzed.u_secret_t", "fuzzed.u0123456789012345")):
+        refused = ask(daemon, "as-of", "guest-token", table=name, at="2100-01-01")
+        assert refused.status == 400
+        hint = refused.json["hint"].replace(name, "")
+        assert "secret" not in hint
+
+
+def test_hint_lists_the_known_tables_if_no_name_is_similar(daemon: ServedLog) -> None:
+    for call, body in each((("history", {"key": ["1"]}), ("as-of", {"at": "2100-01-01"}))):
+        answer = ask(daemon, call, table="elsewhere.unlike_any", **body)
+        hint = (last_of(answer) if call == "history" else answer.json)["hint"]
+        assert hint.startswith("It knows "), hint
+        assert "fuzzed.t" in hint
+    many = [TableName("shop", f"t{number:02}") for number in range(30)]
+    assert logged_tables._hint_of(TableName("shop", "unlike_any"), [TableName("crm", "a"), *many]) == (
+        f"It knows {', '.join(map(str, many[:10]))}, and 21 more"
+    )
 
 
 def test_log_without_definitions_refuses_no_table() -> None:

@@ -116,7 +116,7 @@ def test_run_that_was_killed_is_an_alert_until_another_runs(
     run_here(watched.settings)
     assert watched.alerts() == {}
     listed = CliRunner().invoke(make_app(), ["pipelines", "list", watched.settings.state]).output
-    assert listed.split() == ["notes", "stopped", "-"]
+    assert listed.split() == ["notes", "finished", "-"]
 
 
 def test_run_that_is_stopped_during_an_outage_is_no_alert(

@@ -221,6 +221,23 @@ def test_truncate_drop_and_replace_empty_their_tables(text: str, tables: list[st
 
 
 @pytest.mark.parametrize(
+    ("text", "tables"),
+    [
+        ("CREATE TABLE orders (id INT)", ["shop.orders"]),
+        ("CREATE TABLE orders LIKE crm.orders", ["shop.orders"]),
+        ("CREATE TABLE crm.orders (id INT) START TRANSACTION", ["crm.orders"]),
+        ("CREATE TABLE orders SELECT 1", []),
+        ("CREATE TABLE IF NOT EXISTS orders (id INT)", []),
+        ("CREATE TABLE IF NOT EXISTS orders LIKE crm.orders", []),
+        ("CREATE TEMPORARY TABLE orders (id INT)", []),
+        ("ALTER TABLE orders ADD COLUMN note TEXT", []),
+    ],
+)
+def test_create_table_creates_unless_the_table_may_exist(text: str, tables: list[str]) -> None:
+    assert tables_of(text, "shop", MARIADB).created == _names(*tables)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "INSERT INTO orders VALUES (1)" + ", (-1.5e3, 'it''s', x'00', NULL)" * 300_000,

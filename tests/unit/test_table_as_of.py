@@ -102,7 +102,7 @@ def replayed(parts: list[tuple[Position, RowChange | LoggedStatement]], at: Posi
             break
         if isinstance(part, LoggedStatement):
             rows, seen = {}, set()
-            is_complete = T in part.emptied
+            is_complete = T in part.emptied | part.created
             continue
         before = None if part.before is None else part.before["id"]
         # A partial after image may lack the key too.
@@ -289,7 +289,7 @@ def test_page_shows_the_rows_and_exports_them(daemon: ServedLog) -> None:
         file = browser.get("/as-of/export", table="fuzzed.t", at=at, format="csv")
         refused = browser.get("/as-of/export", table="fuzzed.t", at=HOSTILE, format="csv")
     assert "as they stood" in form.words
-    assert "These are all rows that the log shows since the table was emptied at" in page.words
+    assert "These are all rows that the log shows since the table was created or emptied at" in page.words
     assert "such as those of foreign keys' actions, are not among them" in page.words
     assert (wrong.status, "<script>alert" in wrong.text) == (200, False)
     assert f"{HOSTILE!r} is not a table name" in wrong.problem

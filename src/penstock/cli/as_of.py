@@ -45,8 +45,8 @@ def run(
 
     A row that changed before the moment has the values that its last such change gave it. A row that changed
     only after the moment has the values from before its first change. Rows without a change in the kept log
-    are missing. The export is complete only if the log shows that the table was emptied before the moment. A
-    message on standard error says whether it is complete.
+    are missing. The export is complete only if the log shows that the table was created or emptied before the
+    moment. A message on standard error says whether it is complete.
     """
     from penstock.source.table_export import FORMATS
 
@@ -66,8 +66,8 @@ def run(
             sys.stdout.buffer.writelines(pieces)
             sys.stdout.buffer.flush()
     note = (
-        f"all rows of the table that the log shows since it was emptied at {complete_since}; changes that the"
-        " server does not log, such as those of foreign keys' actions, are not in it"
+        f"all rows of the table that the log shows since it was created or emptied at {complete_since};"
+        " changes that the server does not log, such as those of foreign keys' actions, are not in it"
         if complete_since
         else "only rows that the kept log has changed, before this moment or after it"
     )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.cli.shared.options import Json, LogConfig, LogName
 from penstock.cli.shared.progress import ReadingProgress
-from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, cell_text, counted, write_json
+from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, counted, field_lines, write_json
 from penstock.errors import OptionInvalid, PositionInvalid
 from penstock.model import Position
 
@@ -134,9 +134,8 @@ def show(
     if json:
         write_json(sys.stdout, [line])
         return
-    for name, value in line.items():
-        if name != "blocks":
-            typer.echo(f"{name:<14}{'-' if value is None else cell_text(value)}")
+    for text in field_lines({name: value for name, value in line.items() if name != "blocks"}):
+        typer.echo(text)
     typer.echo("")
     blocks_max = _BLOCKS_DEFAULT if limit is None else limit or len(block_records)
     writer = LineWriter(sys.stdout, _BLOCK_FIELDS)
@@ -265,8 +264,8 @@ def locate(
         write_json(sys.stdout, [line])
         return
     typer.echo(description)
-    for name, value in line.items():
-        typer.echo(f"  {name:<15}{'-' if value is None else cell_text(value)}")
+    for text in field_lines(line):
+        typer.echo(f"  {text}")
 
 
 def _located_line(reader: "LogReader", located: "Located", exact: Position) -> dict[str, Any]:

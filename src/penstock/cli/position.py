@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.shared.confirming import check_confirmation
 from penstock.cli.shared.options import Json, LogConfig, LogName
-from penstock.cli.shared.rendering import cell_text, time_text, write_json
+from penstock.cli.shared.rendering import field_lines, time_text, write_json
 from penstock.errors import OptionInvalid
 from penstock.model import Position
 
@@ -59,10 +59,8 @@ def show(log: LogName = None, config: LogConfig = None, json: Json = False) -> N
     if json:
         write_json(sys.stdout, [line])
         return
-    for name, value in line.items():
-        if name in ("holds", "last_set"):
-            continue
-        typer.echo(f"{name:<14}{'-' if value in (None, '') else cell_text(value)}")
+    for text in field_lines({name: line[name] for name in line if name not in ("holds", "last_set")}):
+        typer.echo(text)
     for name, position in line["holds"].items():
         typer.echo(f"{'hold':<14}{name} keeps what follows {position}")
     if line["last_set"]:

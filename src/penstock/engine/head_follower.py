@@ -48,6 +48,9 @@ class HeadFollower:
         self._planned: tuple[Offset, RangeWork] | None = None
         self._arrived: tuple[Offset, ArrivedBytes] | None = None
         self._paused_until = 0.0
+        # The daemon whose file is known to be that of the offsets. A listing of another daemon proved nothing
+        # about the first of several.
+        self._proved_url = self._source.answering_url if self._source.has_one_daemon else ""
 
     def close(self) -> None:
         """Close the connection."""
@@ -99,6 +102,8 @@ class HeadFollower:
             return None
         try:
             arrived = self._source.bytes_behind(begin.position, seconds, self._bytes_max)
+            if arrived is not None and not self._is_same_file(begin):
+                arrived = None
         except PenstockError as problem:
             # Planning from a listing will meet the same error and handle it.
             _log.debug("a daemon does not give the bytes at its head", why=str(problem))
@@ -106,3 +111,13 @@ class HeadFollower:
         if arrived is None:
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
         return arrived
+
+    def _is_same_file(self, begin: Offset) -> bool:
+        """Return whether the daemon that answered last has the file of an offset."""
+        url = self._source.answering_url
+        if url != self._proved_url and begin.fingerprint:
+            position = begin.position
+            if self._source.fingerprint(position.file, position.epoch) != begin.fingerprint:
+                return False
+            self._proved_url = url
+        return True

@@ -157,6 +157,8 @@ def _name_state(
         return "never ran"
     if shown.get("state") == "failed":
         return "failed"
+    if shown.get("ended"):
+        return "finished"
     # A runner of an earlier version did not record its end, so a missing end does not mean that it was
     # killed.
     return "lost" if shown.get("ended") is False and "updated_us" in shown else "stopped"

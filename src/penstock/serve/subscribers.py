@@ -12,6 +12,9 @@ from penstock.model import Position
 
 SubscriberKey = tuple[str, str, str, int | None, frozenset[int]]
 
+# `penstock tail` names itself so. It follows from one process and resumes nothing.
+_TAIL = "tail/"
+
 # A longer list of shards is replaced by their number.
 _SHARDS_TEXT_MAX = 200
 
@@ -110,6 +113,11 @@ class Subscribers:
         subscriber.seen_us = now_us
         try:
             yield subscriber
+        except BaseException:
+            # The client disconnected before the end of the response: a tail has ended.
+            if name.startswith(_TAIL) and subscriber.requests == 1 and self._known.get(key) is subscriber:
+                del self._known[key]
+            raise
         finally:
             subscriber.requests -= 1
             subscriber.seen_us = time.time_ns() // 1000

@@ -91,6 +91,16 @@ class DaemonSource(KeptSource):
         arrived = self._daemon_log.bytes_behind(self._to_log(position), seconds, bytes_max)
         return None if arrived is None else replace(arrived, head=self._from_log(arrived.head))
 
+    @property
+    def answering_url(self) -> str:
+        """The URL of the daemon that answered last."""
+        return self._daemon_log.answering_url
+
+    @property
+    def has_one_daemon(self) -> bool:
+        """Whether the log can be read from one daemon only."""
+        return len(self._daemon_log.address.base_urls) == 1
+
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
         """Make the daemon keep everything after a position. Raises the error that the daemon answers with."""
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
@@ -200,6 +210,11 @@ class DaemonLog:
             return None if arrived is None else replace(arrived, head=arrived.head.shifted(shift))
 
         return self._ask(ask)
+
+    @property
+    def answering_url(self) -> str:
+        """The URL of the daemon that answered last."""
+        return self._clients[self._current].url
 
     def prepared(self, xid: str) -> None:
         """Return None: the bytes of a daemon's log are searched instead."""

@@ -13,10 +13,11 @@ class LoggedStatement:
 
     It occupies [`position`, `end`) in the log. `tables` contains all tables that it names, `databases` the
     databases that it drops, `emptied` the tables that it empties, and `unlogged` the tables whose rows it
-    adds or removes without logging them. `transaction` is the start of the transaction that contains it, None
-    if it is outside a transaction. `sql_mode` contains the session's SQL modes that change how the text is
-    parsed. `commit_ts` is the commit timestamp of a statement from a TiDB cluster. `definitions` describes
-    how it changes each table, as in `DefiningStatement`. Can be pickled.
+    adds or removes without logging them, and `created` the tables that did not exist before. `transaction` is
+    the start of the transaction that contains it, None if it is outside a transaction. `sql_mode` contains
+    the session's SQL modes that change how the text is parsed. `commit_ts` is the commit timestamp of a
+    statement from a TiDB cluster. `definitions` describes how it changes each table, as in
+    `DefiningStatement`. Can be pickled.
     """
 
     text: str
@@ -32,6 +33,7 @@ class LoggedStatement:
     commit_ts: int | None = None
     definitions: tuple[tuple[str, str, str, str], ...] = ()
     origin: StatementOrigin = field(default_factory=StatementOrigin)
+    created: frozenset[TableName] = frozenset()
 
     @property
     def version(self) -> int:

@@ -5,7 +5,7 @@ A reader therefore needs no separate schema history, wherever in the log it star
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.errors import OptionInvalid, SchemaPending, SchemaUnknown
 from penstock.limits import DEFINITION_PENDING_SECONDS_MAX
@@ -105,6 +105,10 @@ class LoggedTables:
         return forgotten
 
 
+# An error about an unknown table lists up to this many known tables.
+_TABLES_LISTED_MAX = 10
+
+
 def prove_table_known(
     source: Source, table: TableName, may_read: Callable[[str, str], bool] = lambda database, name: True
 ) -> None:
@@ -122,4 +126,14 @@ def prove_table_known(
     names = history.names()
     if names:
         readable = [name for name in names if may_read(name.database, name.table)]
-        raise OptionInvalid(f"the log knows no table {table}", hint=nearest_table(str(table), readable))
+        raise OptionInvalid(f"the log knows no table {table}", hint=_hint_of(table, readable))
+
+
+def _hint_of(table: TableName, known: Sequence[TableName]) -> str:
+    """Return the table that was probably meant, or the known tables, those of the same database first."""
+    if (near := nearest_table(str(table), known, "")) or not known:
+        return near or "No table of the log is readable to this account"
+    names = sorted(known, key=lambda name: (name.database != table.database, str(name)))
+    listed = ", ".join(map(str, names[:_TABLES_LISTED_MAX]))
+    more = len(names) - _TABLES_LISTED_MAX
+    return f"It knows {listed}" + (f", and {more} more" if more > 0 else "")

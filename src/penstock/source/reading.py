@@ -505,6 +505,7 @@ class _RangeReader:
             StatementOrigin(
                 position.file, position.offset, statement.gtid, statement.server_id, statement.commit_us
             ),
+            statement_tables.created,
         )
 
     def _transaction(self, statement: Any) -> Position | None:

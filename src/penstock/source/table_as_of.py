@@ -346,7 +346,7 @@ class TableAsOf:
     # --- What -------------------------------------------------------------------------------------
 
     def _apply_statement(self, statement: LoggedStatement) -> None:
-        if self._table in statement.emptied and self._table not in statement.unlogged:
+        if self._table in statement.emptied | statement.created and self._table not in statement.unlogged:
             self._known = _Known()
             self.complete_since = statement.end
         elif self._table in statement.unlogged or statement.tables - {self._table} or statement.databases:

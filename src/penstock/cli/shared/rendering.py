@@ -3,7 +3,7 @@
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -73,6 +73,15 @@ def json_value(value: Any) -> Any:
         case timedelta():
             return duration_text(value)
     raise AssertionError(f"{type(value)} has no JSON form")
+
+
+def field_lines(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each field: its name in words, and its value as text, or - without a value."""
+    names = {name: name.replace("_", " ") for name in fields}
+    width = max(map(len, names.values()), default=0) + 2
+    for name, value in fields.items():
+        text = ("yes" if value else "no") if isinstance(value, bool) else cell_text(value)
+        yield f"{names[name]:<{width}}{'-' if value in (None, '') else text}"
 
 
 def cell_text(value: Any) -> str:

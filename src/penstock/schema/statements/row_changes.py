@@ -234,13 +234,15 @@ class StatementTables:
 
     `named` contains all tables that it defines, renames, drops, alters or empties, and `databases` contains
     the databases that it drops. Tables in `emptied` lose all rows. Tables in `unlogged` gain or lose some
-    rows. The log does not contain these row changes.
+    rows. The log does not contain these row changes. Tables in `created` did not exist before, and have no
+    rows.
     """
 
     named: frozenset[TableName]
     databases: frozenset[str]
     emptied: frozenset[TableName]
     unlogged: frozenset[TableName]
+    created: frozenset[TableName] = frozenset()
 
 
 def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTables:
@@ -251,6 +253,7 @@ def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTa
     named: set[TableName] = set()
     databases: set[str] = set()
     emptied: set[TableName] = set()
+    created: set[TableName] = set()
     for effect in effects_of(text, database, spelling):
         match effect:
             case DropDatabase(dropped):
@@ -261,7 +264,10 @@ def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTa
                 named |= {name, to}
             case DropTable(name):
                 emptied.add(name)
-            case CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name):
+            case CreateTable(name=name, keep=keep) | CreateLike(name=name, keep=keep):
+                named.add(name)
+                created |= set() if keep else {name}
+            case AlterTable(name=name):
                 named.add(name)
     statement = Statement(TokenCursor(read_tokens(text, spelling)), database, spelling)
     unlogged: set[TableName] = set()
@@ -272,7 +278,9 @@ def tables_of(text: str, database: str, spelling: ServerSpelling) -> StatementTa
         # The definitions of the named tables are in doubt, and so are their rows.
         unlogged |= statement.named
     named |= statement.named | emptied
-    return StatementTables(frozenset(named), frozenset(databases), frozenset(emptied), frozenset(unlogged))
+    return StatementTables(
+        frozenset(named), frozenset(databases), frozenset(emptied), frozenset(unlogged), frozenset(created)
+    )
 
 
 def _take_emptied_table(statement: Statement) -> set[TableName]:
