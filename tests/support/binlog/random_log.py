@@ -160,22 +160,22 @@ def _image_bytes(image: Image, columns: int) -> bytes:
     return content
 
 
-def keep_log(content: bytes) -> Log:
+def keep_log(content: bytes, name: str = NAME, flavor: str = "mysql", version: str = "9.7.4") -> Log:
     """Return a log in memory that holds a file."""
     log = open_log(SimulatedDisk())
     start = first_event_end(content)
     cutter = BlockCutter(
         epoch=0,
-        file=NAME,
+        file=name,
         offset=start,
-        flavor="mysql",
+        flavor=flavor,
         live=False,
         block_bytes=BLOCK_BYTES,
         head=content[:start],
     )
-    epoch_fields = {"epoch": 0, "server_id": 1, "flavor": "mysql", "file": NAME, "offset": start}
-    log.begin_epoch(**epoch_fields, server_key="mysql:1", version="9.7.4", gtid_set="")
-    log.begin_file(NAME, start, content[len(MAGIC) : start], "", epoch=0, server_id=1, flavor="mysql")
+    epoch_fields = {"epoch": 0, "server_id": 1, "flavor": flavor, "file": name, "offset": start}
+    log.begin_epoch(**epoch_fields, server_key=f"{flavor}:1", version=version, gtid_set="")
+    log.begin_file(name, start, content[len(MAGIC) : start], "", epoch=0, server_id=1, flavor=flavor)
     at = start
     while at < len(content):
         at += cutter.feed(content[at:])
@@ -191,5 +191,5 @@ def keep_log(content: bytes) -> Log:
                 time_max_us=cutter.time_max_us,
                 gtid_set=cutter.gtid_set,
             )
-    assert log.visible == Position(0, NAME, len(content)), "the log has the whole file"
+    assert log.visible == Position(0, name, len(content)), "the log has the whole file"
     return log
