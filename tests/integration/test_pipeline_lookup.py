@@ -13,6 +13,7 @@ import pytest
 
 from penstock.errors import AuthenticationFailed, OptionInvalid, StepFailed
 from penstock.local.driver import LocalDriver
+from penstock.pipeline.row_metadata import exact_texts
 from penstock.pipeline.settings import pipeline_of_values
 from penstock.pipeline.steps.lookup import LookupStep, Settings
 from penstock.pipeline.verify.verify import verify
@@ -137,13 +138,24 @@ def test_values_are_read_in_the_types_of_the_table_and_get_the_declared_ones(
     step.close()
 
 
-def test_value_that_its_type_cannot_represent_is_null(
+def test_value_that_its_type_cannot_represent_is_null_and_keeps_its_text(
     make_step: MakeStep, mysql_server: Server, database: str
 ) -> None:
     mysql_server.sql(f"SET sql_mode = ''; UPDATE {database}.customers SET born = '1815-00-10' WHERE id = 1")
-    step = make_step(add={"born": {"column": "born", "type": "date"}})
-    stepped = run(step, changes_of(ORDERS, insert(1, id=1, customer=1, country="DE")))
-    assert stepped.rows.column("born").to_pylist() == [None]
+    step = make_step(
+        add={
+            "birthday": {"column": "born", "type": "date"},
+            "name": {"column": "name", "type": "varchar(20)"},
+        }
+    )
+    added = [insert(number, id=number, customer=number, country="DE") for number in (2, 1, 3)]
+    for _ in range(2):
+        stepped = run(step, changes_of(ORDERS, *added))
+        assert stepped.rows.column("birthday").to_pylist() == [None] * 3
+        texts = exact_texts(stepped.rows, "birthday")
+        assert texts is not None
+        assert texts.to_pylist() == [None, "1815-00-10", None]
+        assert exact_texts(stepped.rows, "name") is None
 
 
 def test_row_that_was_looked_up_is_kept_and_a_new_row_is_always_found(

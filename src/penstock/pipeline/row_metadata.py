@@ -87,6 +87,24 @@ def _rename_in_maps(exact: pyarrow.Array, names: Mapping[str, Sequence[str]]) ->
     return pyarrow.array(maps, exact.type)
 
 
+def add_exact_texts(rows: pyarrow.RecordBatch, added: pyarrow.Array) -> pyarrow.RecordBatch:
+    """Add the texts of unrepresentable values to the `_metadata` of rows, as a map by column for each row."""
+    if added.null_count == len(added):
+        return rows
+    index = rows.schema.get_field_index(_METADATA)
+    kind = rows.column(index).type
+    parts = rows.column(index).flatten()
+    number = kind.get_field_index("unrepresentable")
+    # Unrepresentable values are rare.
+    texts = [
+        [*(own or ()), *(more or ())] or None
+        for own, more in zip(parts[number].to_pylist(), added.to_pylist(), strict=True)
+    ]
+    parts[number] = pyarrow.array(texts, parts[number].type)
+    metadata = pyarrow.StructArray.from_arrays(parts, fields=list(kind))
+    return rows.set_column(index, rows.schema.field(index), metadata)
+
+
 def exact_texts(rows: pyarrow.RecordBatch, column: str) -> pyarrow.Array | None:
     """Return the texts of a column's unrepresentable values, null elsewhere; None if there are none."""
     exact = compute.struct_field(rows.column(_METADATA), "unrepresentable")

@@ -40,7 +40,7 @@ from penstock.pipeline.expressions import type_known
 from penstock.pipeline.load.reader import column_expression
 from penstock.pipeline.load.session import LoadSession, open_session
 from penstock.pipeline.pairs import INSERT, POSTIMAGE, kinds_of, try_splitting
-from penstock.pipeline.row_metadata import refuse_absent
+from penstock.pipeline.row_metadata import add_exact_texts, refuse_absent
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, resolve_column
 from penstock.schema.reader import read_table
@@ -116,7 +116,9 @@ class Settings(StepSection):
 
 @dataclass
 class _Memory:
-    """The rows that were looked up for the rows of a target: keys as in the rows, then the added columns."""
+    """The rows that were looked up for the rows of a target: keys as in the rows, the added columns, and the
+    texts of their unrepresentable values.
+    """
 
     rows: pyarrow.Table
     begun: float
@@ -163,7 +165,7 @@ class LookupStep(Step):
         assert target is not None, "rows of every table pass"
         refuse_absent(changes.rows, keys, VERB)
         columns = [changes.rows.column(name) for name in keys]
-        memory = self._memory(changes.target)
+        memory = self._memory(changes)
         places = _places(columns, memory.rows)
         has_key = numpy.ones(len(changes), dtype=bool)
         for column in columns:
@@ -177,18 +179,15 @@ class LookupStep(Step):
                 changes, keys, (places < 0) & numpy.isin(kinds_of(changes.rows), (INSERT, POSTIMAGE))
             )
         chosen = pyarrow.array(places, mask=places < 0)
-        added = [
-            memory.rows.column(number).take(chosen) for number in range(len(keys), memory.rows.num_columns)
+        *added, exact = [
+            memory.rows.column(number).take(chosen).combine_chunks()
+            for number in range(len(keys), memory.rows.num_columns)
         ]
         own = [changes.rows.column(name) for name in changes.target.column_names]
         system = [changes.rows.column(name) for name in SYSTEM_COLUMNS]
         fields = [*target.arrow(), *(changes.rows.schema.field(name) for name in SYSTEM_COLUMNS)]
-        arrays = [*own, *(column.combine_chunks() for column in added), *system]
-        return replace(
-            changes,
-            target=target,
-            rows=pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields)),
-        )
+        rows = pyarrow.RecordBatch.from_arrays([*own, *added, *system], schema=pyarrow.schema(fields))
+        return replace(changes, target=target, rows=add_exact_texts(rows, exact))
 
     def _refuse_missing(
         self, changes: Changes, keys: Sequence[str], missing: npt.NDArray[numpy.bool_]
@@ -214,15 +213,17 @@ class LookupStep(Step):
             columns.append(Column(name, kind.type_text, kind.charset, True))
         return columns
 
-    def _memory(self, target: Target) -> _Memory:
-        """Return the looked-up rows for rows of a target. Rows that are too old, or too many, are dropped."""
-        memory, now = self._memories.get(target), time.monotonic()
+    def _memory(self, changes: Changes) -> _Memory:
+        """Return the looked-up rows for changes. Rows that are too old, or too many, are dropped."""
+        target, now = changes.target, time.monotonic()
+        memory = self._memories.get(target)
         too_old = memory is not None and now - memory.begun >= self.settings.max_age
         if memory is None or too_old or memory.rows.num_rows > self.settings.rows_max:
             after = self.target(target)
             assert after is not None, "rows of every table pass"
             fields = [target.arrow().field(name).with_name(f"key {name}") for name in self._keys(target)]
             fields += [after.arrow().field(name) for name in self.settings.add]
+            fields.append(changes.rows.schema.field("_metadata").type.field("unrepresentable"))
             # Forget the rows that were looked up for an earlier definition of this table. That definition
             # will not return.
             self._memories = {
@@ -304,7 +305,7 @@ class LookupStep(Step):
             result = ResultSet(
                 [
                     (name, column.type_text, column.charset, True)
-                    for name, column in zip(schema.names, stored, strict=True)
+                    for name, column in zip(schema.names, stored, strict=False)
                 ],
                 mariadb=target.mariadb,
                 instance="",
@@ -320,11 +321,12 @@ class LookupStep(Step):
                 rows = pyarrow.record_batch(batch)
                 arrays = [
                     self._converted(rows.column(field.name), field.type, column)
-                    for field, column in zip(schema, columns, strict=True)
+                    for field, column in zip(schema, columns, strict=False)
                 ]
                 for values, column in zip(arrays[len(names) :], columns[len(names) :], strict=True):
                     self._prove_length(values, column)
-                yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+                exact = compute.struct_field(rows.column("_metadata"), "unrepresentable")
+                yield pyarrow.RecordBatch.from_arrays([*arrays, exact], schema=schema)
 
     def _converted(self, values: pyarrow.Array, kind: pyarrow.DataType, column: Column) -> pyarrow.Array:
         """Return values of the table in the type of a row's key or of an added column. Raises StepFailed."""
