@@ -8,7 +8,8 @@ import pyarrow
 import pytest
 
 from penstock.client import AsyncFakeSubscriber, ChangeBatch, FakeChanges, FakeSubscriber
-from penstock.errors import LeaseLost, OptionInvalid
+from penstock.client.supply import Taker
+from penstock.errors import LeaseLost, OptionInvalid, StreamError
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
@@ -273,3 +274,38 @@ def test_program_may_stop_the_subscriber_inside_its_callback() -> None:
 def test_unknown_ack_mode_is_refused() -> None:
     with pytest.raises(OptionInvalid):
         FakeSubscriber(changes(), ack="never")
+
+
+def ends_with(subscriber: FakeSubscriber | AsyncFakeSubscriber, problem: Exception) -> None:
+    """Let the supply of a subscriber end with an error instead of at the last change."""
+    start = subscriber._supply.start
+    subscriber._supply.start = lambda taker: start(  # type: ignore[method-assign]
+        Taker(taker.gained, taker.lost, lambda _: taker.ended(problem))
+    )
+
+
+@pytest.mark.parametrize("way", ["run", "for", "async run", "async for"])
+def test_everything_that_arrived_before_an_error_is_delivered(way: str) -> None:
+    fed, got, problem = changes(200), [], StreamError("a row cannot be read")
+
+    def consume() -> None:
+        subscriber = FakeSubscriber(fed)
+        ends_with(subscriber, problem)
+        if way == "run":
+            subscriber.run(lambda batch: got.extend(ids(batch)))
+        for batch in subscriber:
+            got.extend(ids(batch))
+
+    async def consume_async() -> None:
+        subscriber = AsyncFakeSubscriber(fed)
+        ends_with(subscriber, problem)
+        if way == "async run":
+            await subscriber.run(lambda batch: got.extend(ids(batch)))
+        async for batch in subscriber:
+            got.extend(ids(batch))
+
+    with pytest.raises(StreamError) as raised:
+        asyncio.run(consume_async()) if way.startswith("async") else consume()
+    assert raised.value is problem
+    assert got == list(range(200))
+    assert fed.consumed == 200

@@ -109,6 +109,8 @@ class Consumer:
         self._auto = ack == "auto"
         self._in_hand: OwnedShard | None = None
         self._failure: BaseException | None = None
+        # Whether the failure is that of a callback, after which nothing more is delivered.
+        self._aborted = False
         # The shards of which a batch was taken or is about to be taken, and was not processed yet.
         self._busy: set[OwnedShard] = set()
         self._skipped = 0
@@ -127,10 +129,12 @@ class Consumer:
         return self._skipped
 
     def _is_done(self) -> bool:
-        """Return whether everything that arrived before the end was processed, or whether a failure stopped
-        processing.
+        """Return whether everything that arrived before the end was processed, or whether the failure of a
+        callback stopped processing.
+
+        What arrived before an error of the supply is still delivered.
         """
-        if self._failure is not None:
+        if self._aborted:
             return True
         return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())
 
@@ -287,6 +291,10 @@ class Consumption(Consumer):
             self._ended = True
         self._wake()
 
+    def _abort(self, problem: BaseException) -> None:
+        self._aborted = True
+        self._end(problem)
+
     def _wake(self) -> None:
         self._arrived.set()
         with self._changed:
@@ -308,7 +316,7 @@ class Consumption(Consumer):
             except BaseException as problem:
                 # Without this handler the shard would stop silently. An exit raised in a callback ends the
                 # subscriber.
-                self._end(problem)
+                self._abort(problem)
                 raise
             finally:
                 self._busy.discard(shard)
@@ -334,7 +342,7 @@ class Consumption(Consumer):
             tries += 1
             step, pause = answer_failure(self._policy, batch, tries, attempt.failure, shard.deliveries)
             if step is Step.STOP:
-                self._end(attempt.failure)
+                self._abort(attempt.failure)
                 return False
             if step is Step.SKIP:
                 self._skipped += 1

@@ -37,6 +37,8 @@ class AsyncConsumption(Consumer):
         super().__init__(supply, policy, ack)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = asyncio.Event()
+        # Set when nothing more is to be delivered, although something may be waiting.
+        self._halted = asyncio.Event()
         self._arrived = asyncio.Event()
         self._batch_finished = asyncio.Event()
         self._callback: AsyncCallback | None = None
@@ -92,6 +94,7 @@ class AsyncConsumption(Consumer):
         """Wait for running callbacks, write checkpoints, and release the shards."""
         self._stopping = True
         self._over.set()
+        self._halted.set()
         self._wake()
         # The event loop closes the iterator of an abandoned `async for` a moment later.
         for _ in range(2):
@@ -168,6 +171,11 @@ class AsyncConsumption(Consumer):
         self._over.set()
         self._wake()
 
+    def _abort(self, problem: BaseException) -> None:
+        self._aborted = True
+        self._halted.set()
+        self._finish(problem)
+
     def _wake(self) -> None:
         self._arrived.set()
         for shard in list(self._workers):
@@ -192,7 +200,7 @@ class AsyncConsumption(Consumer):
             except BaseException as problem:
                 # Without this handler the shard would stop silently. An exit raised in a callback ends the
                 # subscriber.
-                self._finish(problem)
+                self._abort(problem)
                 raise
             finally:
                 self._busy.discard(shard)
@@ -213,12 +221,12 @@ class AsyncConsumption(Consumer):
             tries += 1
             step, pause = answer_failure(self._policy, batch, tries, attempt.failure, shard.deliveries)
             if step is Step.STOP:
-                self._finish(attempt.failure)
+                self._abort(attempt.failure)
                 return False
             if step is Step.SKIP:
                 self._skipped += 1
                 return try_ack(batch)
-            await self._wait(self._over, pause)
+            await self._wait(self._halted, pause)
             if self._stopping or shard.over:
                 return False
 
