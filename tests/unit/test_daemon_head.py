@@ -25,7 +25,8 @@ from penstock.pipeline.state import PipelineState
 from penstock.serve.http.answers import StreamedAnswer
 from penstock.source.daemon import DaemonSource
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import ArrivedBytes, DaemonClient
+from penstock.source.daemon_client import DaemonClient
+from penstock.source.followed_bytes import ArrivedBytes
 from penstock.source.source import SourceOptions
 from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
 from tests.support.logstore.disk import SimulatedDisk

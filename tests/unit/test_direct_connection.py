@@ -18,8 +18,9 @@ from penstock.logstore.memory import MemoryTier
 from penstock.model import Position
 from penstock.serve.http import log as log_routes
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import ArrivedBytes, DaemonClient
+from penstock.source.daemon_client import DaemonClient
 from penstock.source.direct_connection import DirectConnection
+from penstock.source.followed_bytes import ArrivedBytes, ByteStreams
 from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import Captured, open_log
@@ -73,6 +74,12 @@ class Scripted:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+@pytest.fixture(autouse=True)
+def requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams, which replace the requests under load, have their own tests."""
+    monkeypatch.setattr(ByteStreams, "open", lambda *_arguments: None)
 
 
 @contextmanager
@@ -168,14 +175,14 @@ def test_newest_bytes_are_those_that_a_thread_reads_from_the_log(
         except PenstockError as problem:
             return type(problem), problem.message
 
-    newest = log_routes._newest_bytes
+    newest = log_routes.newest_bytes
     served: list[Any] = []
     monkeypatch.setattr(
-        log_routes, "_newest_bytes", lambda log, start: served.append(newest(log, start)) or served[-1]
+        log_routes, "newest_bytes", lambda log, start: served.append(newest(log, start)) or served[-1]
     )
     fast = answers_of(daemon, read)
     assert any(served)
-    monkeypatch.setattr(log_routes, "_newest_bytes", lambda log, start: None)
+    monkeypatch.setattr(log_routes, "newest_bytes", lambda log, start: None)
     assert fast == answers_of(daemon, read)
     monkeypatch.setattr(DirectConnection, "get", lambda *_: None)
     assert fast == answers_of(daemon, read)

@@ -13,7 +13,7 @@ from penstock.model import Position
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.source.bounds import Bounds
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import ArrivedBytes
+from penstock.source.followed_bytes import ArrivedBytes
 from penstock.source.offsets import Offset
 from penstock.source.source import ByteRange, SourceOptions
 

@@ -3,7 +3,8 @@
 
 The usual plan lists the log and then reads the range. These two requests take longer than processing the few
 transactions of such a batch. At the head of a file, the listing would add no information, so requesting the
-bytes after the position is enough. In all other cases, such as the next file, another server or a backlog,
+bytes after the position is enough. Under load, the daemon sends them without a request for each batch: see
+`FollowedBytes`. In all other cases, such as the next file, another server or a backlog,
 the batch is planned from a listing.
 """
 
@@ -16,7 +17,7 @@ from penstock.errors import PenstockError
 from penstock.limits import MIB
 from penstock.pipeline.record import RangeWork
 from penstock.source.daemon import DaemonSource
-from penstock.source.daemon_client import ArrivedBytes
+from penstock.source.followed_bytes import ArrivedBytes
 from penstock.source.offsets import Offset
 from penstock.source.source import SourceOptions
 

@@ -23,7 +23,8 @@ from penstock.model import Position, TableName, TablePatterns
 from penstock.retry import Retry
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.daemon_client import ArrivedBytes, DaemonClient
+from penstock.source.daemon_client import DaemonClient
+from penstock.source.followed_bytes import ArrivedBytes
 from penstock.source.kept import EpochKey, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions, place_of
 

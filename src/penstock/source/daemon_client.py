@@ -8,7 +8,7 @@ Only this module uses urllib3.
 import json
 import ssl
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -34,6 +34,7 @@ from penstock.limits import READ_BYTES, SILENCE_SECONDS_MAX
 from penstock.model import Position, Secret, Tls
 from penstock.source.daemon_address import DaemonAddress, is_host_port
 from penstock.source.direct_connection import DirectConnection, DirectResponse
+from penstock.source.followed_bytes import SERVER_HEADER, ArrivedBytes, ByteStreams
 from penstock.source.silent_daemons import SilentDaemons
 
 _CONNECT_SECONDS_MAX = 5.0
@@ -44,8 +45,6 @@ _CONNECTIONS_KEPT = 2
 
 # The header with the source file offset where the bytes of a response end.
 _STOP_HEADER = "Penstock-Stop"
-# The header with the key of the server that the bytes come from. Version 0.1 does not send this header.
-_SERVER_HEADER = "Penstock-Server"
 # The header with the GTID set before the end of the bytes. It is sent if the request has a `timeout`.
 GTID_SET_HEADER = "Penstock-Gtid-Set"
 # The header with the name of the fleet member that copies the log.
@@ -69,18 +68,6 @@ _MEMBERS_FOLLOWED_MAX = 3
 Query = Mapping[str, str | int | None]
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class ArrivedBytes:
-    """Whole transactions of a file that end at an offset. `content` is b"" if there are none. `head` is the
-    end of the log.
-    """
-
-    content: bytes
-    end: int
-    head: Position
-    gtid_set: LoggedSet
 
 
 class DaemonClient:
@@ -121,7 +108,9 @@ class DaemonClient:
             **_tls_arguments(address.tls),
         )
         self._tls = None if address.tls is None else tls_context(address.tls)
+        self._sent_headers = {str(name): str(value) for name, value in self._pool.headers.items()}
         self._direct: DirectConnection | None = None
+        self._streams = ByteStreams(self._tls, self._sent_headers)
         # Whether the daemon is known to send its server's key with the bytes.
         self.names_servers = False
 
@@ -180,7 +169,7 @@ class DaemonClient:
         )
         end = -1
         try:
-            self._check_server(response.headers.get(_SERVER_HEADER), server_key, f"{file}:{start}")
+            self._check_server(response.headers.get(SERVER_HEADER), server_key, f"{file}:{start}")
             end = int(response.headers.get(_STOP_HEADER, -1))
             while piece := response.read(READ_BYTES):
                 start += len(piece)
@@ -203,13 +192,25 @@ class DaemonClient:
         """Wait up to `seconds` for transactions after an offset of a file, and return them.
 
         Return None if they are larger than `bytes_max`, or if the daemon cannot tell where they end.
-        Propagates errors from `stream`.
+        Under load, the daemon sends them without further requests. Propagates errors from `stream`.
         """
+        position = Position(epoch, file, start)
+        arrived = self._streams.take(self.url, position, seconds, bytes_max)
+        if arrived is None:
+            arrived = self._request_bytes(position, server_key, seconds, bytes_max)
+            if arrived is not None and arrived.content and not seconds:
+                self._streams.open(self.url, self._path, replace(position, offset=arrived.end), server_key)
+        return arrived
+
+    def _request_bytes(
+        self, position: Position, server_key: str, seconds: float, bytes_max: int
+    ) -> ArrivedBytes | None:
+        epoch, file, start = position.epoch, position.file, position.offset
         query: Query = {"epoch": epoch, "file": file, "start": start, "timeout": str(seconds)}
         response = self._get_directly("bytes", query, bytes_max)
         if response is None:
             response = self._get_small("bytes", query, bytes_max)
-        self._check_server(response.headers.get(_SERVER_HEADER.lower()), server_key, f"{file}:{start}")
+        self._check_server(response.headers.get(SERVER_HEADER.lower()), server_key, f"{file}:{start}")
         head = response.headers.get(POSITION_HEADER.lower())
         end = int(response.headers.get(_STOP_HEADER.lower(), -1))
         gtid_set = response.headers.get(GTID_SET_HEADER.lower())
@@ -255,8 +256,8 @@ class DaemonClient:
         return response
 
     def _connect_directly(self, seconds: float) -> DirectConnection:
-        headers = {str(name): str(value) for name, value in self._pool.headers.items()}
-        return DirectConnection.open(self.url, self._tls, headers, min(seconds, _CONNECT_SECONDS_MAX))
+        connect_seconds = min(seconds, _CONNECT_SECONDS_MAX)
+        return DirectConnection.open(self.url, self._tls, self._sent_headers, connect_seconds)
 
     def _get_small(self, call: str, query: Query, bytes_max: int) -> DirectResponse:
         """Return the response to a request through urllib3, without its content if it is too long."""
@@ -375,6 +376,7 @@ class DaemonClient:
         direct, self._direct = self._direct, None
         if direct is not None:
             direct.close()
+        self._streams.close()
 
     def __repr__(self) -> str:
         return f"DaemonClient({self.url + self._path!r})"

@@ -20,28 +20,24 @@ from starlette.types import Send
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.gtid_sets import LoggedSet
-from penstock.limits import PIECE_BYTES_AT_ONCE
 from penstock.logstore.disk import Buffer, FileRange
 from penstock.logstore.extent import Extent
 from penstock.logstore.followed_log import ServedLog
-from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.audit import record_action
+from penstock.serve.http.newest_bytes import GTID_SET_CHARACTERS_MAX, followed_bytes, newest_bytes
 from penstock.serve.http.query import Query, instance_of, log_of, whole_log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
 from penstock.source.daemon_client import GTID_SET_HEADER, POSITION_HEADER
+from penstock.source.followed_bytes import SERVER_HEADER
 
 # The offset where the bytes of a response end, possibly before the requested stop.
 STOP_HEADER = "Penstock-Stop"
-# The key of the server that wrote the bytes.
-SERVER_HEADER = "Penstock-Server"
 _BYTES_TYPE = "application/octet-stream"
-# Clients limit the length of a header, so a longer GTID set is left out.
-_GTID_SET_CHARACTERS_MAX = 8192
 # A disconnect of the client is noticed only after the wait, so the wait is short.
 _BYTES_WAIT_SECONDS_MAX = 1.0
 
@@ -235,18 +231,23 @@ async def _bytes(served: Served, request: Request) -> Response:
     """Stream a range of one source file, from memory if it is still there.
 
     With `timeout` it first waits for a transaction after `start`, and reports where the log ends, so that a
-    reader at the head needs one request. The first piece is read before the response starts, so that errors
-    are reported as problem documents.
+    reader at the head needs one request. With `follow`, a log whose newest bytes are in memory sends the
+    transactions after `start` as they arrive, for up to so many seconds. The first piece is read before the
+    response starts, so that errors are reported as problem documents.
     """
     log, query = whole_log_of(served, request), Query(request)
     epoch, file = query.number("epoch", 0), query.text("file")
     start, stop = query.number("start"), query.number("stop", None)
     head: Position | None = None
+    if query.has("follow"):
+        name, position = request.path_params["instance"], Position(epoch, file, start)
+        key = {SERVER_HEADER: _server_key(log, epoch)}
+        return followed_bytes(served, name, log, position, query.seconds("follow"), key)
     if query.has("timeout"):
         seconds = min(query.seconds("timeout"), _BYTES_WAIT_SECONDS_MAX)
         position = Position(epoch, file, start)
         head = await served.wait_behind(request.path_params["instance"], position, seconds, log)
-        if stop is None and (newest := _newest_bytes(log, position)) is not None:
+        if stop is None and (newest := newest_bytes(log, position)) is not None:
             content, head, head_set = newest
             headers = _bytes_headers(log, epoch, head.offset, len(content), head, head_set)
             return Response(content, headers=headers, media_type=_BYTES_TYPE)
@@ -263,32 +264,16 @@ def _bytes_headers(
     log: ServedLog, epoch: int, end: int, length: int, head: Position | None, gtid_set: LoggedSet | None
 ) -> dict[str, str]:
     """Return the headers of a range that ends at an offset."""
-    headers = {"Content-Length": str(length), STOP_HEADER: str(end)}
-    server_key = next((known.server_key for known in log.epochs.epochs if known.epoch == epoch), "")
-    headers[SERVER_HEADER] = server_key
+    headers = {"Content-Length": str(length), STOP_HEADER: str(end), SERVER_HEADER: _server_key(log, epoch)}
     if head is not None:
         headers[POSITION_HEADER] = str(head)
-        if gtid_set is not None and len(gtid_set) <= _GTID_SET_CHARACTERS_MAX:
+        if gtid_set is not None and len(gtid_set) <= GTID_SET_CHARACTERS_MAX:
             headers[GTID_SET_HEADER] = gtid_set
     return headers
 
 
-def _newest_bytes(log: ServedLog, start: Position) -> tuple[bytes, Position, LoggedSet] | None:
-    """Return the log after a position, its end, and the GTID set there, if it is short and all in memory.
-
-    Else return None: the range needs a thread, which costs more than reading a few transactions.
-    """
-    if not isinstance(log, Log) or log.memory is None:
-        return None
-    head, gtid_set = log.visible_end()
-    if head is None or (head.epoch, head.file) != (start.epoch, start.file):
-        return None
-    length = head.offset - start.offset
-    if not 0 < length <= PIECE_BYTES_AT_ONCE:
-        return None
-    views = log.memory.read(start.epoch, start.file, start.offset, head.offset)
-    content = b"".join(views or ())
-    return (content, head, gtid_set) if len(content) == length else None
+def _server_key(log: ServedLog, epoch: int) -> str:
+    return next((known.server_key for known in log.epochs.epochs if known.epoch == epoch), "")
 
 
 class _Reading:

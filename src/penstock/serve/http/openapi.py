@@ -29,6 +29,7 @@ _INSTANCE = "/v1/instances/{instance}"
 _QUERY = {
     "after": ("string", "Wait until the log has grown past this position"),
     "timeout": ("number", "Maximum wait in seconds"),
+    "follow": ("number", "Send frames of new transactions for up to this many seconds; 204 if it cannot"),
     "version": ("integer", "The commit version that names a file of definitions"),
     "listing": ("integer", "1: return the epochs, the extents and the GTID set of that end too"),
     "time_us": ("integer", "Microseconds UTC since 1970"),
@@ -108,7 +109,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("get", f"{_INSTANCE}/gtid_set", "Every GTID before a position", "position!", _JSON),
     ("get", f"{_INSTANCE}/head_bytes", "A file's magic and format description", "epoch file!", _BYTES),
-    ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop timeout", _BYTES),
+    ("get", f"{_INSTANCE}/bytes", "Raw bytes of a file", "epoch file! start! stop timeout follow", _BYTES),
     ("get", f"{_INSTANCE}/schema", "Table definitions at a position", "position! table again", _JSON),
     (
         "post",
