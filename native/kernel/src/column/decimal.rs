@@ -140,25 +140,19 @@ impl Decimal<'_> {
         [whole % GROUP_DIGITS, whole / GROUP_DIGITS, self.scale / GROUP_DIGITS, self.scale % GROUP_DIGITS]
     }
 
-    /// Writes the unscaled number in two's complement, big-endian, with as few bytes as possible.
-    pub(crate) fn unscaled_bytes(&self, out: &mut Vec<u8>) -> Result<()> {
-        let wide = if self.precision <= ARROW_DIGITS_MAX {
+    /// Calls `write` with the unscaled number in two's complement, big-endian, with as few bytes as possible.
+    #[inline]
+    pub(crate) fn with_unscaled_bytes(&self, write: impl FnOnce(&[u8])) -> Result<()> {
+        if self.precision <= ARROW_DIGITS_MAX {
             let value = self.unscaled()?;
-            let fill = if value < 0 { 0xff } else { 0 };
-            let mut bytes = [fill; WIDE_BYTES];
-            if let Some(low) = bytes.last_chunk_mut() {
-                *low = value.to_be_bytes();
-            }
-            bytes
+            let bytes = value.to_be_bytes();
+            // Bits equal to the sign are redundant, except for one.
+            let redundant = usize::try_from((value ^ (value >> 127)).leading_zeros().saturating_sub(1) / 8);
+            write(bytes.get(redundant.unwrap_or(0)..).unwrap_or(&bytes));
         } else {
-            self.unscaled_wide()?
-        };
-        // A leading byte is redundant if it only repeats the sign of the next byte.
-        let redundant = wide.windows(2).take_while(|pair| match pair {
-            [first, second] => *first == if second & 0x80 == 0 { 0 } else { 0xff },
-            _ => false,
-        });
-        out.extend_from_slice(wide.get(redundant.count()..).unwrap_or(&wide));
+            let wide = self.unscaled_wide()?;
+            write(wide.get(redundant_bytes(&wide)..).unwrap_or(&wide));
+        }
         Ok(())
     }
 
@@ -258,10 +252,16 @@ pub(super) fn append(value: &Decimal<'_>, store: &mut Store) -> Appended {
 /// Writes the number in the JSON format of Kafka Connect's Decimal: the bytes of the unscaled number in base64. The
 /// scale is in the message's schema.
 pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
-    let mut bytes = Vec::with_capacity(WIDE_BYTES);
-    value.unscaled_bytes(&mut bytes)?;
-    base64::write_quoted(&bytes, out);
-    Ok(())
+    value.with_unscaled_bytes(|bytes| base64::write_quoted(bytes, out))
+}
+
+/// Returns how many leading bytes only repeat the sign of the next byte.
+fn redundant_bytes(number: &[u8]) -> usize {
+    let redundant = number.windows(2).take_while(|pair| match pair {
+        [first, second] => *first == if second & 0x80 == 0 { 0 } else { 0xff },
+        _ => false,
+    });
+    redundant.count()
 }
 
 /// Writes an unsigned integer in Kafka Connect's Decimal format with scale 0.

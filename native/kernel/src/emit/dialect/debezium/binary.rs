@@ -135,7 +135,7 @@ fn write_present(typed: Typed<'_>, kind: &Kind, traits: ColumnTraits, out: &mut 
         Typed::Decimal(value) => match handling.decimal {
             DecimalMode::Precise => {
                 let (precision, scale) = digits_of(kind);
-                out.decimal(precision, scale, |out| value.unscaled_bytes(out))?;
+                out.decimal(precision, scale, |out| value.with_unscaled_bytes(|bytes| out.extend_from_slice(bytes)))?;
             }
             DecimalMode::Double => out.double(decimal::to_double(value)?),
             DecimalMode::String => out.content(|out| decimal::write_text(value, out))?,

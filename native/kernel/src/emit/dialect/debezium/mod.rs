@@ -15,6 +15,7 @@ pub(crate) mod schema;
 pub(super) mod values;
 mod writer;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use column_traits::column_traits;
@@ -22,6 +23,7 @@ use handling::{DebeziumOptions, FlatField};
 pub use writer::Writer;
 use writer::{transaction_id, ChangeView, Field, FlatKeys, CONNECTOR, VERSION};
 
+use crate::column::integer::write_digits;
 use crate::column::{quoted, write_integer, write_unsigned_integer};
 use crate::emit::dialect::ddl::{table_statements, Definition, DefinitionKind};
 use crate::emit::dialect::{
@@ -133,45 +135,59 @@ impl Dialect for Debezium {
     }
 }
 
+/// The parts of JSON messages that all rows of an event share.
+#[derive(Clone, Copy)]
+struct Shared<'s> {
+    /// The `source` fields before the row number.
+    source: &'s [u8],
+    /// The times at the end of a message.
+    times: &'s [u8],
+}
+
 impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
-        // All rows of the event share the `source` fields before the row number. The scratch buffer holds them.
-        let mut shared = std::mem::take(&mut out.scratch);
-        shared.clear();
-        match self.registered {
-            Some(schemas) => {
-                binary::source_head(schemas.format, at, &self.table.database, &self.table.table, &mut shared);
-            }
-            None => source_head(at, &self.table.database, Some(&self.table.table), &mut shared),
+        // All rows of the event share the `source` fields before the row number, and the times at the end. The scratch
+        // buffer holds them.
+        let mut scratch = std::mem::take(&mut out.scratch);
+        scratch.clear();
+        let source_bytes;
+        if let Some(schemas) = self.registered {
+            binary::source_head(schemas.format, at, &self.table.database, &self.table.table, &mut scratch);
+            source_bytes = scratch.len();
+        } else {
+            source_head(at, &self.table.database, Some(&self.table.table), &mut scratch);
+            source_bytes = scratch.len();
+            times(at, &mut scratch);
         }
-        let outcome = self.each(at, rows, &shared, out);
-        shared.clear();
-        out.scratch = shared;
+        let (source, times) = scratch.split_at_checked(source_bytes).unwrap_or_default();
+        let outcome = self.each(at, rows, Shared { source, times }, out);
+        scratch.clear();
+        out.scratch = scratch;
         outcome
     }
 }
 
 impl Writer {
-    fn each(&self, at: &At<'_>, rows: &mut Images<'_, '_>, source: &[u8], out: &mut Messages) -> Result<()> {
+    fn each(&self, at: &At<'_>, rows: &mut Images<'_, '_>, shared: Shared<'_>, out: &mut Messages) -> Result<()> {
         while let Some(row) = rows.next()? {
             let index = if at.event.shared { row.index } else { row.index.saturating_sub(at.row_first) };
             let operation: &[u8] = if at.snapshot { b"r" } else { b"c" };
             let insert = |after| ChangeView { operation, before: None, after, counts: None };
             let delete = |before| ChangeView { operation: b"d", before, after: None, counts: None };
             match (row.before, row.after) {
-                (None, after) => self.write_change(at, &insert(after), source, index, out)?,
-                (before, None) => self.write_change(at, &delete(before), source, index, out)?,
+                (None, after) => self.write_change(at, &insert(after), shared, index, out)?,
+                (before, None) => self.write_change(at, &delete(before), shared, index, out)?,
                 (Some(before), Some(after)) if self.changes_key(before, after) => {
-                    self.write_change(at, &delete(row.before), source, index, out)?;
+                    self.write_change(at, &delete(row.before), shared, index, out)?;
                     // Count the change once: with the message for the new row.
                     out.close(MessageKind::Delete, row.slot_before?, 0)?;
-                    self.write_change(at, &insert(row.after), source, index, out)?;
+                    self.write_change(at, &insert(row.after), shared, index, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;
                     continue;
                 }
                 (before, after) => {
                     let update = ChangeView { operation: b"u", before, after, counts: None };
-                    self.write_change(at, &update, source, index, out)?;
+                    self.write_change(at, &update, shared, index, out)?;
                 }
             }
             out.close(kind_of(&row), row.slot, 1)?;
@@ -190,7 +206,7 @@ impl Writer {
         &self,
         at: &At<'_>,
         change: &ChangeView<'_, '_>,
-        source: &[u8],
+        shared: Shared<'_>,
         row: u32,
         out: &mut Messages,
     ) -> Result<()> {
@@ -198,7 +214,7 @@ impl Writer {
         let change = &ChangeView { counts, ..*change };
         let value = &mut out.value;
         if let Some(schemas) = self.registered {
-            return self.write_binary(schemas, at, change, source, row, value);
+            return self.write_binary(schemas, at, change, shared.source, row, value);
         }
         value.extend_from_slice(&self.head);
         if let Some(flat) = &self.flat {
@@ -211,14 +227,14 @@ impl Writer {
         value.extend_from_slice(b",\"after\":");
         self.image(change.after, value)?;
         value.extend_from_slice(b",\"source\":");
-        value.extend_from_slice(source);
+        value.extend_from_slice(shared.source);
         source_tail(at, row, value);
         value.extend_from_slice(b",\"transaction\":");
         write_transaction(at, change, value);
         value.extend_from_slice(b",\"op\":\"");
         value.extend_from_slice(change.operation);
         value.push(b'"');
-        times(at, value);
+        value.extend_from_slice(shared.times);
         value.extend_from_slice(if self.head.is_empty() { b"}\n" } else { b"}}\n" });
         Ok(())
     }
@@ -320,11 +336,34 @@ fn write_transaction(at: &At<'_>, change: &ChangeView<'_, '_>, out: &mut Vec<u8>
 fn times(at: &At<'_>, out: &mut Vec<u8>) {
     let micros = at.transaction.commit_us;
     out.extend_from_slice(b",\"ts_ms\":");
+    let millis = write_millis(micros, out);
+    write_finer_times(micros, millis, out);
+}
+
+/// Writes the time in milliseconds and returns the range of its digits in `out`.
+fn write_millis(micros: i64, out: &mut Vec<u8>) -> Range<usize> {
+    let start = out.len();
     write_integer(micros.div_euclid(1_000), out);
+    start..out.len()
+}
+
+/// Writes the time in microseconds and nanoseconds. `millis` is the range in `out` of its digits in milliseconds, which
+/// both numbers begin with, so that they are copied instead of computed again.
+fn write_finer_times(micros: i64, millis: Range<usize>, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"ts_us\":");
-    write_integer(micros, out);
-    out.extend_from_slice(b",\"ts_ns\":");
-    write_integer(micros.saturating_mul(1_000), out);
+    let start = out.len();
+    if (1_000..=i64::MAX / 1_000).contains(&micros) {
+        out.extend_from_within(millis);
+        write_digits(micros.unsigned_abs() % 1_000, 3, out);
+        let end = out.len();
+        out.extend_from_slice(b",\"ts_ns\":");
+        out.extend_from_within(start..end);
+        out.extend_from_slice(b"000");
+    } else {
+        write_integer(micros, out);
+        out.extend_from_slice(b",\"ts_ns\":");
+        write_integer(micros.saturating_mul(1_000), out);
+    }
 }
 
 /// Writes the `source` fields that come before the row number.
@@ -337,15 +376,13 @@ fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u
     out.extend_from_slice(b"\",\"name\":");
     quoted::write(at.instance.as_bytes(), out);
     out.extend_from_slice(b",\"ts_ms\":");
-    write_integer(micros.div_euclid(1_000), out);
+    let millis = write_millis(micros, out);
     out.extend_from_slice(b",\"snapshot\":\"");
     out.extend_from_slice(if at.snapshot { b"true" } else { b"false" });
     out.extend_from_slice(b"\",\"db\":");
     quoted::write(database.as_bytes(), out);
-    out.extend_from_slice(b",\"sequence\":null,\"ts_us\":");
-    write_integer(micros, out);
-    out.extend_from_slice(b",\"ts_ns\":");
-    write_integer(micros.saturating_mul(1_000), out);
+    out.extend_from_slice(b",\"sequence\":null");
+    write_finer_times(micros, millis, out);
     out.extend_from_slice(b",\"table\":");
     json_object::text_or_null(table.unwrap_or_default(), out);
     out.extend_from_slice(b",\"server_id\":");
@@ -368,4 +405,24 @@ fn source_tail(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
         None => out.extend_from_slice(b"null"),
     }
     out.extend_from_slice(b",\"query\":null}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copied_digits_of_times_equal_computed_ones() {
+        let bound = i64::MAX / 1_000;
+        let random = (1..=2_000_i64).map(|step| step.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64) >> (step % 63));
+        let edges = [0, 1, 999, 1_000, 1_001, 999_999, 1_700_000_000_000_007, bound, bound + 1, i64::MAX];
+        for micros in edges.into_iter().chain(random).flat_map(|micros| [micros, micros.wrapping_neg()]) {
+            let mut out = b"before".to_vec();
+            let millis = write_millis(micros, &mut out);
+            write_finer_times(micros, millis, &mut out);
+            let (ms, ns) = (micros.div_euclid(1_000), micros.saturating_mul(1_000));
+            let expected = format!("before{ms},\"ts_us\":{micros},\"ts_ns\":{ns}");
+            assert_eq!(String::from_utf8(out).expect("ASCII"), expected);
+        }
+    }
 }

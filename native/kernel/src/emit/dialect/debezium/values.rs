@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// Raises `ValueMalformed` for values that are invalid for the kind, such as an ENUM member out of range, or a
 /// malformed JSON document or geometry, and `EventUnsupported` for a TIME that its mode cannot represent.
+#[inline(always)]
 pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
         Typed::Null => out.extend_from_slice(b"null"),
