@@ -284,7 +284,8 @@ class Follower:
             while view.nbytes:
                 take = goal - self._at if self._at < goal else self._range.bytes_to_event_end(view)
                 piece = view[: min(take, _SLICE_BYTES)]
-                if not self._judge_rows(self._at + piece.nbytes, stopping):
+                # Evaluating the whole piece at once costs less than evaluating each slice.
+                if not self._judge_rows(max(goal, self._at + piece.nbytes), stopping):
                     return
                 for batch in self._range.feed(piece):
                     size += batch.bytes

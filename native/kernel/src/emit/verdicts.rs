@@ -27,28 +27,79 @@ pub fn visible_change(change: Change, code: u8) -> Result<Option<Change>> {
     }
 }
 
-/// The outcomes of one table's rows in a transaction.
+/// Outcomes that were used are removed once this many of a table are.
+const USED_MAX: usize = 4096;
+
+/// The outcomes of the rows of an event.
+struct EventVerdicts {
+    commit_version: i64,
+    offset: i64,
+    /// Number of the table's outcomes up to the event's end.
+    end: usize,
+}
+
+/// The outcomes of one table's rows, in log order.
 #[derive(Default)]
 struct TableVerdicts {
     codes: Vec<u8>,
-    /// For each event in order: its offset, and the number of outcomes up to its end.
-    events: Vec<(i64, usize)>,
+    events: Vec<EventVerdicts>,
     /// Number of outcomes that were used, and of events whose outcomes were all used.
     used: usize,
     events_used: usize,
 }
 
-/// Database and table.
-type Name = (Box<str>, Box<str>);
+impl TableVerdicts {
+    fn add(&mut self, commit_version: i64, offset: i64, code: u8) {
+        self.codes.push(code);
+        let end = self.codes.len();
+        match self.events.last_mut() {
+            Some(last) if (last.commit_version, last.offset) == (commit_version, offset) => last.end = end,
+            _ => self.events.push(EventVerdicts { commit_version, offset, end }),
+        }
+    }
 
-fn name_of(view: &TableView) -> Name {
-    (Box::from(&*view.database), Box::from(&*view.table))
+    /// The next event with unused outcomes.
+    fn next(&self) -> Option<&EventVerdicts> {
+        self.events.get(self.events_used)
+    }
+
+    fn use_up(&mut self, changes: usize) {
+        self.used = self.used.saturating_add(changes);
+        while self.next().is_some_and(|event| event.end <= self.used) {
+            self.events_used += 1;
+        }
+        if self.used >= USED_MAX.min(self.codes.len()) {
+            self.remove_used();
+        }
+    }
+
+    /// Removes used outcomes, and frees memory that a large transaction needed.
+    fn remove_used(&mut self) {
+        self.codes.drain(..self.used.min(self.codes.len()));
+        self.events.drain(..self.events_used);
+        for event in &mut self.events {
+            event.end = event.end.saturating_sub(self.used);
+        }
+        (self.used, self.events_used) = (0, 0);
+        self.codes.shrink_to(USED_MAX);
+        self.events.shrink_to(USED_MAX);
+    }
+}
+
+/// Number of outcomes of a transaction.
+#[derive(Default)]
+struct Counts {
+    evaluated: usize,
+    used: usize,
 }
 
 /// The outcomes of transactions that have not ended yet.
 #[derive(Default)]
 pub struct Verdicts {
-    transactions: BTreeMap<i64, HashMap<Name, TableVerdicts>>,
+    /// The outcomes by database and table, so that a lookup needs no owned name.
+    tables: HashMap<Box<str>, HashMap<Box<str>, TableVerdicts>>,
+    /// The counts of each transaction, by commit version.
+    transactions: BTreeMap<i64, Counts>,
     rows: usize,
 }
 
@@ -65,62 +116,66 @@ impl Verdicts {
                 format!("a transaction has more than {VERDICT_ROWS_MAX} changes of tables whose rows have conditions");
             return Err(Error::new(ErrorKind::LimitExceeded, message));
         }
-        let mut rows = versions.iter().zip(offsets).zip(codes).peekable();
-        while let Some(((version, _), _)) = rows.peek() {
-            let version = **version;
-            let table = self.table(version, name);
-            while let Some(((_, offset), code)) = rows.next_if(|((next, _), _)| **next == version) {
-                table.codes.push(*code);
-                let end = table.codes.len();
-                match table.events.last_mut() {
-                    Some((last, last_end)) if last == offset => *last_end = end,
-                    _ => table.events.push((*offset, end)),
-                }
+        let table = self.tables.entry(name.0.into()).or_default().entry(name.1.into()).or_default();
+        for ((version, offset), code) in versions.iter().zip(offsets).zip(codes) {
+            table.add(*version, *offset, *code);
+        }
+        for transaction in versions.chunk_by(i64::eq) {
+            if let Some(version) = transaction.first() {
+                self.transactions.entry(*version).or_default().evaluated += transaction.len();
             }
         }
         Ok(())
-    }
-
-    fn table(&mut self, version: i64, (database, table): (&str, &str)) -> &mut TableVerdicts {
-        let name = (Box::from(database), Box::from(table));
-        self.transactions.entry(version).or_default().entry(name).or_default()
     }
 
     /// Returns the unused outcomes of an event. Events in a compressed payload share an offset.
     pub fn of_event(&self, version: i64, view: &TableView, offset: u64) -> &[u8] {
-        let tables = self.transactions.get(&version);
-        let Some(table) = tables.and_then(|tables| tables.get(&name_of(view))) else { return &[] };
-        match table.events.get(table.events_used) {
-            Some((known, end)) if *known == offset as i64 => table.codes.get(table.used..*end).unwrap_or_default(),
+        let tables = self.tables.get(&*view.database);
+        let Some(table) = tables.and_then(|tables| tables.get(&*view.table)) else { return &[] };
+        match table.next() {
+            Some(event) if (event.commit_version, event.offset) == (version, offset as i64) => {
+                table.codes.get(table.used..event.end).unwrap_or_default()
+            }
             _ => &[],
         }
     }
 
-    /// Counts outcomes of a table as used.
+    /// Counts the outcomes of a table's changes as used.
     pub fn use_up(&mut self, version: i64, view: &TableView, changes: u32) {
-        let tables = self.transactions.get_mut(&version);
-        if let Some(table) = tables.and_then(|tables| tables.get_mut(&name_of(view))) {
-            table.used = table.used.saturating_add(changes as usize);
-            while table.events.get(table.events_used).is_some_and(|(_, end)| *end <= table.used) {
-                table.events_used += 1;
-            }
+        let changes = changes as usize;
+        if let Some(counts) = self.transactions.get_mut(&version) {
+            counts.used = counts.used.saturating_add(changes);
+        }
+        let tables = self.tables.get_mut(&*view.database);
+        if let Some(table) = tables.and_then(|tables| tables.get_mut(&*view.table)) {
+            table.use_up(changes);
         }
     }
 
-    /// Drops the outcomes up to a transaction that ends. Raises `EventMalformed` if there are outcomes of rows that were
+    /// Ends the transactions up to a commit version. Raises `EventMalformed` if there are outcomes of rows that were
     /// not read: the caller has read other rows.
     pub fn end(&mut self, version: i64) -> Result<()> {
         while let Some(first) = self.transactions.first_entry().filter(|first| *first.key() <= version) {
-            for ((database, table), verdicts) in first.remove() {
-                let (used, evaluated) = (verdicts.used, verdicts.codes.len());
-                self.rows = self.rows.saturating_sub(evaluated);
-                if used != evaluated {
-                    let counts = format!("{used} rows were read, and the conditions of {evaluated} evaluated");
-                    return Err(malformed(format!("{counts}: table `{database}`.`{table}`")));
-                }
+            let counts = first.remove();
+            self.rows = self.rows.saturating_sub(counts.evaluated);
+            if counts.used != counts.evaluated {
+                return Err(self.unread(version, &counts));
             }
         }
         Ok(())
+    }
+
+    /// Returns the error for outcomes of rows that were not read, which names the table of the first of them.
+    #[cold]
+    fn unread(&self, version: i64, counts: &Counts) -> Error {
+        let mut tables = self.tables.iter().flat_map(|(database, tables)| {
+            let is_unread = |table: &TableVerdicts| table.next().is_some_and(|event| event.commit_version <= version);
+            tables.iter().filter(move |(_, table)| is_unread(table)).map(move |(table, _)| (database, table))
+        });
+        let table = tables.next().map(|(database, table)| format!(": table `{database}`.`{table}`"));
+        let Counts { evaluated, used } = counts;
+        let rows = format!("{used} rows were read, and the conditions of {evaluated} evaluated");
+        malformed(format!("{rows}{}", table.unwrap_or_default()))
     }
 }
 
@@ -157,8 +212,42 @@ mod tests {
         verdicts.end(7).expect("all rows were read");
         assert!(verdicts.of_event(7, &orders, 200).is_empty());
         assert_eq!(verdicts.of_event(8, &orders, 300), [3]);
-        assert_eq!(verdicts.end(8).expect_err("a row was not read").kind(), ErrorKind::EventMalformed);
+        let unread = verdicts.end(8).expect_err("a row was not read");
+        assert_eq!(unread.kind(), ErrorKind::EventMalformed);
+        assert!(unread.to_string().contains("`shop`.`orders`"), "{unread}");
         assert_eq!(verdicts.rows, 0);
+    }
+
+    #[test]
+    fn outcomes_of_many_transactions_are_found_after_used_ones_are_removed() {
+        let views = [view("orders"), view("users")];
+        let mut verdicts = Verdicts::default();
+        let transactions = 3 * USED_MAX as i64;
+        let versions: Vec<i64> = (0..transactions).flat_map(|version| [version; 3]).collect();
+        let offsets: Vec<i64> =
+            (0..transactions).flat_map(|version| [10 * version, 10 * version, 10 * version + 5]).collect();
+        let codes: Vec<u8> = (0..versions.len()).map(|at| (at % 4) as u8).collect();
+        for view in &views {
+            verdicts.add((&view.database, &view.table), &versions, &offsets, &codes).expect("few rows");
+        }
+        let mut events = codes.as_slice();
+        for version in 0..transactions {
+            let (first, rest) = events.split_at(2);
+            let (second, rest) = rest.split_at(1);
+            for (offset, expected) in [(10 * version, first), (10 * version + 5, second)] {
+                for view in &views {
+                    assert_eq!(verdicts.of_event(version, view, offset as u64), expected);
+                    assert!(verdicts.of_event(version + 1, view, offset as u64).is_empty());
+                    verdicts.use_up(version, view, expected.len() as u32);
+                }
+            }
+            verdicts.end(version).expect("all rows were read");
+            events = rest;
+        }
+        assert_eq!((verdicts.rows, verdicts.transactions.len()), (0, 0));
+        let tables = verdicts.tables.values().flat_map(HashMap::values);
+        assert!(tables.clone().all(|table| table.codes.is_empty() && table.events.capacity() <= USED_MAX));
+        assert_eq!(tables.count(), 2);
     }
 
     #[test]
