@@ -2,6 +2,7 @@
 """A lake writer that is killed at any step and retries its batch stores each change once."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,26 @@ def test_writer_killed_at_any_step_leaves_each_change_once(lake: Lake) -> None:
             break
         number += 1
     assert number > 4, "the batch has several steps"
+    assert not killed
+
+
+@pytest.mark.deep(keep=("delta-mirror",))
+@pytest.mark.parametrize(
+    "lake", [("delta", "mirror"), ("delta", "feed"), ("delta", "history")], ids="-".join, indirect=True
+)
+def test_first_batch_killed_at_any_step_creates_each_table_once_with_its_rows(lake: Lake) -> None:
+    for step in range(STEPS_MAX):
+        killed = lake.is_killed(1, step)
+        # Other processes, which have prepared nothing, run the batch again and continue.
+        for number in (1, 2):
+            assert not lake.is_killed(number, STEPS_MAX)
+        for table in TABLES:
+            assert sorted(stored_rows(lake, table)) == expected(lake.mode, 2), (table, step)
+            assert DeltaTable(str(lake.folder / "shop" / table)).version() == 1, (table, step)
+        if not killed:
+            break
+        shutil.rmtree(lake.folder)
+    assert step > 8, "the batch has several steps"
     assert not killed
 
 

@@ -27,6 +27,8 @@ def sink_of(kind: str, path: Path, **settings: Any) -> Sink:
     sink = make_sink(kind, settings_of(kind)(path=str(path), **settings))
     for target in TABLES:
         sink.prepare(target, Evolution.EVOLVE)
+    # Tables without rows are created now.
+    sink.close()
     return sink
 
 

@@ -85,7 +85,8 @@ class ChunkWork:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self) | {"table": [self.table.database, self.table.table], "chunk": dict(self.chunk)}
+        # `asdict` would copy the chunk value by value, of each table of a batch.
+        return {**vars(self), "table": [self.table.database, self.table.table], "chunk": dict(self.chunk)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

@@ -108,6 +108,9 @@ class RangeDecoding:
                 return
             # The decoder may still request table definitions for a payload at the end of the bytes.
             yield from self._due()
+            # `finish` looks at every table, so call it again only after its batches were taken.
+            while self.decoder.state == "batch":
+                yield "batch"
 
     def rest_of_payload(self) -> Iterator[str]:
         """Decode the rest of the last event, if it is a transaction payload or commits an XA transaction.

@@ -25,7 +25,12 @@ ORDERS = target_of({"id": "int", "note": "varchar(20)"})
 VISITS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.visits")
 # For each kind of sink: the functions whose calls are steps, in addition to finished files.
 STEPS = {
-    "delta": [("penstock.sinks.delta.table", "Delta", "commit")],
+    "delta": [
+        ("penstock.sinks.delta.table", "Delta", "commit"),
+        ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "save"),
+        ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "commit"),
+        ("penstock.sinks.delta.unwritten_table", None, "create_table_with_add_actions"),
+    ],
     "iceberg": [("penstock.sinks.iceberg.table", "Iceberg", "commit")],
     "files": [
         ("penstock.sinks.files.sink", "FilesSink", "_publish"),

@@ -36,7 +36,7 @@ _BOUNDED_COLUMNS_MAX = 32
 # Readers parse decimal bounds as doubles, which are exact only up to 15 digits.
 _BOUND_DIGITS_MAX = 15
 # Commits and readers replay the log after its last checkpoint. This is Spark's default interval.
-_CHECKPOINT_INTERVAL, _COMMITS_PER_CHECKPOINT = "delta.checkpointInterval", 10
+DEFAULT_PROPERTIES = {"delta.checkpointInterval": "10"}
 # The table feature that deletes rows of a file without rewriting it.
 _VECTORS = "deletionVectors"
 
@@ -44,12 +44,19 @@ _VECTORS = "deletionVectors"
 class Delta(LakeTable):
     """A Delta table at the version that was opened."""
 
-    def __init__(self, table: DeltaTable, url: str, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        table: DeltaTable,
+        url: str,
+        options: Mapping[str, str],
+        folder: Folder,
+        schema: pyarrow.Schema | None = None,
+    ) -> None:
         self._table = table
         self._url = url
         self._options = dict(options)
-        self.schema = pyarrow.schema(table.schema().to_arrow())
-        self.folder = folder_of(url, options)
+        self.schema = pyarrow.schema(table.schema().to_arrow()) if schema is None else schema
+        self.folder = folder
 
     @property
     def name(self) -> str | None:
@@ -59,7 +66,7 @@ class Delta(LakeTable):
 
     def release(self) -> None:
         """Keep the table in this process. See `LakeTable`."""
-        keep(self._table, self._url, self._options, self.folder)
+        keep(self._table, self.schema, self._url, self._options, self.folder)
 
     def number(self, application: str) -> int | None:
         """Return the last batch number that an application committed. See `LakeTable`."""
@@ -94,17 +101,11 @@ class Delta(LakeTable):
     ) -> None:
         """Commit added and removed files with batch numbers. See `LakeTable`."""
         now = int(time.time() * 1000)
-        actions: list[Any] = [
-            AddAction(file.path, file.bytes, {}, now, True, _statistics(file)) for file in added
-        ]
+        actions: list[Any] = add_actions(added, now)
         actions += [RemoveAction(file.path, True, now, file.bytes, {}) for file in removed]
-        marks = [Transaction(name, number, now) for name, number in numbers.items()]
         with translate_errors(self._url):
             self._table.create_write_transaction(
-                actions,
-                "append",
-                self._table.schema(),
-                commit_properties=CommitProperties(app_transactions=marks),
+                actions, "append", self._table.schema(), commit_properties=with_numbers(numbers, now)
             )
             self.release()
 
@@ -130,8 +131,12 @@ def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
     """Return a table, None if it does not exist. Raises ConnectionLost, DiskFailed, ServerUnsupported."""
     with translate_errors(url):
         try:
-            cached = take(url, options, folder_of(url, options, make=False))
-            return Delta(cached or DeltaTable(url, storage_options=dict(options) or None), url, options)
+            folder = folder_of(url, options, make=False)
+            table, schema = take(url, options, folder) or (
+                DeltaTable(url, storage_options=dict(options) or None),
+                None,
+            )
+            return Delta(table, url, options, folder, schema)
         except TableNotFoundError:
             return None
 
@@ -146,10 +151,27 @@ def create_delta(
             schema,
             mode="ignore",
             name=name,
-            configuration={_CHECKPOINT_INTERVAL: str(_COMMITS_PER_CHECKPOINT), **properties},
+            configuration={**DEFAULT_PROPERTIES, **properties},
             storage_options=dict(options) or None,
         )
-    return Delta(table, url, options)
+    return Delta(table, url, options, folder_of(url, options))
+
+
+def add_actions(files: Sequence[DataFile], now: int) -> list[AddAction]:
+    """Return the actions of a commit that add files. `now` is in milliseconds since 1970."""
+    return [AddAction(file.path, file.bytes, {}, now, True, _statistics(file)) for file in files]
+
+
+def with_numbers(numbers: Mapping[str, int], now: int) -> CommitProperties:
+    """Return the properties of a commit that stores batch numbers by application."""
+    return CommitProperties(
+        app_transactions=[Transaction(name, number, now) for name, number in numbers.items()]
+    )
+
+
+def is_local(url: str) -> bool:
+    """Return whether a table is on this host's disk."""
+    return "://" not in url or url.startswith("file://")
 
 
 def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Folder:
@@ -157,7 +179,7 @@ def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Fol
 
     A local folder is created if `make` is set.
     """
-    if "://" not in url or url.startswith("file://"):
+    if is_local(url):
         return local_folder(url.removeprefix("file://"), make=make)
     handler = ObjectStorage(url, dict(options) or None)
     return Folder(pyarrow.fs.PyFileSystem(handler), "", local=False)
@@ -190,7 +212,6 @@ class _BytesStream:
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
     """Translate deltalake exceptions into Penstock errors."""
-    local = "://" not in url or url.startswith("file://")
     try:
         yield
     except TableNotFoundError:
@@ -210,7 +231,7 @@ def translate_errors(url: str) -> Iterator[None]:
             f"the table {url} cannot be used: {problem}", hint="See the sink's path and storage_options"
         ) from problem
     except OSError as problem:
-        kind = DiskFailed if local else ConnectionLost
+        kind = DiskFailed if is_local(url) else ConnectionLost
         raise kind(
             f"the table {url} cannot be reached: {problem}", hint="See the sink's path and storage_options"
         ) from problem

@@ -5,7 +5,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Self
@@ -48,9 +48,7 @@ class DataFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, without the bounds, which are in the file's footer."""
-        value = asdict(self)
-        del value["bounds"]
-        return value
+        return {"path": self.path, "rows": self.rows, "bytes": self.bytes}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delta tables that are prepared, and created by their first commit."""
+
+import shutil
+from pathlib import Path
+
+import deltalake
+import pyarrow
+import pytest
+
+from penstock.errors import OptionInvalid, VersionConflict
+from penstock.sinks.delta.sink import DeltaSink, Settings
+from penstock.sinks.delta.table import create_delta
+from penstock.sinks.delta.unwritten_table import open_unwritten, prepare_unwritten
+from penstock.sinks.sink import BatchMark, Evolution
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
+
+ORDERS = target_of({"id": "int", "note": "varchar(20)"})
+VISITS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.visits")
+
+
+def sink_at(path: Path, **settings: object) -> DeltaSink:
+    sink = DeltaSink(Settings(path=str(path), **settings))
+    for target in (ORDERS, VISITS):
+        sink.prepare(target, Evolution.EVOLVE)
+    return sink
+
+
+def write(sink: DeltaSink, number: int) -> None:
+    mark = BatchMark("shop", "g", number)
+    writer = sink.open(mark, 0)
+    writer.write(changes_of(ORDERS, insert(number, id=number, note="new")))
+    sink.commit(mark, [writer.finish()])
+
+
+def version(path: Path, table: str) -> int | None:
+    folder = str(path / "shop" / table)
+    return deltalake.DeltaTable(folder).version() if deltalake.DeltaTable.is_deltatable(folder) else None
+
+
+def test_first_batch_creates_its_table_in_one_commit(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path)
+    assert version(tmp_path, "orders") is None
+    write(sink, 1)
+    assert version(tmp_path, "orders") == 0
+    assert deltalake.DeltaTable(tmp_path / "shop/orders").transaction_version("penstock/shop/g") == 1
+    assert not list(tmp_path.glob("shop/orders/.penstock*"))
+
+
+def test_one_commit_creates_the_same_table_as_two(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path / "one")
+    sink.close()
+    one = deltalake.DeltaTable(tmp_path / "one/shop/orders")
+    create_delta(str(tmp_path / "two"), {}, "shop.orders", sink.schema_of(ORDERS), {})
+    two = deltalake.DeltaTable(tmp_path / "two")
+    assert one.schema() == two.schema()
+    assert one.metadata().configuration == two.metadata().configuration
+    assert one.metadata().name == two.metadata().name
+    assert one.protocol() == two.protocol()
+
+
+def test_table_without_rows_is_created_once_no_batch_creates_tables(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path)
+    write(sink, 1)
+    sink.keep_alive()
+    assert version(tmp_path, "visits") is None
+    sink.keep_alive()
+    assert version(tmp_path, "visits") == 0
+
+
+def test_table_without_rows_is_created_by_the_next_run_after_a_kill(tmp_path: Path) -> None:
+    sink_at(tmp_path)
+    next_run = DeltaSink(Settings(path=str(tmp_path)))
+    assert next_run.columns_missing([ORDERS, VISITS]) == {}
+    next_run.close()
+    assert [version(tmp_path, table) for table in ("orders", "visits")] == [0, 0]
+
+
+def test_sink_that_prepares_nothing_creates_nothing(tmp_path: Path) -> None:
+    sink_at(tmp_path)
+    reader = DeltaSink(Settings(path=str(tmp_path)))
+    assert reader.plan(ORDERS, Evolution.EVOLVE) == []
+    assert list(reader.read(ORDERS)) == []
+    reader.close()
+    assert version(tmp_path, "orders") is None
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_table_dropped_by_hand_is_not_created_again(tmp_path: Path, written: bool) -> None:
+    sink = sink_at(tmp_path)
+    if written:
+        write(sink, 1)
+    shutil.rmtree(tmp_path / "shop/orders")
+    with pytest.raises(OptionInvalid, match="is gone"):
+        write(sink, 2)
+
+
+def test_dropped_log_of_a_written_table_is_noticed_after_a_kill_before_the_file_was_removed(
+    tmp_path: Path,
+) -> None:
+    schema = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
+    table = prepare_unwritten(str(tmp_path), "t", schema)
+    table.commit([], [], {})
+    table.save()
+    assert open_unwritten(str(tmp_path)) is None
+    shutil.rmtree(tmp_path / "_delta_log")
+    assert open_unwritten(str(tmp_path)) is None
+
+
+def test_commit_that_did_not_end_leaves_the_table_unwritten(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path)
+    log = tmp_path / "shop/orders/_delta_log"
+    log.mkdir()
+    # `deltalake` writes a commit under another name first.
+    (log / "00000000000000000000.json#1").write_text("{")
+    write(sink, 1)
+    assert version(tmp_path, "orders") == 0
+
+
+def test_table_that_somebody_else_created_is_a_conflict(tmp_path: Path) -> None:
+    schema = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
+    table = prepare_unwritten(str(tmp_path), "t", schema)
+    create_delta(str(tmp_path), {}, "t", schema, {})
+    with pytest.raises(VersionConflict):
+        table.commit([], [], {"penstock/shop/g": 1})
+    assert deltalake.DeltaTable(tmp_path).transaction_version("penstock/shop/g") is None
+
+
+def test_columns_may_change_before_the_first_commit(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path)
+    wider = target_of({"id": "bigint", "note": "varchar(20)", "at": "datetime(6)"})
+    sink.prepare(wider, Evolution.EVOLVE)
+    sink.close()
+    expected = DeltaSink(Settings(path=str(tmp_path))).schema_of(wider)
+    stored = pyarrow.schema(deltalake.DeltaTable(tmp_path / "shop/orders").schema().to_arrow())
+    assert [(field.name, field.type) for field in stored] == [(field.name, field.type) for field in expected]
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_file_torn_by_a_power_loss_is_no_table_until_it_is_prepared_again(tmp_path: Path, kept: int) -> None:
+    sink = sink_at(tmp_path)
+    file = tmp_path / "shop/orders/.penstock-unwritten"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(OptionInvalid, match="is gone"):
+        write(sink, 1)
+    sink.prepare(ORDERS, Evolution.EVOLVE)
+    write(sink, 1)
+    assert version(tmp_path, "orders") == 0
+
+
+def test_properties_create_the_table_at_once(tmp_path: Path) -> None:
+    sink_at(tmp_path, properties={"delta.checkpointInterval": "20"})
+    assert version(tmp_path, "orders") == 0
