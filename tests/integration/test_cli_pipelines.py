@@ -94,7 +94,7 @@ def test_pipeline_is_shown_paused_resumed_and_reset(
     penstock("pipelines", "resume", str(pipeline))
     run_to_end(LocalDriver(2), settings)
     told = shown()
-    assert (told["state"], told["batches"], told["tables_loaded"]) == ("stopped", 1, 1)
+    assert (told["state"], told["batches"], told["tables_loaded"]) == ("finished", 1, 1)
     assert settings.name in penstock("pipelines", "list", str(pipeline))
     table = settings.sources[0].tables.include[0].replace("*", "t")
     state = PipelineState.open(settings.state, settings.name)

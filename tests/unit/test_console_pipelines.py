@@ -79,3 +79,16 @@ def test_pipeline_of_another_version_is_shown_as_failed_beside_the_others(store:
             page = browser.get(path)
             assert (page.status, page.words.count("orders-")) == (200, 12)
             assert "SchemaInvalid: the state of a pipeline cannot be read" in page.words
+
+
+def test_pipeline_that_ended_normally_is_shown_neutrally(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/state.db"
+    with closing(open_store(url)) as store:
+        for name, ended in (("done", True), ("killed", False)):
+            state = PipelineState(store, name)
+            state.write_first(Checkpoint("generation", 1, SHOP, planned=True))
+            state.show({"state": "waiting for changes", "ended": ended, "updated_us": 1_000_000})
+    with console_of(stores=(url,)) as browser:
+        page = browser.get("/pipelines").text
+    assert 'class="state plain">finished<' in page
+    assert 'class="state bad">lost<' in page
