@@ -39,6 +39,9 @@ _PAUSE_SECONDS, _REFUSED_SECONDS = 1.0, 60.0
 _LENGTH_BYTES = 4
 _HEADER_BYTES_MAX = 64 * 1024
 _RECEIVED_BYTES_MAX = MIB
+# Under load, the next frame arrives sooner than this. A pipeline that has nothing to do records its position,
+# which takes as long.
+_FRAME_SECONDS = 0.002
 # A proxy may delay a stream, and a daemon may hang. After this long without bytes, a request finds out.
 _SILENT_SECONDS_MAX = 1.0
 
@@ -119,7 +122,7 @@ class FollowedBytes:
         Return None if the stream can no longer tell what is new. Raises OSError if it broke off, and
         ValueError, KeyError or TypeError if its content is wrong.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + max(seconds, _FRAME_SECONDS)
         self._receive(0.0)
         arrived = self._next(bytes_max)
         while arrived is None and (remaining := deadline - time.monotonic()) > 0 and not self._has_ended:
