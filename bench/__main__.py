@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bench [CASE ...] --size tiny|1GB --repeat 3`: run cases, print tables, store the results."""
 
+import os
 import pkgutil
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,7 @@ def main(
     repeat: Annotated[int, typer.Option(help="Runs of each measurement; the median is kept.")] = 3,
     workload: Annotated[list[str] | None, typer.Option(help=f"Files: {', '.join(NAMES)}.")] = None,
     seconds_max: Annotated[float, typer.Option(help="Longest run of a peer that is slow.")] = 10.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the files' random values.", min=1)] = None,
     results: Annotated[Path, typer.Option(help="Where the page and the JSON file go.")] = RESULTS,
 ) -> None:
     """Measure Penstock and its peers side by side, and store the results."""
@@ -44,7 +46,10 @@ def main(
     ):
         if name not in allowed:
             raise typer.BadParameter(f"{name!r} is unknown; choose from {', '.join(allowed)}")
-    options = Options(size, repeat, tuple(workload or NAMES), seconds_max, tuple(cases or ()))
+    if seed is not None:
+        # The processes of peers inherit it.
+        os.environ["PENSTOCK_BENCH_SEED"] = str(seed)
+    options = Options(size, repeat, tuple(workload or NAMES), seconds_max, tuple(cases or ()), seed)
     done = []
     for name in cases or case_titles:
         done.append(run_case(name, options))

@@ -62,12 +62,14 @@ class Options:
     workloads: tuple[str, ...]
     seconds_max: float
     cases: tuple[str, ...] = ()
+    seed: int | None = None
 
     @property
     def command(self) -> str:
         """Return the command that repeats the run."""
         words = ["python -m bench", *self.cases, f"--size {self.size}", f"--repeat {self.repeat}"]
         words += [f"--workload {workload}" for workload in self.workloads if self.workloads != NAMES]
+        words += [] if self.seed is None else [f"--seed {self.seed}"]
         return " ".join([*words, f"--seconds-max {self.seconds_max:g}"])
 
 
@@ -178,6 +180,8 @@ def write(results: Sequence[CaseResult], options: Options, directory: Path = RES
     stem = f"{now:%Y-%m-%d}-{facts['cores']}-core-{platform.machine()}"
     if options.size != "1GB":
         stem += f"-{options.size}"
+    if options.seed is not None:
+        stem += f"-seed{options.seed}"
     stem += "".join(f"-{case}" for case in options.cases)
     page = directory / f"{stem}.md"
     page.write_text(markdown(results, options), encoding="utf-8")

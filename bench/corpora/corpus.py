@@ -4,10 +4,14 @@
 A corpus is `<cache>/<workload>-<size>-<fingerprint>/binlog.000001` with `manifest.json` beside it. The cache
 is `$PENSTOCK_BENCH_CACHE`, by default `~/.cache/penstock/bench`. The counts in the manifest come from
 `mysqlbinlog`, never from Penstock, so they can reveal errors in Penstock.
+
+The random values of a session follow from `$PENSTOCK_BENCH_SEED` (`python -m bench --seed`), which is then
+part of the folder's name. Without a seed, the server chooses them.
 """
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import tempfile
@@ -107,10 +111,33 @@ def memory_directory() -> Path:
     return shared if os.access(shared, os.W_OK) else cache_directory()
 
 
+def random_seed() -> int | None:
+    """Return the seed of the random values in corpora, None if the server chooses them."""
+    text = os.environ.get("PENSTOCK_BENCH_SEED")
+    return int(text) if text else None
+
+
+def folder_name(chosen: Workload, size: str) -> str:
+    """Return the name of a corpus's folder in the cache."""
+    number = random_seed()
+    return f"{chosen.name}-{size}-{chosen.fingerprint}" + ("" if number is None else f"-seed{number}")
+
+
+def set_random_seed(connection: pymysql.Connection, session: int) -> None:
+    """Seed RAND() of a session, if there is a seed. Sessions with different numbers get different values."""
+    number = random_seed()
+    if number is not None:
+        values = random.Random(f"{number} {session}")
+        with connection.cursor() as cursor:
+            # The first values after small seeds would be close to zero.
+            halves = (values.getrandbits(30), values.getrandbits(30))
+            cursor.execute("SET rand_seed1 = %s, rand_seed2 = %s", halves)
+
+
 def corpus(name: str, size: str) -> Corpus:
     """Return the corpus; generate it first if the cache has none for this version of its workload."""
     chosen = workload(name)
-    directory = cache_directory() / f"{name}-{size}-{chosen.fingerprint}"
+    directory = cache_directory() / folder_name(chosen, size)
     if not (directory / "manifest.json").exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-{size}-", dir=directory.parent))
@@ -131,6 +158,7 @@ def _generate(chosen: Workload, size: str, directory: Path) -> None:
     """
     with Server("mysql", SERVER_OPTIONS, directory=directory / "server") as server:
         with server.connect() as connection:
+            set_random_seed(connection, len(chosen.sessions))
             seed(connection, chosen)
             version = _ask(connection, "SELECT VERSION()")[0]
         _fill(server.connect, chosen, SIZES[size])
@@ -167,6 +195,7 @@ def _fill(connect: Callable[[], pymysql.Connection], chosen: Workload, bytes_wan
 
     def session(number: int) -> None:
         with connect() as connection, connection.cursor() as cursor:
+            set_random_seed(connection, number)
             for statement in chosen.sessions[number]:
                 cursor.execute(statement)
             while _ask(connection, "SHOW BINARY LOG STATUS")[1] < bytes_wanted:

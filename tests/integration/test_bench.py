@@ -72,6 +72,26 @@ def test_edited_workload_is_generated_again_but_not_for_line_breaks() -> None:
     assert wrapped.fingerprint == narrow.fingerprint != edited.fingerprint
 
 
+def test_seed_names_the_file_and_determines_the_random_values_of_each_session(
+    mysql_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def values(session: int) -> object:
+        with mysql_server.connect() as connection, connection.cursor() as cursor:
+            corpora.set_random_seed(connection, session)
+            cursor.execute("SELECT RAND(), RAND()")
+            return cursor.fetchone()
+
+    narrow = workload("narrow")
+    unseeded = corpora.folder_name(narrow, SIZE)
+    assert values(0) != values(0)
+    monkeypatch.setenv("PENSTOCK_BENCH_SEED", "7")
+    assert corpora.folder_name(narrow, SIZE) == f"{unseeded}-seed7"
+    first = values(0)
+    assert first == values(0) != values(1)
+    monkeypatch.setenv("PENSTOCK_BENCH_SEED", "8")
+    assert first != values(0)
+
+
 def test_every_peer_has_a_title_and_a_verb() -> None:
     offered = {name for name, _ in OFFERED}
     assert offered == set(names())
@@ -120,9 +140,12 @@ def test_page_states_machine_command_and_whether_a_target_is_met(tmp_path: Path)
         Line("narrow", "a fast peer", {"rows/s": 100.0}, 0.9, Target(2)),
     ]
     result = CaseResult("files_to_arrow", "Files", lines, {"a slow peer": "1.0"})
-    page = write([result], Options("tiny", 1, NAMES, 1.0, ("files_to_arrow",)), tmp_path)
+    page = write([result], Options("tiny", 1, NAMES, 1.0, ("files_to_arrow",), 7), tmp_path)
+    assert page.stem.endswith("-tiny-seed7-files_to_arrow")
     text = page.read_text()
-    assert "- command: `python -m bench files_to_arrow --size tiny --repeat 1 --seconds-max 1`" in text
+    assert (
+        "- command: `python -m bench files_to_arrow --size tiny --repeat 1 --seed 7 --seconds-max 1`" in text
+    )
     assert "- kernel: " in text
     assert "- a slow peer: 1.0" in text
     assert "| narrow | a slow peer | 10.00 | 9.00× | ≥ 8 met |" in text
