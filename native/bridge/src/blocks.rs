@@ -1,8 +1,9 @@
 //! Cuts the bytes of a source into blocks for a durable log, and writes and reads the heads of segments.
 
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
+use bytes::Bytes;
 use penstock_kernel::blocks::{self, Counts, HeadParts, Settings, State};
 use penstock_kernel::error::{Error, ErrorKind};
 use penstock_kernel::gtid::{Gtid, GtidSet};
@@ -14,36 +15,21 @@ use pyo3::types::PyBytes;
 
 use crate::convert::{session_of, slice_of, SessionTuple};
 use crate::raise::{option_invalid, raise};
+use crate::socket::Socket;
 
-/// Keeps the memory of a dropped chunk for the cutter to reuse. The chunk may be dropped on another thread.
-type Spare = Mutex<Vec<u8>>;
-
-/// Smaller buffers are not kept, since allocating them is cheap.
-const SPARE_BYTES_MIN: usize = 128 << 10;
+/// A read of a socket asks for this many bytes. They stay in the processor's cache until they are cut.
+const DRAIN_READ_BYTES: usize = 256 << 10;
 
 /// Event bytes from the cutter, exposed read-only through the buffer protocol without a copy.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Chunk {
-    bytes: Vec<u8>,
-    /// Receives the memory when the chunk is dropped.
-    spare: Weak<Spare>,
+    bytes: Bytes,
 }
 
 impl Chunk {
-    /// Exposes bytes whose memory is not reused.
+    /// Exposes the bytes of a vector.
     pub fn whole(bytes: Vec<u8>) -> Chunk {
-        Chunk { bytes, spare: Weak::new() }
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        if let Some(spare) = self.spare.upgrade().filter(|_| self.bytes.capacity() >= SPARE_BYTES_MIN) {
-            // If a panic poisoned the lock, the memory is simply freed.
-            if let Ok(mut spare) = spare.lock() {
-                *spare = std::mem::take(&mut self.bytes);
-            }
-        }
+        Chunk { bytes: bytes.into() }
     }
 }
 
@@ -64,9 +50,9 @@ impl Chunk {
         let first = bytes.as_ptr().cast_mut().cast();
         const READ_ONLY: c_int = 1;
         // SAFETY: `view` belongs to Python. `first` and `length` describe a single allocation that neither moves nor
-        // changes: the class is frozen and hands out no `&mut`, and a request for write access fails, so nothing
-        // writes through the cast pointer. The view owns a reference to the chunk, and only its drop frees the
-        // memory.
+        // changes: the class is frozen and hands out no `&mut`, `Bytes` are never written, and a request for write
+        // access fails, so nothing writes through the cast pointer. The view owns a reference to the chunk, and only
+        // its drop releases the memory.
         let status = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), first, length, READ_ONLY, flags) };
         if status == 0 {
             Ok(())
@@ -131,7 +117,48 @@ impl CutCounts {
 #[pyclass(module = "penstock._native")]
 pub struct BlockCutter {
     inner: blocks::BlockCutter,
-    spare: Arc<Spare>,
+    /// Received packets that are not cut yet, and room for more.
+    received: Vec<u8>,
+}
+
+/// Why a drain ended early.
+enum DrainError {
+    Cut(Error),
+    Socket(std::io::Error),
+}
+
+/// Drains a socket into a cutter, as `BlockCutter.drain` describes. `received` is the memory to read into.
+fn drain<'a>(
+    cutter: &mut blocks::BlockCutter,
+    socket: &mut Socket,
+    received: &'a mut Vec<u8>,
+    packets: &[u8],
+    bytes_max: usize,
+) -> Result<&'a [u8], DrainError> {
+    let (mut filled, mut read) = (packets.len(), 0);
+    received.resize(received.len().max(filled + DRAIN_READ_BYTES), 0);
+    received[..filled].copy_from_slice(packets);
+    loop {
+        // A long packet is consumed in pieces, so the incomplete packet at the start has a bounded size.
+        received.resize(received.len().max(filled + DRAIN_READ_BYTES), 0);
+        let room = &mut received[filled..filled + DRAIN_READ_BYTES];
+        match socket.read(room).map_err(DrainError::Socket)? {
+            // The caller's next read reports the end of the connection.
+            None | Some(0) => break,
+            Some(size) => {
+                filled += size;
+                read += size;
+            }
+        }
+        let consumed = cutter.feed_packets(&received[..filled]).map_err(DrainError::Cut)?;
+        received.copy_within(consumed..filled, 0);
+        filled -= consumed;
+        let stopped = cutter.state() != State::Input || cutter.ended() || cutter.server_error().is_some();
+        if stopped || read >= bytes_max {
+            break;
+        }
+    }
+    Ok(&received[..filled])
 }
 
 fn parse(py: Python<'_>, text: &str) -> PyResult<GtidSet> {
@@ -196,7 +223,7 @@ impl BlockCutter {
         if let Some(counts) = counts {
             inner = inner.with_counts(counts.counts.clone());
         }
-        Ok(BlockCutter { inner, spare: Arc::default() })
+        Ok(BlockCutter { inner, received: Vec::new() })
     }
 
     /// Consume complete events from the start of a buffer; return the number of consumed bytes.
@@ -216,6 +243,28 @@ impl BlockCutter {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed_packets(bytes)).map_err(|error| raise(py, &error))
+    }
+
+    /// Consume `packets` and then the packets of a socket that does not block, until it has no more bytes, until about
+    /// `bytes_max` were read, or until the cutter expects another action.
+    ///
+    /// Return the bytes of the last, incomplete packet. The exceptions are those of `feed_packets`, and OSError.
+    fn drain<'py>(
+        &mut self,
+        py: Python<'py>,
+        descriptor: i32,
+        packets: PyBuffer<u8>,
+        bytes_max: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let mut socket = Socket::duplicate(descriptor)?;
+        let packets = slice_of(&packets)?;
+        let (inner, received) = (&mut self.inner, &mut self.received);
+        let drained = py.detach(|| drain(inner, &mut socket, received, packets, bytes_max));
+        let rest = drained.map_err(|failure| match failure {
+            DrainError::Cut(error) => raise(py, &error),
+            DrainError::Socket(error) => error.into(),
+        })?;
+        Ok(PyBytes::new(py, rest))
     }
 
     /// The action that the cutter expects from the caller: "input", "file" or "hole".
@@ -276,10 +325,7 @@ impl BlockCutter {
 
     /// Take the buffered event bytes, which are complete events from a single file; empty if nothing is buffered.
     fn take_data(&mut self) -> Chunk {
-        if let Ok(mut spare) = self.spare.lock() {
-            self.inner.recycle(std::mem::take(&mut *spare));
-        }
-        Chunk { bytes: self.inner.take_data(), spare: Arc::downgrade(&self.spare) }
+        Chunk { bytes: self.inner.take_data() }
     }
 
     /// The source file of the output; in the state "file" still the previous file.

@@ -1,4 +1,5 @@
-//! `penstock._native`: the Python interface of the kernel. It only converts data between Python and the kernel.
+//! `penstock._native`: the Python interface of the kernel. It converts data between Python and the kernel, and reads the
+//! socket of a capture.
 
 mod array;
 mod batch;
@@ -19,6 +20,7 @@ mod row_hash;
 mod row_search;
 mod schema;
 mod slots;
+mod socket;
 mod sql;
 mod statement;
 mod tidb;

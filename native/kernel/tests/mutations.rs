@@ -283,7 +283,6 @@ fn cut(bytes: &[u8], live: bool, block_bytes: u64, piece: usize) -> (Vec<u8>, u6
         let taken = cutter.take_data();
         assert_eq!(taken.len() as u64, to - from);
         data.extend_from_slice(&taken);
-        cutter.recycle(taken);
         assert_eq!(cutter.take_records().len() % RECORD_BYTES, 0);
         assert!(cutter.boundary() <= cutter.data_range().1);
         cutter.take_statements();

@@ -38,6 +38,9 @@ _ROOM_SECONDS = 0.1
 _FAST_BYTES_PER_SECOND_MIN = 32 * MIB
 _GATHER_BYTES = 2 * MIB
 _GATHER_SECONDS_MAX = 0.002
+# A read of at least this size means that the server sends faster than the bytes are received. The kernel then
+# receives without the interpreter, until a chunk is full or no more bytes are waiting.
+_DRAIN_BYTES_MIN = MIB // 16
 # A rate is measured over at least this time, so that no single commit looks like a fast server.
 _RATE_SECONDS_MIN = 0.00025
 
@@ -167,13 +170,18 @@ class Receiver:
             if filled == len(buffer):
                 # The packet is longer than the buffer. A packet has at most 16 MiB, which limits the growth.
                 buffer = memoryview(bytearray(buffer) + bytes(len(buffer)))
-            filled += stream.receive_into(buffer[filled:])
+            received = stream.receive_into(buffer[filled:])
             self._progress.heard_at = time.time()
-            consumed = self._cut(cutter, buffer[:filled], cutter.feed_packets)
+            filled = self._consume(cutter, buffer, filled + received)
             if cutter.events:
                 stream.delivered = True
-            buffer[: filled - consumed] = buffer[consumed:filled]
-            filled -= consumed
+            room = self._chunk_bytes - cutter.gathered
+            if received >= _DRAIN_BYTES_MIN and room > 0 and stream.can_drain:
+                packets = stream.drain(cutter, buffer[:filled], room)
+                if len(packets) > len(buffer):
+                    buffer = memoryview(bytearray(len(packets)))
+                buffer[: len(packets)] = packets
+                filled = self._consume(cutter, buffer, len(packets))
             drained = not stream.more_waiting()
             # A semi-synchronous server waits for the acknowledgement, so it sends no more.
             if drained and not stream.semi_sync and waited < _GATHER_SECONDS_MAX:
@@ -192,6 +200,15 @@ class Receiver:
                 raise ConnectionLost(
                     f"{stream.address}: the server ended the stream, as it does when it shuts down"
                 )
+
+    def _consume(self, cutter: BlockCutter, buffer: memoryview, filled: int) -> int:
+        """Cut the complete packets in the buffer, and move the incomplete packet after them to its start.
+
+        Return the size of the incomplete packet.
+        """
+        consumed = self._cut(cutter, buffer[:filled], cutter.feed_packets)
+        buffer[: filled - consumed] = buffer[consumed:filled]
+        return filled - consumed
 
     def _cut(self, cutter: BlockCutter, received: memoryview, feed: Callable[[memoryview], int]) -> int:
         """Feed received bytes. Start a new file in the log where a file starts or bytes are omitted."""

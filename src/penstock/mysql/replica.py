@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock._native import Framer, encode_gtid_set
+from penstock._native import BlockCutter, Framer, encode_gtid_set
 from penstock.closing import Closing
 from penstock.errors import ConnectionLost
 from penstock.gtid_sets import mariadb_position
@@ -150,6 +150,21 @@ class ReplicaStream(Closing):
             # The socket was closed in the meantime. The next receive raises the error.
             return False
         return bool(poll.poll(0))
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether `drain` can read the socket: its bytes are neither encrypted nor read ahead."""
+        stream = self._socket
+        return stream is not None and not self._read_ahead and not isinstance(stream, ssl.SSLSocket)
+
+    def drain(self, cutter: BlockCutter, packets: memoryview, bytes_max: int) -> bytes:
+        """Receive available bytes directly into a cutter; see `BlockCutter.drain`. Raises ConnectionLost."""
+        if self._socket is None:
+            raise ConnectionLost(f"{self.address}: the stream is closed")
+        try:
+            return cutter.drain(self._socket.fileno(), packets, bytes_max)
+        except OSError as problem:
+            raise ConnectionLost(f"{self.address}: {problem}") from problem
 
     def acknowledge(self, file: str, offset: int) -> None:
         """Report everything up to an offset of a file as durable. Raises ConnectionLost."""

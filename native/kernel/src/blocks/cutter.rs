@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::counts::Counts;
 use super::decompressor::Decompressor;
 use super::event_buffer::EventBuffer;
@@ -209,13 +211,8 @@ impl BlockCutter {
     }
 
     /// Takes the event bytes buffered since the last call: complete events of a single file.
-    pub fn take_data(&mut self) -> Vec<u8> {
+    pub fn take_data(&mut self) -> Bytes {
         self.buffer.take()
-    }
-
-    /// Takes back the memory of data that is no longer used.
-    pub fn recycle(&mut self, data: Vec<u8>) {
-        self.buffer.recycle(data);
     }
 
     /// The file of the buffered event bytes, records and statements.

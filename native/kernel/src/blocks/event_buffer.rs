@@ -1,10 +1,17 @@
 //! The buffer of event bytes that the caller has not taken yet.
 
-/// Data smaller than this fraction of the buffer's capacity is copied out.
-const SMALL_PART: usize = 16;
+use std::collections::VecDeque;
 
-/// Spare memory larger than this is not kept for reuse.
-const SPARE_BYTES_MAX: usize = 16 << 20;
+use bytes::{Buf, Bytes, BytesMut};
+
+/// Size of the memory blocks in which events are gathered, unless a single event is larger.
+const ARENA_BYTES: usize = 8 << 20;
+
+/// At most this many bytes are copied out, because a caller may hold them for a long time, and their arena with them.
+const COPY_BYTES_MAX: usize = 64 << 10;
+
+/// At most this many arenas are kept for reuse while the caller holds parts of them.
+const RETIRED_ARENAS_MAX: usize = 16;
 
 /// What the buffer does with the incomplete event after it was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,11 +25,18 @@ pub(super) enum PendingEvent {
 }
 
 /// Complete events of one file, optionally followed by the start of an incomplete event.
+///
+/// Taken events share the memory of their arena. An arena is used again once the caller has dropped everything that was
+/// taken from it: the pages of fresh memory cost as much as filling them.
 #[derive(Debug, Default)]
 pub(super) struct EventBuffer {
-    bytes: Vec<u8>,
+    /// The unused part of the current arena, and the events in it that have not been taken.
+    bytes: BytesMut,
     complete_bytes: usize,
-    spare: Vec<u8>,
+    /// Whether the current arena has the usual size.
+    reusable: bool,
+    /// Full arenas, oldest first.
+    retired: VecDeque<BytesMut>,
     /// The source offsets of the complete events.
     pub start: u64,
     pub end: u64,
@@ -41,7 +55,9 @@ impl EventBuffer {
 
     /// Reserves capacity for the events of one call, so that they are copied only once.
     pub fn reserve(&mut self, bytes: usize) {
-        self.bytes.reserve(bytes);
+        if self.bytes.capacity() - self.bytes.len() < bytes && !self.bytes.try_reclaim(bytes) {
+            self.change_arena(bytes);
+        }
     }
 
     /// Appends a complete event that ends at source offset `end`.
@@ -63,12 +79,12 @@ impl EventBuffer {
     }
 
     /// Lends all bytes, so that the caller can process the incomplete event at the end. `give_back` returns the bytes.
-    pub fn lend(&mut self) -> Vec<u8> {
+    pub fn lend(&mut self) -> BytesMut {
         std::mem::take(&mut self.bytes)
     }
 
     /// Takes back the bytes that `lend` returned.
-    pub fn give_back(&mut self, bytes: Vec<u8>, pending_event: PendingEvent) {
+    pub fn give_back(&mut self, bytes: BytesMut, pending_event: PendingEvent) {
         self.bytes = bytes;
         match pending_event {
             PendingEvent::Complete(end) => {
@@ -81,34 +97,44 @@ impl EventBuffer {
     }
 
     /// Takes the complete events; the incomplete event stays.
-    pub fn take(&mut self) -> Vec<u8> {
-        if self.complete_bytes == 0 {
-            return Vec::new();
-        }
+    pub fn take(&mut self) -> Bytes {
         let complete_bytes = std::mem::take(&mut self.complete_bytes);
         self.start = self.end;
-        if complete_bytes < self.bytes.capacity() / SMALL_PART {
-            // Copy a few events and keep the capacity for the events that follow.
-            let events = self.bytes.get(..complete_bytes).unwrap_or_default().to_vec();
-            self.bytes.drain(..complete_bytes);
+        if complete_bytes == self.bytes.len() && complete_bytes <= COPY_BYTES_MAX {
+            let events = Bytes::copy_from_slice(&self.bytes);
+            self.bytes.clear();
             return events;
         }
-        let mut next = std::mem::take(&mut self.spare);
-        next.extend_from_slice(self.bytes.get(complete_bytes..).unwrap_or_default());
-        let mut events = std::mem::replace(&mut self.bytes, next);
-        events.truncate(complete_bytes);
-        // The caller may hold these bytes for a long time, so free their unused capacity.
-        if events.capacity() - complete_bytes > complete_bytes / 4 {
-            events.shrink_to_fit();
+        if complete_bytes <= COPY_BYTES_MAX {
+            let events = Bytes::copy_from_slice(self.bytes.get(..complete_bytes).unwrap_or_default());
+            self.bytes.advance(complete_bytes);
+            return events;
+        }
+        let events = self.bytes.split_to(complete_bytes).freeze();
+        // The next events are probably as large as these. Change the arena before they would have to be copied.
+        let next_bytes = ARENA_BYTES.min(complete_bytes + complete_bytes / 4);
+        if !self.reusable || self.bytes.capacity() < next_bytes {
+            self.change_arena(0);
         }
         events
     }
 
-    /// Takes back memory for reuse: allocating fresh memory costs as much as filling it.
-    pub fn recycle(&mut self, mut spare: Vec<u8>) {
-        if spare.capacity() > self.spare.capacity() && spare.capacity() <= SPARE_BYTES_MAX {
-            spare.clear();
-            self.spare = spare;
+    /// Continues in another arena with room for some more bytes.
+    fn change_arena(&mut self, bytes: usize) {
+        // Doubling bounds how often the bytes of a long event are copied.
+        let capacity = ARENA_BYTES.max(self.bytes.len() * 2 + bytes);
+        let reused = self.retired.front_mut().is_some_and(|arena| arena.try_reclaim(capacity));
+        let spare = if reused { self.retired.pop_front() } else { None };
+        let mut arena = spare.unwrap_or_else(|| BytesMut::with_capacity(capacity));
+        arena.extend_from_slice(&self.bytes);
+        let mut full = std::mem::replace(&mut self.bytes, arena);
+        if self.reusable && self.retired.len() < RETIRED_ARENAS_MAX {
+            full.clear();
+            self.retired.push_back(full);
         }
+        self.reusable = capacity == ARENA_BYTES;
     }
 }
+
+#[cfg(test)]
+mod tests;
