@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row histories in Delta: each row version with its first and last commit."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,49 @@ def test_each_truncation_closes_the_rows_open_at_that_time(lake: Lake) -> None:
     for _ in range(2):
         lake.batch(2, *steps)
     assert lake.periods() == [("a", 1, 4), ("e", 3, 4), ("b", 5, 6), ("c", 7, None)]
+
+
+@pytest.mark.parametrize("memory_bytes", [4_000, 200_000])
+def test_batch_larger_than_memory_has_the_same_periods(
+    memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(memory_bytes)
+    lakes = [Lake(tmp_path / name) for name in ("limited", "unlimited")]
+    monkeypatch.setattr(lakes[0].sink, "memory_for", lambda mark: memory_bytes)
+    state: dict[int, str] = {}
+    version = 0
+    for number in range(1, 5):
+        steps: list[Step] = []
+        for _ in range(8):
+            groups = []
+            for _ in range(40):
+                version, key = version + 1, chance.randrange(150)
+                before = state.pop(key, None)
+                if before is not None and chance.random() < 0.3:
+                    groups.append(delete(version, id=key, note=before))
+                    continue
+                state[key] = str(version)
+                is_new = before is None
+                groups.append(
+                    insert(version, id=key, note=state[key])
+                    if is_new
+                    else change(version, str(before), state[key], key)
+                )
+            steps.append(log(*groups))
+        if number == 3:
+            version, state = version + 1, {}
+            steps.insert(6, (ORDERS, version - 100))
+        # A load reads some rows again, at the version of the log's end.
+        steps.append(load(*(insert(version, id=key, note="again") for key in range(20))))
+        state |= dict.fromkeys(range(20), "again")
+        for lake in lakes:
+            lake.batch(number, *steps)
+        limited, unlimited = (sorted(lake.rows(), key=str) for lake in lakes)
+        assert limited == unlimited
+        names = {path.name for path in (lakes[0].path / "shop/orders").glob("*.parquet")}
+        assert {
+            Path(uri).name for uri in deltalake.DeltaTable(str(lakes[0].path / "shop/orders")).file_uris()
+        } <= names
 
 
 def test_partial_image_is_refused(lake: Lake) -> None:

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assigns rows to the parts of a batch by key, and packs rows of any tables into one blob.
-
-Values that the source considers equal must be assigned to the same part, and its collations treat many
-spellings as equal. The part therefore depends only on characters that no collation equates with others:
-digits, and the letters that no other letter equals or expands to. This spreads rows well and never divides a
-key.
-"""
+"""Assigns rows to the parts of a batch by key, and packs rows of any tables into one blob."""
 
 import json
 import zlib
@@ -18,15 +12,12 @@ import pyarrow.compute as pc
 
 from penstock.changes import Changes, Origin, Target
 from penstock.model import TableName
+from penstock.sinks.key_hashes import key_hashes
 from penstock.sinks.sink import Spread
 
 # The approximate number of bytes of rows in one blob.
 BLOB_BYTES = 4 << 20
 
-_DROPPED = "[^0-9bcgkmpvwxz]"
-_DIGITS = ["".join(chr(zero + digit) for zero in (0x660, 0x6F0, 0x966, 0x9E6, 0xE50)) for digit in range(10)]
-_BYTES_COUNTED = 16
-_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _OPTIONS = pyarrow.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -46,71 +37,9 @@ def parts_of(
         return 0
     if spread is Spread.TABLES or not divided or not target.primary_key:
         return table_part(target.name, parts)
-    mixed = numpy.full(rows.num_rows, zlib.crc32(str(target.name).encode()), numpy.uint64)
-    for name in target.primary_key:
-        for numbers in _numbers(rows.column(name)):
-            mixed ^= numbers
-            # Mix every bit of a number into the low bits, which choose the part (splitmix64).
-            for shift, factor in _MIXING:
-                mixed = (mixed ^ (mixed >> numpy.uint64(shift))) * numpy.uint64(factor)
-            mixed ^= mixed >> numpy.uint64(31)
-    part: numpy.ndarray = (mixed % numpy.uint64(parts)).astype(numpy.int32)
+    hashes = key_hashes(rows, target.primary_key, str(target.name))
+    part: numpy.ndarray = (hashes % numpy.uint64(parts)).astype(numpy.int32)
     return part
-
-
-def _numbers(column: pyarrow.Array | pyarrow.ChunkedArray) -> Iterator[numpy.ndarray]:
-    """Yield numbers that are equal for any two values of a column that the source may consider equal."""
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = column.combine_chunks()
-        if isinstance(column, pyarrow.ChunkedArray):
-            column = pyarrow.concat_arrays(column.chunks)
-    kind = column.type
-    if pyarrow.types.is_integer(kind) or pyarrow.types.is_boolean(kind):
-        yield _filled(pc.cast(column, pyarrow.int64()))
-    elif pyarrow.types.is_temporal(kind):
-        if pyarrow.types.is_date32(kind):
-            column = pc.cast(column, pyarrow.int32())
-        yield _filled(pc.cast(column, pyarrow.int64()))
-    elif pyarrow.types.is_binary(kind):
-        yield from _last_bytes(column)
-    elif pyarrow.types.is_string(kind) or pyarrow.types.is_decimal(kind):
-        yield from _last_bytes(pc.cast(_essence(pc.cast(column, pyarrow.string())), pyarrow.binary()))
-    # Positive and negative zero are the same key, so the sign is ignored. Lists cannot be keys and are
-    # ignored as well.
-
-
-def _essence(texts: pyarrow.Array) -> pyarrow.Array:
-    plain = pc.all(pc.string_is_ascii(texts)).as_py()
-    if plain is False:
-        texts = pc.utf8_normalize(texts, "NFKD")
-        for digit, others in enumerate(_DIGITS):
-            texts = pc.replace_substring_regex(texts, f"[{others}]", str(digit))
-    return pc.replace_substring_regex(pc.utf8_lower(texts), _DROPPED, "")
-
-
-def _filled(column: pyarrow.Array) -> numpy.ndarray:
-    numbers: numpy.ndarray = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
-    return numbers.astype(numpy.int64).view(numpy.uint64)
-
-
-def _last_bytes(column: pyarrow.Array) -> Iterator[numpy.ndarray]:
-    """Yield the last bytes of each value, as two numbers."""
-    _, offsets_buffer, data_buffer = column.buffers()
-    count = len(column)
-    offsets = numpy.frombuffer(offsets_buffer, numpy.int32, count + 1, column.offset * 4).astype(numpy.int64)
-    data = (
-        numpy.frombuffer(data_buffer, numpy.uint8) if data_buffer is not None else numpy.zeros(0, numpy.uint8)
-    )
-    lengths = numpy.diff(offsets)
-    if column.null_count:
-        lengths = numpy.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    taken = numpy.zeros((count, _BYTES_COUNTED), numpy.uint8)
-    for back in range(1, _BYTES_COUNTED + 1):
-        there = lengths >= back
-        taken[there, -back] = data[offsets[1:][there] - back]
-    both = taken.view(numpy.uint64)
-    yield both[:, 0]
-    yield both[:, 1]
 
 
 # --- Blobs ----------------------------------------------------------------------------------

@@ -316,6 +316,8 @@ class LakeWriter(Writer):
                     table,
                     partial(self._output_of_version, table),
                     bytes_max=self._sink.settings.file_bytes,
+                    memory_bytes=self._memory_bytes,
+                    spill_file=self._spill_file,
                 )
             else:
                 self._whole[name] = self._sink.mirror_of(

@@ -2,7 +2,7 @@
 """Keeps a lake table equal to its source, with one commit per batch that stores the batch's number."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 import pyarrow
@@ -24,7 +24,7 @@ from penstock.sinks.lake.parquet_files import DataFile, PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.spill_file import SpillFile
 from penstock.sinks.lake.spilled_runs import SpilledRuns
-from penstock.sinks.lake.table import LakeTable, NextVersion
+from penstock.sinks.lake.table import LakeTable, NextVersion, StagedChanges
 
 # The part of the memory in which rows are buffered. The rest is for their copies: sorting rows, reducing them
 # and building an index each need about as much memory as the rows.
@@ -35,7 +35,7 @@ _PIECE_ROWS = 1 << 14
 _MARKING_THREADS_MAX = 2
 
 
-class MirrorTable:
+class MirrorTable(StagedChanges):
     """The changes of one batch to one mirror.
 
     Uses about `memory_bytes`, of which half is for buffered rows. Further rows are spilled to files of the
@@ -53,8 +53,8 @@ class MirrorTable:
         spill_file: SpillFile,
         output_of_version: Callable[[], PartFiles] | None = None,
     ) -> None:
+        super().__init__(table)
         self._target = target
-        self._table = table
         self._output = output
         # Writers of files whose next version is committed only after the caller has made them durable.
         self._output_of_version = output_of_version or output
@@ -62,7 +62,6 @@ class MirrorTable:
         self._memory_bytes = memory_bytes
         self._images = LastImages(target, memory_bytes // _BUFFERED_FRACTION // 2)
         self._runs = SpilledRuns(spill_file, memory_bytes)
-        self._version: NextVersion | None = None
         self.unrepresentable: Counter[str] = Counter()
 
     @property
@@ -92,12 +91,9 @@ class MirrorTable:
         """Delete the files that belong to no version yet."""
         self._table.folder.delete([file.path for file in self._runs.files])
         self._runs.clear()
-        version, self._version = self._version, None
-        if version is not None:
-            self._table.folder.delete([file.path for file in (*version.added, *version.leftover)])
+        self._delete_staged()
 
     def stage(self) -> None:
-        """Write the files of the table's next version, which `commit` adds to the table."""
         files = [] if self._images.emptied is not None else self._table.files()
         emptied = self._table.files() if self._images.emptied is not None else []
         if len(self._runs):
@@ -105,20 +101,6 @@ class MirrorTable:
             self._version = self._stage_spilled(files, emptied)
         else:
             self._version = self._stage_buffered(files, emptied)
-
-    def commit(self, numbers: Mapping[str, int]) -> int:
-        """Commit the table's next version, and return the number of rows written or deleted.
-
-        Stages the version first if `stage` was not called.
-        """
-        if self._version is None:
-            self.stage()
-        assert self._version is not None, "it is staged"
-        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
-        version, self._version = self._version, None
-        self._table.commit(version.added, version.removed, numbers)
-        self._table.folder.delete([file.path for file in version.leftover])
-        return version.rows
 
     def _stage_buffered(self, files: list[DataFile], emptied: list[DataFile]) -> NextVersion:
         stored, keys, is_put_column = self._stored(self._take_images())

@@ -80,3 +80,35 @@ class LakeTable(StoredTable):
     def describe(self, file: DataFile) -> DataFile:
         """Return the description of a file in the folder, from its footer."""
         return self.folder.describe(file.path)
+
+
+class StagedChanges(ABC):
+    """The changes of one batch to one table, which are staged as files and then committed."""
+
+    def __init__(self, table: LakeTable) -> None:
+        self._table = table
+        self._version: NextVersion | None = None
+
+    @abstractmethod
+    def stage(self) -> None:
+        """Write the files of the table's next version, which `commit` adds to the table."""
+
+    def commit(self, numbers: Mapping[str, int]) -> int:
+        """Commit the table's next version, and return the number of rows changed.
+
+        Stages the version first if `stage` was not called.
+        """
+        if self._version is None:
+            self.stage()
+        assert self._version is not None, "it is staged"
+        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
+        version, self._version = self._version, None
+        self._table.commit(version.added, version.removed, numbers)
+        self._table.folder.delete([file.path for file in version.leftover])
+        return version.rows
+
+    def _delete_staged(self) -> None:
+        """Delete the files that were staged but not committed."""
+        version, self._version = self._version, None
+        if version is not None:
+            self._table.folder.delete([file.path for file in (*version.added, *version.leftover)])
