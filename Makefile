@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help prerequisites setup build check test test-all test-long test-stress mutants bench docs site demo package clean
+.PHONY: help prerequisites setup build check test test-all test-long test-stress miri mutants bench docs site demo package clean
 
 VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
@@ -43,6 +43,9 @@ test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60 ONLY=log FRES
 test-stress: setup ## repeat TESTS (default: those that depend on time) under load, resumed (TIMES=50 PARALLEL=4)
 	@$(PYTHON) -m tools.suite.stress $(if $(TIMES),--times $(TIMES)) $(if $(PARALLEL),--parallel $(PARALLEL)) \
 	  $(if $(FRESH),--fresh) $(TESTS)
+
+miri: setup ## run miri, installed on first use, over the unit tests of the kernel's files with unsafe code
+	@$(PYTHON) -m tools.miri
 
 mutants: setup ## mutation testing, resumed (KERNEL=30 PYTHON_MUTANTS=30 SEED=1); survivors are listed
 	@$(PYTHON) -m tools.mutants $(if $(KERNEL),--kernel $(KERNEL)) \

@@ -10,19 +10,21 @@ the seed of the case.
 import faulthandler
 import random
 import resource
+import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 
-from penstock._native import Decoder, follow_events
-from penstock.errors import PenstockError
+from penstock._native import Decoder, follow_events, row_hashes
+from penstock.errors import OptionInvalid, PenstockError
 from tests.fuzz.mutation import mutate
-from tests.support.binlog.block_cutting import Cutting
+from tests.support.binlog.block_cutting import Cutting, framed
 from tests.support.binlog.events import first_event_end
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
@@ -71,7 +73,7 @@ def attack(data: bytes, chance: random.Random, plain: bool = False) -> str:
     """Decode or cut bytes to their end or to their first error, and name the outcome."""
     try:
         if not plain and chance.random() < 0.3:
-            return cut_log(data, chance)
+            return chance.choice((cut_log, drain_log))(data, chance)
         decoder, start = make_decoder(data, chance, plain)
         run(decoder, memoryview(data)[start:], chance)
         return "decoded"
@@ -134,6 +136,32 @@ def cut_log(data: bytes, chance: random.Random) -> str:
     for part in cutting.parts:
         assert all(record.start < record.end for record in part.records)
     return "cut"
+
+
+def drain_log(data: bytes, chance: random.Random) -> str:
+    """Cut packets that arrive in a socket, as a capture cuts those of a fast server."""
+    packets = b"".join(framed(event_pieces(data)))
+    sent = chance.choice((300, 30_000))
+    cutting = Cutting(offset=4, live=True, flavor=chance.choice(("mysql", "mariadb")))
+    server, client = socket.socketpair()
+    with server, client:
+        client.setblocking(False)
+        for at in range(0, len(packets), sent):
+            server.sendall(packets[at : at + sent])
+            incomplete = cutting.cutter.drain(client.fileno(), cutting.left, chance.choice((1, 1 << 20)))
+            cutting.packets([incomplete])
+    cutting.close()
+    assert sum(len(part.content) for part in cutting.parts) <= len(data)
+    return "drained"
+
+
+def event_pieces(data: bytes) -> Iterator[bytes]:
+    """Yield the events, by the sizes that their headers give."""
+    at = 4
+    while at < len(data):
+        size = max(19, int.from_bytes(data[at + 9 : at + 13], "little"))
+        yield data[at : at + size]
+        at += size
 
 
 def head_of(data: bytes) -> bytes:
@@ -222,6 +250,9 @@ TYPES = (
 def check(batch: Any) -> None:
     record = pyarrow.record_batch(batch)
     record.validate(full=True)
+    # The kernel imports the batch and reads its columns up to the first that has no table type.
+    with suppress(OptionInvalid):
+        row_hashes(record, record.schema.names)
 
 
 def resident_bytes_max() -> int:

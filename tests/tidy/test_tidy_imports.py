@@ -6,6 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.tidy.tree import ROOT, files, name_of, python_nodes
+from tools.miri import SOURCES, unsafe_files
+
+# The files with unsafe code. Each has a fuzz target, and a call in it that reaches the unsafe code.
+FUZZ_TARGETS = {
+    "native/bridge/src/blocks.rs": ("tests/fuzz/attack.py", "Cutting("),
+    "native/bridge/src/convert.rs": ("tests/fuzz/attack.py", "row_hashes("),
+    "native/bridge/src/socket.rs": ("tests/fuzz/attack.py", ".drain("),
+    "native/kernel/src/column/store.rs": ("native/kernel/tests/mutations.rs", "valid_rows("),
+    "native/kernel/src/emit/system.rs": ("native/kernel/tests/mutations.rs", "valid_rows("),
+}
 
 LEAVES = {
     "errors",
@@ -323,14 +333,27 @@ def test_kernel_does_no_python_and_no_io() -> None:
     assert not wrong, wrong
 
 
-def test_unsafe_code_is_allowed_by_name_and_justified() -> None:
-    assert "unsafe_code" in (ROOT / "native/kernel/src/lib.rs").read_text(), "the kernel denies unsafe code"
-    for path in files(".rs"):
-        lines = path.read_text().splitlines()
+def test_unsafe_code_is_justified_and_covered_by_a_fuzz_target() -> None:
+    assert "#![deny(unsafe_code)]" in (ROOT / "native/kernel/src/lib.rs").read_text(), (
+        "the kernel denies unsafe code"
+    )
+    assert [name_of(path) for path in unsafe_files(ROOT / "native")] == sorted(FUZZ_TARGETS)
+    for name, (target, call) in FUZZ_TARGETS.items():
+        assert call in (ROOT / target).read_text(), f"{target} no longer covers {name}"
+        lines = (ROOT / name).read_text().splitlines()
         for number, line in enumerate(lines):
             if "unsafe {" in line:
                 above = lines[max(0, number - 5) : number]
-                assert any("SAFETY:" in line for line in above), f"{name_of(path)}:{number + 1}"
+                assert any("SAFETY:" in line for line in above), f"{name}:{number + 1}"
+
+
+def test_kernel_files_with_unsafe_code_have_unit_tests_for_miri() -> None:
+    kernel_files = unsafe_files(SOURCES)
+    assert kernel_files
+    for path in kernel_files:
+        assert "#[cfg(test)]\nmod tests" in path.read_text(), (
+            f"{name_of(path)}: `make miri` has no test to run"
+        )
 
 
 def part_of(path: Path) -> str:

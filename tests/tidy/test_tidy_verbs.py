@@ -12,7 +12,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tests.tidy.tree import ROOT, files, name_of
 
 TEST_VERBS = {"test", "test-all", "test-long", "test-stress", "mutants"}
-VERBS = TEST_VERBS | {"setup", "build", "check", "bench", "docs", "site", "demo", "package", "clean"}
+VERBS = TEST_VERBS | {"setup", "build", "check", "miri", "bench", "docs", "site", "demo", "package", "clean"}
 
 
 def test_make_help_describes_every_target() -> None:

@@ -14,7 +14,7 @@ use penstock_kernel::emit::dialect::{DialectOptions, NAMES};
 use penstock_kernel::error::Error;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
-use support::Chance;
+use support::{valid_rows, Chance};
 
 const ROUNDS: u64 = 1000;
 const ANSWERS_MAX: usize = 100_000;
@@ -59,7 +59,7 @@ fn decode(bytes: &[u8], options: Options, piece: usize) -> (usize, Option<&'stat
     let (mut start, mut end) = (0, 0);
     for _ in 0..ANSWERS_MAX {
         match decoder.state() {
-            State::Batch => rows += decoder.take_batch().unwrap().record.num_rows(),
+            State::Batch => rows += valid_rows(&decoder.take_batch().unwrap()),
             State::Statement => drop(decoder.take_statement()),
             State::Prepared => {
                 if let Err(error) = feed_prepared(&mut decoder, bytes, piece) {
@@ -127,7 +127,7 @@ fn finish(decoder: &mut Decoder, left: usize, mut rows: usize) -> (usize, Option
             return (rows, Some(error.kind().name()));
         }
         match decoder.take_batch() {
-            Some(batch) => rows += batch.record.num_rows(),
+            Some(batch) => rows += valid_rows(&batch),
             None => return (rows, None),
         }
     }

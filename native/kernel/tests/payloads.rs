@@ -13,7 +13,7 @@ use penstock_kernel::tidb::payload_events;
 use penstock_kernel::tidb::transcoder::{DdlStatement, Transcoder};
 use penstock_kernel::write::file;
 use serde_json::Value as Json;
-use support::{memory_kib_max, setting, Chance};
+use support::{memory_kib_max, setting, valid_rows, Chance};
 
 const MUTATIONS: u64 = 3_000;
 const ANSWERS_MAX: usize = 1_000_000;
@@ -100,7 +100,7 @@ fn decode(log: &[u8]) -> Result<usize, Error> {
     let (mut rest, mut rows, mut is_finished) = (log, 0, false);
     for _ in 0..ANSWERS_MAX {
         match decoder.state() {
-            State::Batch => rows += decoder.take_batch().unwrap().record.num_rows(),
+            State::Batch => rows += valid_rows(&decoder.take_batch().unwrap()),
             State::Statement => drop(decoder.take_statement()),
             State::Table => decoder.answer_table(Answer::Read {
                 columns: None,

@@ -14,7 +14,7 @@ use penstock_kernel::event::query::{verb, Query};
 use penstock_kernel::event::session::Backslash;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
-use support::{memory_kib_max, setting, Chance};
+use support::{memory_kib_max, setting, valid_rows, Chance};
 
 const MUTATIONS: u64 = 2_000;
 const ANSWERS_MAX: usize = 1_000_000;
@@ -183,7 +183,7 @@ fn decode(log: &[u8], emit: Emit) -> bool {
     let mut rest = log;
     for _ in 0..ANSWERS_MAX {
         match decoder.state() {
-            State::Batch => drop(decoder.take_batch()),
+            State::Batch => drop(decoder.take_batch().as_ref().map(valid_rows)),
             State::Statement => drop(decoder.take_statement()),
             State::Table => decoder.answer_table(Answer::Read {
                 columns: None,

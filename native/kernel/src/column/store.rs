@@ -362,3 +362,39 @@ fn string_array(runs: &mut Runs<u8>, nulls: Option<NullBuffer>) -> ArrayRef {
     // boundary of valid text.
     Arc::new(unsafe { StringArray::new_unchecked(offsets, items.into_inner(), nulls) })
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::cast::AsArray;
+
+    use super::*;
+
+    #[test]
+    fn texts_are_valid_after_rejected_values_and_in_reused_memory() {
+        // Texts of several pages, so that the pool lends the memory.
+        let long = "é漢".repeat(4_000);
+        let texts = ["", "é", "漢字", &long, "\u{10ffff}"];
+        let mut store = Store::new(&DataType::Utf8);
+        let mut read: Option<ArrayRef> = None;
+        for _ in 0..4 {
+            store.begin();
+            for text in texts {
+                let runs = store.utf8().unwrap();
+                runs.items.extend_from_slice(b"\xc3\xff");
+                runs.take_back();
+                runs.items.extend_from_slice(text.as_bytes());
+                runs.close().unwrap();
+                store.push_empty();
+            }
+            let nulls = NullBuffer::from_iter((0..2 * texts.len()).map(|row| row % 2 == 0));
+            let array = store.finish(Some(nulls));
+            // The previous batch is still read while this one is built.
+            for array in read.iter().chain([&array]) {
+                array.to_data().validate_full().unwrap();
+                let values: Vec<_> = array.as_string::<i32>().iter().flatten().collect();
+                assert_eq!(values, texts);
+            }
+            read = Some(array);
+        }
+    }
+}

@@ -552,3 +552,6 @@ pub fn fields() -> Vec<Field> {
         Field::new(METADATA, DataType::Struct(metadata_fields()), false),
     ]
 }
+
+#[cfg(test)]
+mod tests;

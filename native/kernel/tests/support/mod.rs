@@ -1,8 +1,20 @@
-//! Shared by the damage tests: seeded random numbers, the memory use of the process, and settings.
+//! Shared by the damage tests: valid batches, seeded random numbers, the memory use of the process, and settings.
 
 #![allow(dead_code, reason = "each test file is a crate of its own, and uses some of these")]
 
 use std::fs;
+
+use arrow_array::Array;
+use penstock_kernel::emit::Batch;
+
+/// Returns the number of rows of a batch. Panics if a column is invalid, because the kernel builds text columns without
+/// validating them.
+pub fn valid_rows(batch: &Batch) -> usize {
+    for column in batch.record.columns() {
+        column.to_data().validate_full().unwrap();
+    }
+    batch.record.num_rows()
+}
 
 /// Random numbers from xorshift64*, so that a seed gives the same damage on every machine.
 pub struct Chance(u64);
