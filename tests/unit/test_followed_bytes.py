@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import Captured, open_log
 from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tools.servers import certificate
 
 FIRST = Position(0, "log.000001", 4)
 
@@ -38,13 +40,18 @@ class _Reached(Exception):
 
 
 @pytest.fixture
-def daemon() -> Iterator[ServedLog]:
-    """Serve the beginning of a log, whose bytes are in memory."""
+def log() -> Iterator[Log]:
+    """The beginning of a log, whose bytes are in memory."""
     with open_log(SimulatedDisk()) as log:
         log.memory = MemoryTier(MIB)
         grow(log)
-        with serving(log) as served:
-            yield served
+        yield log
+
+
+@pytest.fixture
+def daemon(log: Log) -> Iterator[ServedLog]:
+    with serving(log) as served:
+        yield served
 
 
 def grow(log: Log, served: ServedLog | None = None) -> bool:
@@ -65,8 +72,10 @@ def grow(log: Log, served: ServedLog | None = None) -> bool:
 
 
 @contextmanager
-def client_of(daemon: ServedLog) -> Iterator[DaemonClient]:
-    address = DaemonAddress.parse(f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}", token="secret")
+def client_of(daemon: ServedLog, authority: str | None = None) -> Iterator[DaemonClient]:
+    url = f"://127.0.0.1:{daemon.port()}/{INSTANCE}"
+    url = f"penstock{url}" if authority is None else f"penstocks{url}?ssl_ca={authority}"
+    address = DaemonAddress.parse(url, token="secret")
     with closing(DaemonClient(address, address.base_urls[0])) as client:
         yield client
 
@@ -111,11 +120,9 @@ def _start_of(log: Log, head: Position) -> int:
     return min(run.start for run in log.extents() if (run.epoch, run.file) == (head.epoch, head.file))
 
 
-def test_stream_has_the_bytes_and_the_gtid_sets_of_the_log(
-    daemon: ServedLog, requests: list[Position]
-) -> None:
-    with client_of(daemon) as client:
-        parts = read_all(daemon, client)
+def check_stream(daemon: ServedLog, client: DaemonClient, requests: list[Position]) -> None:
+    """Require that a stream has the bytes and the GTID sets of the log."""
+    parts = read_all(daemon, client)
     assert len(requests) < len(parts) / 2, "most bytes come without a request"
     log = daemon.log
     for file, of_file in itertools.groupby(parts, key=lambda part: part.head.file):
@@ -125,6 +132,23 @@ def test_stream_has_the_bytes_and_the_gtid_sets_of_the_log(
         assert joined == b"".join(map(bytes, log.read(epoch, file, end - len(joined), end)))
         for part in content:
             assert part.gtid_set == log.gtid_set(Position(epoch, file, part.end))
+
+
+def test_stream_has_the_bytes_and_the_gtid_sets_of_the_log(
+    daemon: ServedLog, requests: list[Position]
+) -> None:
+    with client_of(daemon) as client:
+        check_stream(daemon, client, requests)
+
+
+def test_stream_over_tls_has_them_too(log: Log, requests: list[Position], tmp_path: Path) -> None:
+    certificate.make(tmp_path / "tls")
+    files = certificate.server_options(tmp_path / "tls")
+    with (
+        serving(log, {"tls": {"cert": files["ssl-cert"], "key": files["ssl-key"]}}) as daemon,
+        client_of(daemon, files["ssl-ca"]) as client,
+    ):
+        check_stream(daemon, client, requests)
 
 
 def test_position_that_is_far_behind_is_not_followed(
