@@ -234,7 +234,7 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
         assert " idle " in shown.words
         assert "The last batch took" in shown.words
         (position,) = audit.checkpoint().offsets.values()  # type: ignore[union-attr]
-        assert f"State stopped Lag – Position shop {position['file']}:{position['offset']} " in shown.words
+        assert f"State finished Lag – Position shop {position['file']}:{position['offset']} " in shown.words
         assert shown.text.count('<rect class="phase') == 5
         assert '<a href="/history?table=shop.notes">shop.notes</a>' in shown.text
         assert 'value="shop.notes"' in browser.get("/history", table="shop.notes").text

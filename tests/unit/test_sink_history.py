@@ -3,6 +3,8 @@
 
 import random
 from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import ConnectionLost, DiskFailed, ServerUnsupported, ValueMalformed
 from penstock.sinks.delta import table as delta_table
-from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, settings_of
+from penstock.sinks.iceberg.table import catalog_of
+from penstock.sinks.sink import BatchMark, Evolution, Receipt, make_sink, settings_of
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(40)"})
@@ -24,10 +27,11 @@ Step = Changes | tuple[Target, int]
 class Lake:
     """Writes batches into a folder, and reads the resulting table."""
 
-    def __init__(self, path: Path, mode: str = "history") -> None:
+    def __init__(self, path: Path, mode: str = "history", kind: str = "delta") -> None:
         options = {"path": str(path), "mode": mode}
-        self.sink: Sink = make_sink("delta", settings_of("delta").model_validate(options))
+        self.sink: Any = make_sink(kind, settings_of(kind).model_validate(options))
         self.path = path
+        self.kind = kind
 
     def batch(self, number: int, *steps: Step, generation: str = "g", loads: bool = False) -> Receipt:
         """Write changes in one part; a target and a version mark a truncation of the table."""
@@ -49,6 +53,9 @@ class Lake:
         return receipt
 
     def rows(self) -> list[dict[str, Any]]:
+        if self.kind == "iceberg":
+            catalog = catalog_of(self.sink._catalog())
+            return list(catalog.load_table(self.sink.location(ORDERS)).scan().to_arrow().to_pylist())
         return list(deltalake.DeltaTable(str(self.path / "shop/orders")).to_pyarrow_table().to_pylist())
 
     def periods(self) -> list[Period]:
@@ -325,3 +332,31 @@ def test_time_of_day_without_a_date_is_not_a_key(tmp_path: Path) -> None:
     with pytest.raises(ValueMalformed, match="10:00:00"):
         lake.batch(2, changes_of(target, [Made("insert", 2, {"id": 1}, 0, {"at": "0000-00-00 10:00:00"})]))
     assert len(lake.rows()) == 1
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize(
+    ("declared", "values"),
+    [
+        ("bigint unsigned", (1, 2**63 + 1)),
+        ("decimal(10,2)", (Decimal("1.50"), Decimal("2.50"))),
+        ("date", (date(2026, 1, 1), date(2026, 1, 2))),
+        ("datetime(6)", (datetime(2026, 1, 1), datetime(2026, 1, 2, 3, 4, 5, 6))),
+        ("timestamp", (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC))),
+        ("time(3)", (timedelta(hours=1), timedelta(hours=-2, milliseconds=5))),
+        ("varchar(40)", ("a", "b")),
+        ("double", (1.5, -0.0)),
+    ],
+)
+def test_row_ends_in_the_batch_in_which_its_table_is_emptied(
+    kind: str, declared: str, values: tuple[Any, Any], tmp_path: Path
+) -> None:
+    # A file that was rewritten for the first row has bounds of another origin than that of the second row.
+    target = target_of({"at": declared}, key=("at",))
+    lake = Lake(tmp_path, kind=kind)
+    first, second = values
+    lake.batch(1, changes_of(target, insert(1, at=first)))
+    lake.batch(2, changes_of(target, insert(2, at=second)))
+    lake.batch(3, changes_of(target, delete(3, at=first)), (target, 4))
+    periods = [(row["_valid_from_version"], row["_valid_to_version"]) for row in lake.rows()]
+    assert sorted(periods) == [(1, 3), (2, 4)]

@@ -227,7 +227,7 @@ _LIMITS = (
     "backlog of `python -m bench memory_of_pipeline --size 100MB`, 10 million changes of narrow rows in\n"
     "batches of 64 MiB on Spark with two cores, needed 1.43 GB for all Python processes at commit fb69ae7b,\n"
     "on two cores of an AMD EPYC. 4 million (`_CHANGES` set to that) needed 1.07 GB at commit 07345323,\n"
-    "with at most 0.62 GB for one worker; 1.03 GB with at most 0.54 GB after commit 778b0092, each with\n"
+    "with at most 0.62 GB for one worker; 1.03 GB with at most 0.54 GB after commit 9981eb1c, each with\n"
     "0.22 GB for the driver, on two cores of an Intel Xeon (load 9 to 20).\n"
     "Freed buffers of 1 MiB and more return to the system at once (glibc). Each Spark worker needs this\n"
     "memory for itself; with `--local` all tasks share one process."

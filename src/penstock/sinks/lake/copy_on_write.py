@@ -17,7 +17,7 @@ import numpy
 import pyarrow
 import pyarrow.parquet as parquet
 
-from penstock.sinks.lake.key_index import KeyIndex
+from penstock.sinks.lake.key_index import KeyIndex, plain
 from penstock.sinks.lake.parquet_files import ROW_GROUP_BYTES, Bounds, DataFile, Folder, PartFiles
 
 # Files are read in parallel, but few at a time, because each needs memory for a row group.
@@ -140,10 +140,8 @@ class CopyOnWrite:
         changed = [number for number, file in enumerate(files) if self._replacement.may_change(number, file)]
         small = [number for number, file in enumerate(files) if file.bytes * _SMALL_FRACTION < bytes_max]
         merged = set(small) if len(small) > _SMALL_FILES_MAX else set()
-        first_key = self._key[0]
-        selected = sorted(
-            merged.union(changed), key=lambda number: _order(files[number].bounds.get(first_key))
-        )
+        key_column = self._schema.field(self._key[0])
+        selected = sorted(merged.union(changed), key=lambda number: _order(files[number], key_column))
         threads = min(_THREADS_MAX, os.cpu_count() or 1, len(selected), memory_bytes // ROW_GROUP_BYTES // 2)
         threads = max(1, threads)
         # Give neighbouring files to one writer, so that the new files have narrow bounds.
@@ -215,8 +213,13 @@ def _known_bounds(bounds: Bounds | None) -> tuple[object, object, bool] | None:
     return bounds.low, bounds.high, bounds.nulls != 0
 
 
-def _order(first: Bounds | None) -> tuple[bool, object]:
-    """Return a sort key that orders files by the bounds of their first key column. Files without bounds are
-    last.
+def _order(file: DataFile, column: pyarrow.Field) -> tuple[bool, object]:
+    """Return a sort key that orders files by their bounds of a column. Files without bounds are last.
+
+    The bounds of a new file come from its footer and those of a committed file from the table's log, so that
+    they may be of different Python types.
     """
-    return (True, 0) if first is None or first.low is None else (False, first.low)
+    bounds = file.bounds.get(column.name)
+    if bounds is None or bounds.low is None:
+        return True, 0
+    return False, plain(pyarrow.chunked_array([[bounds.low]], column.type))[0].as_py()
