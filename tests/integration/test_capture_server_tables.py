@@ -59,6 +59,24 @@ def test_tables_are_reported_as_of_their_position(
     assert tables.read_at(TableName(database, "t"), here()) is None
 
 
+def test_statement_that_ends_at_the_position_is_not_undone(
+    server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
+) -> None:
+    database = fresh_database(server)
+    tables = ServerTables(ServerAddress.parse(server.url()))
+    server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
+    positions = [here()]
+    for column in ("b", "c"):
+        server.sql(f"ALTER TABLE {database}.t ADD COLUMN {column} INT")
+        positions.append(here())
+    # The first question reads all statements after its position, among them one that ends at the second.
+    definitions = [tables.read_at(TableName(database, "t"), position) for position in positions]
+    names = [
+        [column.name for column in definition.schema.columns] for definition in definitions if definition
+    ]
+    assert names == [["a"], ["a", "b"], ["a", "b", "c"]]
+
+
 def test_history_of_a_position_follows_the_log_from_there(
     server: Server, fresh_database: FreshDatabase, here: Callable[[], Position]
 ) -> None:
