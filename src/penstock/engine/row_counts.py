@@ -19,7 +19,7 @@ def count_operations(rows: pyarrow.RecordBatch, origin: Origin = Origin.LOG) -> 
     if origin is Origin.LOAD:
         return Counter({_LOAD: rows.num_rows} if rows.num_rows else {})
     text = kinds_text(rows)
-    # No change type begins with the end of another one, so the joined text has no other matches.
+    # No change type contains the name of another, and no two joined types spell a third.
     counts = {
         _INSERT: text.count(b"insert"),
         _UPDATE: text.count(b"update_postimage"),

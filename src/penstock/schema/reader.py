@@ -119,7 +119,7 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
     definitions, doubtful = _read_once(connection, condition, args)
     while doubtful:
         again, doubtful = _read_once(connection, condition, args)
-        # Servers show a unique key without nulls as the primary key of a table without one, in every read.
+        # If a table has no primary key, servers mark a unique key without nulls as one, in every read.
         doubtful = {name for name in doubtful if again[name] != definitions.get(name)}
         definitions = again
     return list(definitions.values())
