@@ -62,25 +62,34 @@ def test_steps_keep_compiled_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_steps({"tests": step}, {}) == 0
 
 
-def test_terminated_run_ends_its_tests_and_removes_its_folder(tmp_path: Path) -> None:
-    program = (
-        "import sys, signal\n"
-        "from pathlib import Path\n"
-        "from tools.suite import run\n"
-        "from tools.suite.temporary import temporary_folder\n"
-        "signal.signal(signal.SIGTERM, run._end_on_termination)\n"
-        "child = [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)']\n"
-        f"with temporary_folder(Path({str(tmp_path)!r}), 0) as folder:\n"
-        "    run.run_steps({'tests': child}, {'TMPDIR': str(folder)})\n"
+def test_terminated_run_interrupts_its_tests_and_removes_its_folder(tmp_path: Path) -> None:
+    interrupted = tmp_path / "interrupted"
+    child = (
+        "import os, pathlib, time\n"
+        "try:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        f"    pathlib.Path({str(interrupted)!r}).touch()\n"
     )
-    command = [sys.executable, "-c", program]
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tools.suite.run import handle_signals, run_steps\n"
+        "from tools.suite.temporary import temporary_folder\n"
+        "handle_signals()\n"
+        f"with temporary_folder(Path({str(tmp_path)!r}), 0) as folder:\n"
+        f"    run_steps({{'tests': [sys.executable, '-c', {child!r}]}}, {{'TMPDIR': str(folder)}})\n"
+    )
+    # A shell starts background commands with SIGINT ignored.
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", program]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        child = int(process.stdout.readline())
+        child_id = int(process.stdout.readline())
         process.terminate()
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert not psutil.pid_exists(child)
-    assert not list(tmp_path.iterdir())
+    assert not psutil.pid_exists(child_id)
+    assert list(tmp_path.iterdir()) == [interrupted]

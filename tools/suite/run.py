@@ -28,10 +28,10 @@ from tools.suite.pytest_run import BYTECODE
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-# How many workers run the tests. Everyday tests wait for servers, processes and sockets half of the time, so
+# How many workers run the tests. Tests wait for servers, processes and sockets about half of the time, so
 # each of the two cores gets two workers. Each worker has its own servers and its own Spark session, which
-# need about 3 GB. The deep tests start larger servers in addition.
-WORKERS = {"everyday": 4, "deep": 3, "all": 3}
+# need about 3 GB.
+WORKERS = 4
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
 # After an interrupt, pytest stops its servers within this time.
@@ -40,7 +40,7 @@ END_SECONDS_MAX = 60.0
 
 def main(words: list[str] | None = None) -> int:
     """Run the steps in order; return 0, or the exit status of the first step that failed."""
-    signal.signal(signal.SIGTERM, _end_on_termination)
+    handle_signals()
     parser = _parser()
     arguments = parser.parse_args(words)
     if arguments.area is not None and not has_tests(area_words(arguments.area)):
@@ -50,10 +50,8 @@ def main(words: list[str] | None = None) -> int:
         with temporary_folder(parent, DISK_BYTES[arguments.tier]) as folder:
             # pytest keeps the folders of failed tests, so they are outside the folder that is removed.
             variables = {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(parent)}
-            return run_steps(
-                steps_of(arguments.tier, arguments.area, arguments.workers or WORKERS[arguments.tier]),
-                variables,
-            )
+            steps = steps_of(arguments.tier, arguments.area, arguments.workers or WORKERS)
+            return run_steps(steps, variables)
     except DiskTooSmall as problem:
         print(f"no test ran: {problem}", file=sys.stderr)
         return 1
@@ -89,6 +87,16 @@ def run_step(command: list[str], environment: dict[str, str]) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
             raise
+
+
+def handle_signals() -> None:
+    """End the tests and remove their folder on SIGTERM, and on an interrupt.
+
+    A shell starts background commands with SIGINT ignored. The steps would inherit that, and could then not
+    be interrupted.
+    """
+    signal.signal(signal.SIGTERM, _end_on_termination)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end_on_termination(number: int, frame: FrameType | None) -> NoReturn:
