@@ -117,6 +117,19 @@ def test_interrupted_commit_is_completed_by_the_retried_batch(
     assert ids(tmp_path) == [1, 2]
 
 
+def test_retry_replaces_files_that_an_earlier_version_published_before_its_manifest(
+    sink: Sink, tmp_path: Path
+) -> None:
+    batch(sink, 1, [changes_of(ORDERS, insert(1, id=1))])
+    [first] = (tmp_path / "feed/shop/orders").glob("*-*.parquet")
+    # The first letters are those of the SHA-256 of `penstock/shop/g`.
+    unfinished = first.with_name("a0d9818e-000000000002-00001.parquet")
+    shutil.copy(first, unfinished)
+    assert ids(tmp_path) == [1, 1]
+    batch(sink, 2, [changes_of(ORDERS, insert(2, id=2))])
+    assert ids(tmp_path) == [1, 2]
+
+
 def test_manifest_lists_the_files_of_a_batch(sink: Sink, tmp_path: Path) -> None:
     batch(sink, 7, [changes_of(ORDERS, insert(1, id=1), insert(1, 1, id=2))])
     [manifest] = (tmp_path / "feed/_penstock").rglob("*.json")

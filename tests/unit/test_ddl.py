@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model import TableName
+from penstock.model import Column, TableName
 from penstock.schema.statements import tokens
 from penstock.schema.statements.effects import (
     AddColumn,
@@ -21,6 +21,7 @@ from penstock.schema.statements.effects import (
 )
 from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadable, tokens_of, words_of
+from penstock.schema.table_definition import create_definition
 
 MYSQL = ServerSpelling(version=(9, 7, 4))
 MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
@@ -278,3 +279,9 @@ def test_enum_members_are_spelled_as_on_the_server() -> None:
     assert effects_of(r"ALTER TABLE t ADD e ENUM('g\\h')", "shop", plain) == [
         Unread(frozenset({TableName("shop", "t")}))
     ]
+
+
+def test_characters_of_charsets_outside_the_table_have_one_byte() -> None:
+    [created] = effects_of("CREATE TABLE t (a VARCHAR(65000)) CHARACTER SET tis620", "shop", MYSQL)
+    assert isinstance(created, CreateTable)
+    assert create_definition(created, None).schema.columns == (Column("a", "varchar(65000)", "tis620"),)
