@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import case_names
+from bench.corpora.corpus import ALL_NAMES
 from penstock.logstore.records import BLOCK_DTYPE, SEGMENT_DTYPE
+from penstock.serve.http.openapi import description
 from penstock.sinks.sink import kinds
 from tests.tidy.tree import ROOT, files, name_of, python_symbols, rust_symbols
 from tools.document import PAGES
@@ -17,6 +20,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 # Handwritten reference pages about server behaviour, which no code describes.
 _WRITTEN = {"hidden_changes.md"}
 PATH_WORD = re.compile(r"`((?:src|native|tests|bench|docs|tools|demo|examples)/[\w./-]+)`")
+HTTP_CALL = re.compile(r"\| `(GET|POST|PUT|DELETE) ")
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
@@ -75,6 +79,45 @@ def test_page_of_the_log_has_the_fields_of_its_records() -> None:
     records = [(*dtype.fields[name], name) for dtype in (BLOCK_DTYPE, SEGMENT_DTYPE) for name in dtype.names]
     expected = [(str(offset), str(kind.itemsize), name) for kind, offset, name in records]
     assert rows == expected
+
+
+def test_page_of_the_benchmarks_names_every_case_and_file() -> None:
+    text = (ROOT / "bench/README.md").read_text()
+    assert [name for name in (*case_names(), *ALL_NAMES) if f"| `{name}` |" not in text] == []
+
+
+def test_guide_of_the_daemon_lists_every_http_call() -> None:
+    # Members use the calls below /copy among themselves.
+    described = {
+        (method.upper(), without_names(path))
+        for path, methods in description()["paths"].items()
+        for method in methods
+        if "/copy/" not in path
+    }
+    assert listed_calls() == described
+
+
+def listed_calls() -> set[tuple[str, str]]:
+    """Return the method and path of each call in the guide's table. A word without a slash replaces the last
+    part of the path before it.
+    """
+    calls = set()
+    for line in (ROOT / "docs/guides/serve.md").read_text().splitlines():
+        method = path = ""
+        for word in re.findall(r"`([^`?]*)[^`]*`", line.partition(" | ")[0]) if HTTP_CALL.match(line) else ():
+            if not word:
+                continue
+            method, _, name = word.rpartition(" ") if " " in word else (method, "", word)
+            if not name.startswith(("/", "...")):
+                name = f"{path.rpartition('/')[0]}/{name}"
+            path = name.replace("...", "/v1/instances/NAME")
+            calls.add((method, without_names(path)))
+    return calls
+
+
+def without_names(path: str) -> str:
+    """Return a path in which every variable part is NAME."""
+    return re.sub(r"\{\w+\}", "NAME", path)
 
 
 def test_every_handwritten_reference_page_is_listed() -> None:

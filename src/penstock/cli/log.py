@@ -363,11 +363,16 @@ def run_export(
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", help="Start at a position or time, or after a GTID set. Default: the log's start."
+            "--from",
+            help="Start at a position (an end of a transaction) or time, or after a GTID set."
+            " Default: the log's start.",
         ),
     ] = None,
     end: Annotated[
-        str | None, typer.Option("--to", help="Stop at a position or time. Default: the log's end.")
+        str | None,
+        typer.Option(
+            "--to", help="Stop at a position (an end of a transaction) or time. Default: the log's end."
+        ),
     ] = None,
     output: Annotated[
         str | None,
