@@ -15,6 +15,7 @@ import pytest
 from penstock.errors import OptionInvalid
 from penstock.limits import PUMP_SWITCH_SECONDS_MAX
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.epochs import seal_json
 from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.telemetry.readings import Readings
@@ -407,6 +408,24 @@ def test_decision_that_was_recorded_before_a_kill_is_not_carried_out_again(tmp_p
     path.write_bytes(left)
     assert list(decisions.waiting()) == []
     assert not path.exists()
+
+
+def test_transaction_is_decided_only_once(start: Start, tmp_path: Path) -> None:
+    begun = start()
+    begun.client.write(prewrite(1))
+    folder = tmp_path / "shop.pump"
+    path = Decisions(LocalDisk(), folder).put(1, 5)
+    assert begun.client.pull_some(1) == [matched(1, 5)]
+    wait_until(lambda: not path.exists())
+    for commit_ts in (0, 5, 9):
+        for dry_run in (True, False):
+            with pytest.raises(OptionInvalid, match="decided before: it committed at 5"):
+                begun.pump.decide(1, commit_ts, dry_run=dry_run)
+    # Another process may write its file at the moment at which an earlier decision is carried out.
+    LocalDisk().write_atomic(path, seal_json({"commit_ts": 0}))
+    wait_until(lambda: not path.exists())
+    assert "it committed at 5" in json.loads((folder / "decisions/refused/1.json").read_text())["why"]
+    assert json.loads((folder / "decisions/carried-out/1.json").read_text())["commit_ts"] == 5
 
 
 def test_decide_after_rolls_back_in_the_cluster(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

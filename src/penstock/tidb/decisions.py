@@ -41,10 +41,19 @@ class Decisions:
         self._disk = disk
         self._folder = folder / "decisions"
         # Unreadable files that were reported.
-        self._reported: set[str] = set()
+        self._reported: set[Path] = set()
+
+    def check(self, start_ts: int, commit_ts: int) -> None:
+        """Raise OptionInvalid for an impossible decision, or if the transaction was decided before."""
+        check_decision(start_ts, commit_ts)
+        self._refuse_decided(start_ts)
 
     def put(self, start_ts: int, commit_ts: int) -> Path:
-        """Decide a transaction: a commit, or a rollback if `commit_ts` is 0. Returns the decision's file."""
+        """Decide a transaction: a commit, or a rollback if `commit_ts` is 0. Returns the decision's file.
+
+        Raises OptionInvalid if the transaction was decided before.
+        """
+        self._refuse_decided(start_ts)
         path = self._folder / f"{start_ts}.json"
         self._disk.make_folder(self._folder)
         self._disk.write_atomic(path, seal_json({"commit_ts": commit_ts}))
@@ -56,19 +65,37 @@ class Decisions:
             match = _NAME.fullmatch(name)
             if match is None:
                 continue
-            path = self._folder / name
-            if self._disk.exists(self._folder / _CARRIED_OUT / name):
+            path, record = self._folder / name, self._folder / _CARRIED_OUT / name
+            commit_ts = self._read_outcome(path)
+            if commit_ts is None:
+                continue
+            if not self._disk.exists(record):
+                yield int(match[1]), commit_ts
+                continue
+            before = self._read_outcome(record)
+            if commit_ts == before:
                 # Remove the file, which a Pump left when it was killed.
                 self._disk.remove(path)
-                continue
-            try:
-                commit_ts = int(unseal_json(self._disk.read(path))["commit_ts"])
-            except (KeyError, ValueError, TypeError) as problem:
-                if name not in self._reported:
-                    _log.error("a decision cannot be read", path=str(path), why=repr(problem))
-                self._reported.add(name)
-                continue
-            yield int(match[1]), commit_ts
+            else:
+                self.close(int(match[1]), commit_ts, f"it was decided before: {_outcome_text(before)}")
+
+    def _refuse_decided(self, start_ts: int) -> None:
+        record = self._folder / _CARRIED_OUT / f"{start_ts}.json"
+        if self._disk.exists(record):
+            raise OptionInvalid(
+                f"the transaction {start_ts} was decided before: {_outcome_text(self._read_outcome(record))}",
+                hint=f"The decision was carried out: {record}",
+            )
+
+    def _read_outcome(self, path: Path) -> int | None:
+        """Return the commit timestamp of a decision, 0 for a rollback, None if it cannot be read."""
+        try:
+            return int(unseal_json(self._disk.read(path))["commit_ts"])
+        except (KeyError, ValueError, TypeError) as problem:
+            if path not in self._reported:
+                _log.error("a decision cannot be read", path=str(path), why=repr(problem))
+            self._reported.add(path)
+            return None
 
     def close(self, start_ts: int, commit_ts: int, refusal: str | None) -> None:
         """Record that a decision was applied, or why it was refused."""
@@ -90,3 +117,9 @@ class Decisions:
             f"Let TiKV be reached, or find out its outcome and run:"
             f" penstock pump decide {self._folder.parent} {start_ts} --commit TIMESTAMP (or --rollback)"
         )
+
+
+def _outcome_text(commit_ts: int | None) -> str:
+    if commit_ts is None:
+        return "the outcome cannot be read"
+    return f"it committed at {commit_ts}" if commit_ts else "it was rolled back"

@@ -39,7 +39,7 @@ from penstock.settings.tidb_pump import PumpSettings
 from penstock.tidb.channels import ClusterTls, call, open_channel
 from penstock.tidb.cluster import Cluster
 from penstock.tidb.deciding import Deciding
-from penstock.tidb.decisions import Decisions, check_decision
+from penstock.tidb.decisions import Decisions
 from penstock.tidb.group_commit import GroupCommit, resolved
 from penstock.tidb.messages import NOTIFY
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
@@ -197,7 +197,7 @@ class Pump:
 
         Raises OptionInvalid, DiskFailed, LogFull.
         """
-        check_decision(start_ts, commit_ts)
+        self._decisions.check(start_ts, commit_ts)
         if not dry_run:
             self._decisions.put(start_ts, commit_ts)
 
