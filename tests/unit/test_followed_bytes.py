@@ -8,6 +8,7 @@ import random
 import socket
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from penstock.logstore.memory import MemoryTier
 from penstock.model import Position
 from penstock.serve.http import log as log_routes
 from penstock.serve.http import newest_bytes
+from penstock.serve.http.change_frames import frame_head
 from penstock.source import followed_bytes
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
-from penstock.source.followed_bytes import ArrivedBytes, FollowedBytes
+from penstock.source.followed_bytes import FOLLOWED_TYPE, ArrivedBytes, ByteStreams, FollowedBytes
 from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import Captured, open_log
@@ -33,6 +35,12 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import certificate
 
 FIRST = Position(0, "log.000001", 4)
+OPENED = f"HTTP/1.1 200 OK\r\ncontent-type: {FOLLOWED_TYPE}\r\n\r\n".encode()
+
+
+def frame(content: bytes, end: int, gtid_set: str) -> bytes:
+    header = json.dumps({"end": end, "gtid_set": gtid_set, "bytes": len(content)}).encode()
+    return struct.pack(">I", len(header)) + header + content
 
 
 class _Reached(Exception):
@@ -165,12 +173,34 @@ def test_position_that_is_far_behind_is_not_followed(
     assert daemon.ask("GET", f"{path}{head.offset}").status == 204
 
 
+def test_idle_stream_has_frames_without_bytes(daemon: ServedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newest_bytes, "_IDLE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(newest_bytes, "FOLLOW_SECONDS_MAX", 0.05)
+    head = daemon.log.head()
+    path = f"/v1/instances/{INSTANCE}/bytes?epoch={head.epoch}&file={head.file}&follow=1&start={head.offset}"
+    sent = daemon.ask("GET", path).body
+    idle = frame_head({"end": head.offset, "gtid_set": "", "bytes": 0})
+    assert sent
+    assert sent == idle * (len(sent) // len(idle))
+
+
+def test_stream_does_not_use_up_the_concurrent_requests_of_an_account(requests: list[Position]) -> None:
+    access = [{"name": "pipeline", "token": "secret", "requests_max": 1}]
+    with open_log(SimulatedDisk()) as log:
+        log.memory = MemoryTier(MIB)
+        grow(log)
+        with serving(log, access=access) as served, client_of(served) as client:
+            head = log.head()
+            start = _start_of(log, head)
+            for _ in range(2):
+                arrived = client.bytes_behind(head.epoch, head.file, start, "", 0.0, MIB)
+                assert arrived is not None
+                assert arrived.end == head.offset
+            assert client.ask("head") == {"position": str(head)}
+    assert len(requests) == 2
+
+
 # --- The client's side ------------------------------------------------------------------------
-
-
-def frame(content: bytes, end: int, gtid_set: str) -> bytes:
-    header = json.dumps({"end": end, "gtid_set": gtid_set, "bytes": len(content)}).encode()
-    return struct.pack(">I", len(header)) + header + content
 
 
 @pytest.fixture
@@ -229,6 +259,59 @@ def test_stream_that_ends_or_is_silent_tells_nothing(
     with ours, theirs:
         monkeypatch.setattr(followed_bytes, "_SILENT_SECONDS_MAX", -1.0)
         assert FollowedBytes(ours, "http://here", FIRST).take(0.0, 10) is None
+
+
+def test_frames_without_bytes_show_that_an_idle_stream_is_alive(
+    stream: tuple[FollowedBytes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_bytes, "_SILENT_SECONDS_MAX", WAIT_SECONDS_MAX)
+    followed, theirs = stream
+    theirs.sendall(frame(b"", FIRST.offset, ""))
+    followed._heard_at = -math.inf
+    assert followed.take(0.0, 10) == ArrivedBytes(b"", FIRST.offset, FIRST, LoggedSet(""))
+    followed._heard_at = -math.inf
+    assert followed.take(0.0, 10) is None
+
+
+def test_bytes_that_cannot_be_taken_yet_stay_in_the_socket(
+    stream: tuple[FollowedBytes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the daemon would not notice that its client falls behind, and the client would buffer all."""
+    monkeypatch.setattr(followed_bytes, "_RECEIVED_BYTES_MAX", 4000)
+    monkeypatch.setattr(followed_bytes, "_HEADER_BYTES_MAX", 100)
+    followed, theirs = stream
+    frames = [frame(b"x" * 50, FIRST.offset + 50 * number, "a:1") for number in range(1, 1000)]
+    theirs.sendall(b"".join(frames))
+    for number in range(1, 1000):
+        assert followed.take(0.0, 99) == ArrivedBytes(
+            b"x" * 50, FIRST.offset + 50 * number, followed.position, LoggedSet("a:1")
+        )
+        assert len(followed._received) < 4000 + 99 + 100
+
+
+@pytest.mark.parametrize("answer", [b"", OPENED], ids=["the head", "the frames"])
+def test_stream_that_a_proxy_holds_back_is_not_requested_again(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_bytes, "_OPEN_SECONDS_MAX", WAIT_SECONDS_MAX if answer else 0.01)
+    monkeypatch.setattr(followed_bytes, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(followed_bytes, "_SILENT_SECONDS_MAX", -1.0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as proxy,
+        closing(ByteStreams(None, {})) as streams,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        accepted = threads.submit(proxy.accept)
+        accepted.add_done_callback(lambda _: accepted.result()[0].sendall(answer))
+        streams.open(url, "/shop", FIRST, "")
+        assert streams.take(url, FIRST, 0.0, 10) is None
+        accepted.result()[0].close()
+        monkeypatch.setattr(followed_bytes, "_OPEN_SECONDS_MAX", 0.01)
+        streams.open(url, "/shop", FIRST, "")
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 @pytest.mark.parametrize("wrong", [frame(b"events", 11, "a:1"), b"\xff\xff\xff\xff", b"\x00\x00\x00\x01x"])

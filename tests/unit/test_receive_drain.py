@@ -4,6 +4,7 @@
 import contextlib
 import random
 import socket
+import struct
 import threading
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 
 from penstock._native import BlockCutter
 from penstock.capture.receive import Progress, Receiver
-from penstock.errors import ConnectionLost, PenstockError, StreamError
+from penstock.errors import ConnectionLost, DumpReplaced, PenstockError, StreamError
 from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES, MIB
 from penstock.logstore.memory_log import MemoryLog
@@ -49,8 +50,10 @@ class CountedStream(ReplicaStream):
         return super().drain(cutter, packets, bytes_max)
 
 
-def dump_of(seed: int) -> bytes:
-    """Return the packets of transactions with rows of random sizes, some larger than a read."""
+def dump_of(seed: int, last: bytes = b"") -> bytes:
+    """Return the packets of transactions with rows of random sizes, some larger than a read, then a packet
+    with the payload `last`.
+    """
     draw = random.Random(seed)
     offset, sequence, packets = len(HEAD), 1, []
     for number in range(1, 120):
@@ -60,6 +63,8 @@ def dump_of(seed: int) -> bytes:
         parts = [content[event.offset : event.offset + event.size] for event in events(content, offset=0)]
         packets += framed(parts, b"", sequence)
         sequence += len(parts)
+    if last:
+        packets.append(struct.pack("<I", len(last) | (sequence & 0xFF) << 24) + last)
     return b"".join(packets)
 
 
@@ -99,7 +104,7 @@ def receive(packets: bytes, *, drains: bool) -> tuple[bytes, PenstockError, Prog
         stream = CountedStream(client, drains=drains)
         sender = threading.Thread(target=send)
         sender.start()
-        with pytest.raises((ConnectionLost, StreamError)) as failure:
+        with pytest.raises((ConnectionLost, DumpReplaced, StreamError)) as failure:
             receiver.receive(stream, cutter)
         client.close()
         sender.join()
@@ -127,6 +132,16 @@ def test_drained_socket_gives_the_same_log_and_error_as_single_reads(seed: int) 
         assert (type(error), str(error)) == (type(expected_error), str(expected_error)), name
         assert progress.gtid_set == expected_progress.gtid_set, name
         assert progress.bytes == expected_progress.bytes, name
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_everything_before_an_error_of_the_server_is_stored(drains: bool) -> None:
+    """It may have been purged when the server sends again. The connection ends right after the error."""
+    whole, *_ = receive(dump_of(4), drains=drains)
+    replaced = b"\xff" + struct.pack("<H", 4052) + b"#70100another replica"
+    stored, error, _, _ = receive(dump_of(4, replaced), drains=drains)
+    assert isinstance(error, DumpReplaced)
+    assert stored == whole
 
 
 def test_closed_stream_cannot_be_drained() -> None:

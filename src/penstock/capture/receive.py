@@ -173,8 +173,6 @@ class Receiver:
             received = stream.receive_into(buffer[filled:])
             self._progress.heard_at = time.time()
             filled = self._consume(cutter, buffer, filled + received)
-            if cutter.events:
-                stream.delivered = True
             room = self._chunk_bytes - cutter.gathered
             if received >= _DRAIN_BYTES_MIN and room > 0 and stream.can_drain:
                 packets = stream.drain(cutter, buffer[:filled], room)
@@ -182,6 +180,8 @@ class Receiver:
                     buffer = memoryview(bytearray(len(packets)))
                 buffer[: len(packets)] = packets
                 filled = self._consume(cutter, buffer, len(packets))
+            if cutter.events:
+                stream.delivered = True
             drained = not stream.more_waiting()
             # A semi-synchronous server waits for the acknowledgement, so it sends no more.
             if drained and not stream.semi_sync and waited < _GATHER_SECONDS_MAX:
@@ -195,6 +195,7 @@ class Receiver:
                 self._store(stream, cutter)
                 self._progress.caught_up = drained
             if cutter.server_error is not None:
+                self._append(cutter)
                 raise refusal_of(stream, *cutter.server_error)
             if cutter.ended:
                 raise ConnectionLost(

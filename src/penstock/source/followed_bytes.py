@@ -30,10 +30,12 @@ FOLLOWED_TYPE = "application/vnd.penstock.followed-bytes"
 # The header with the key of the server that the bytes come from. Version 0.1 does not send this header.
 SERVER_HEADER = "Penstock-Server"
 
-_CONNECT_SECONDS_MAX = 5.0
+# The next batch waits while a stream is opened. A daemon answers at once. A proxy that gathers responses does
+# not answer before the stream ends.
+_OPEN_SECONDS_MAX = 0.5
 # How long a daemon may send for one request.
 _FOLLOW_SECONDS = 30
-# When a stream is requested again after it ended, and after the daemon answered with anything else.
+# When a stream is requested again after it ended, and after it could not be opened or nothing arrived.
 _PAUSE_SECONDS, _REFUSED_SECONDS = 1.0, 60.0
 
 _LENGTH_BYTES = 4
@@ -42,7 +44,7 @@ _RECEIVED_BYTES_MAX = MIB
 # Under load, the next frame arrives sooner than this. A pipeline that has nothing to do records its position,
 # which takes as long.
 _FRAME_SECONDS = 0.002
-# A proxy may delay a stream, and a daemon may hang. After this long without bytes, a request finds out.
+# An idle daemon sends a frame more often than this. Else it hangs, or a proxy delays the stream.
 _SILENT_SECONDS_MAX = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -123,25 +125,32 @@ class FollowedBytes:
         ValueError, KeyError or TypeError if its content is wrong.
         """
         deadline = time.monotonic() + max(seconds, _FRAME_SECONDS)
-        self._receive(0.0)
+        self._receive(0.0, bytes_max)
         arrived = self._next(bytes_max)
         while arrived is None and (remaining := deadline - time.monotonic()) > 0 and not self._has_ended:
-            self._receive(remaining)
+            self._receive(remaining, bytes_max)
             arrived = self._next(bytes_max)
         if arrived is not None:
             return arrived
-        is_silent = time.monotonic() - self._heard_at > _SILENT_SECONDS_MAX
-        if self._has_ended or is_silent or self._is_too_large(bytes_max):
+        if self._has_ended or self.is_silent or self._is_too_large(bytes_max):
             return None
         return ArrivedBytes(b"", self.position.offset, self.position, NO_GTIDS)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has arrived for so long that the stream is no longer useful."""
+        return not self._has_ended and time.monotonic() - self._heard_at > _SILENT_SECONDS_MAX
 
     def close(self) -> None:
         """Close the connection."""
         self._stream.close()
 
-    def _receive(self, seconds: float) -> None:
-        """Receive what has arrived, or wait up to `seconds` for more."""
-        if self._has_ended:
+    def _receive(self, seconds: float, bytes_max: int) -> None:
+        """Receive what has arrived, or wait up to `seconds` for more.
+
+        More than `take` can return stays in the socket, so that the daemon notices when it falls behind.
+        """
+        if self._has_ended or len(self._received) >= bytes_max + _HEADER_BYTES_MAX:
             return
         self._stream.settimeout(seconds)
         try:
@@ -210,6 +219,8 @@ class ByteStreams:
         try:
             if (followed.url, followed.position) == (url, position):
                 arrived = followed.take(seconds, bytes_max)
+                if arrived is None and followed.is_silent:
+                    self._open_at = time.monotonic() + _REFUSED_SECONDS
         except (OSError, ValueError, KeyError, TypeError) as problem:
             # The next request reports what is wrong.
             _log.debug("a stream of a daemon broke off", url=url, why=str(problem))
@@ -228,13 +239,13 @@ class ByteStreams:
         query = {"epoch": position.epoch, "file": position.file, "start": position.offset}
         path = f"{instance_path}/bytes?{urlencode(query | {'follow': _FOLLOW_SECONDS})}"
         try:
-            followed = FollowedBytes.open(url, path, position, self._tls, self._headers, _CONNECT_SECONDS_MAX)
+            followed = FollowedBytes.open(url, path, position, self._tls, self._headers, _OPEN_SECONDS_MAX)
         except OSError as problem:
             _log.debug("a daemon opens no stream", url=url, why=str(problem))
-            return
+            followed = None
         if followed is None or (server_key and followed.server_key != server_key):
-            # An earlier daemon, or a log without its newest bytes in memory.
-            self._open_at = now + _REFUSED_SECONDS
+            # A proxy, an earlier daemon, or a log without its newest bytes in memory.
+            self._open_at = time.monotonic() + _REFUSED_SECONDS
             if followed is not None:
                 followed.close()
             return

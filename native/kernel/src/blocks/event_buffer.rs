@@ -123,8 +123,9 @@ impl EventBuffer {
     fn change_arena(&mut self, bytes: usize) {
         // Doubling bounds how often the bytes of a long event are copied.
         let capacity = ARENA_BYTES.max(self.bytes.len() * 2 + bytes);
-        let reused = self.retired.front_mut().is_some_and(|arena| arena.try_reclaim(capacity));
-        let spare = if reused { self.retired.pop_front() } else { None };
+        // A slow caller may hold parts of the oldest arena for long, so look at all of them.
+        let reusable = self.retired.iter_mut().position(|arena| arena.try_reclaim(capacity));
+        let spare = reusable.and_then(|number| self.retired.remove(number));
         let mut arena = spare.unwrap_or_else(|| BytesMut::with_capacity(capacity));
         arena.extend_from_slice(&self.bytes);
         let mut full = std::mem::replace(&mut self.bytes, arena);

@@ -27,7 +27,7 @@ pub fn visible_change(change: Change, code: u8) -> Result<Option<Change>> {
     }
 }
 
-/// Outcomes that were used are removed once this many of a table are.
+/// Used outcomes of a table are removed once this many, and half of all, are used: removing them moves the others.
 const USED_MAX: usize = 4096;
 
 /// The outcomes of the rows of an event.
@@ -68,7 +68,8 @@ impl TableVerdicts {
         while self.next().is_some_and(|event| event.end <= self.used) {
             self.events_used += 1;
         }
-        if self.used >= USED_MAX.min(self.codes.len()) {
+        let due = USED_MAX.max(self.codes.len() / 2).min(self.codes.len());
+        if self.used >= due {
             self.remove_used();
         }
     }
@@ -248,6 +249,23 @@ mod tests {
         let tables = verdicts.tables.values().flat_map(HashMap::values);
         assert!(tables.clone().all(|table| table.codes.is_empty() && table.events.capacity() <= USED_MAX));
         assert_eq!(tables.count(), 2);
+    }
+
+    #[test]
+    fn outcomes_of_a_large_transaction_are_moved_a_few_times_only() {
+        let rows = 64 * USED_MAX;
+        let orders = view("orders");
+        let mut verdicts = Verdicts::default();
+        let offsets: Vec<i64> = (0..rows as i64).collect();
+        verdicts.add((&orders.database, &orders.table), &vec![7; rows], &offsets, &vec![3; rows]).expect("few rows");
+        let mut lengths = std::collections::BTreeSet::new();
+        for offset in 0..rows as u64 {
+            assert_eq!(verdicts.of_event(7, &orders, offset), [3]);
+            verdicts.use_up(7, &orders, 1);
+            lengths.extend(verdicts.tables.values().flat_map(HashMap::values).map(|table| table.codes.len()));
+        }
+        assert!(lengths.len() <= 10, "{lengths:?}");
+        verdicts.end(7).expect("all rows were read");
     }
 
     #[test]

@@ -242,7 +242,8 @@ async def _bytes(served: Served, request: Request) -> Response:
     if query.has("follow"):
         name, position = request.path_params["instance"], Position(epoch, file, start)
         key = {SERVER_HEADER: _server_key(log, epoch)}
-        return followed_bytes(served, name, log, position, query.seconds("follow"), key)
+        seconds, account = query.seconds("follow"), account_of(request)
+        return followed_bytes(served, name, log, position, seconds, key, account)
     if query.has("timeout"):
         seconds = min(query.seconds("timeout"), _BYTES_WAIT_SECONDS_MAX)
         position = Position(epoch, file, start)

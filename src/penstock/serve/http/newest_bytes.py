@@ -9,11 +9,12 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from penstock.errors import PenstockError
-from penstock.gtid_sets import LoggedSet
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import PIECE_BYTES_AT_ONCE
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.log import Log
 from penstock.model import Position
+from penstock.serve.access import Account
 from penstock.serve.http.answers import StreamedAnswer
 from penstock.serve.http.change_frames import frame_head
 from penstock.serve.served import Served
@@ -21,10 +22,11 @@ from penstock.source.followed_bytes import FOLLOWED_TYPE
 
 # Clients limit the length of a header, so a longer GTID set is left out.
 GTID_SET_CHARACTERS_MAX = 8192
-# How long a stream lasts at most. The next request checks the account again.
+# How long a stream lasts at most. An account does not change while a daemon runs, so it is checked once.
 FOLLOW_SECONDS_MAX = 30.0
-# While nothing arrives, the log is looked up again at this interval, because it may have been reopened.
-_WAIT_SECONDS_MAX = 1.0
+# While nothing arrives, a frame without bytes is sent at this interval, because a client gives up a stream
+# that is silent for a second. The log is looked up again too, because it may have been reopened.
+_IDLE_SECONDS_MAX = 0.4
 # The minimum interval between frames, so that a frame for each transaction does not use a whole core.
 _FRAME_GAP_SECONDS = 0.0005
 _NO_CONTENT = 204
@@ -49,11 +51,22 @@ def newest_bytes(log: ServedLog, start: Position) -> tuple[bytes, Position, Logg
 
 
 def followed_bytes(
-    served: Served, instance: str, log: ServedLog, start: Position, seconds: float, headers: Mapping[str, str]
+    served: Served,
+    instance: str,
+    log: ServedLog,
+    start: Position,
+    seconds: float,
+    headers: Mapping[str, str],
+    account: Account,
 ) -> Response:
     """Return a stream of the transactions after a position, or an empty response if the position is not near
-    the end of a log whose newest bytes are in memory."""
-    visible = log.visible if isinstance(log, Log) and log.memory is not None else None
+    the end of a log whose newest bytes are in memory.
+
+    A stream would use up one of the concurrent requests that `account` may have, so an account with such a
+    limit gets none.
+    """
+    may_follow = account.quota.requests_max is None and isinstance(log, Log) and log.memory is not None
+    visible = log.visible if may_follow else None
     is_here = visible is not None and (visible.epoch, visible.file) == (start.epoch, start.file)
     if visible is None or not is_here or not 0 <= visible.offset - start.offset <= PIECE_BYTES_AT_ONCE:
         return Response(status_code=_NO_CONTENT)
@@ -88,11 +101,10 @@ class _FollowedBytes(StreamedAnswer):
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._seconds
         while (remaining := ends_at - loop.time()) > 0 and not self._served.arrivals.closing:
-            wait = min(remaining, _WAIT_SECONDS_MAX)
+            wait = min(remaining, _IDLE_SECONDS_MAX)
             head = await self._served.wait_behind(self._instance, self._position, wait, self._log)
-            if head == self._position and self._is_current():
-                continue
-            newest = newest_bytes(self._log, self._position)
+            is_idle = head == self._position and self._is_current()
+            newest = (b"", self._position, NO_GTIDS) if is_idle else newest_bytes(self._log, self._position)
             if newest is None or len(newest[2]) > GTID_SET_CHARACTERS_MAX:
                 break
             content, head, gtid_set = newest

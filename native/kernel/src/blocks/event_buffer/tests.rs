@@ -102,3 +102,18 @@ fn few_events_are_copied_so_that_they_hold_no_arena() {
     assert!(buffer.retired.is_empty(), "one arena is enough");
     assert!(held.iter().all(|events| events == &event));
 }
+
+#[test]
+fn events_that_are_held_for_long_do_not_prevent_the_reuse_of_later_memory() {
+    let mut buffer = EventBuffer::default();
+    let event = vec![7; 1 << 20];
+    let mut first = None;
+    for _ in 0..10 * ARENA_BYTES / event.len() {
+        buffer.reserve(event.len());
+        buffer.add(&event, 0);
+        let events = buffer.take();
+        first.get_or_insert(events);
+    }
+    assert!(buffer.retired.len() <= 2, "{} arenas are kept", buffer.retired.len());
+    assert!(first.is_some_and(|events| events == event));
+}
