@@ -4,7 +4,9 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy
 import pyarrow
@@ -14,9 +16,12 @@ from penstock.client.fetch import ROW_ORDER_HEADER, ROWS_BY_SHARD
 from penstock.client.split import Cut, split
 from penstock.logstore.log import Log
 from penstock.model import TablePatterns
+from penstock.serve.access import WHOLE
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.http.change_frames import arrow_stream
 from penstock.serve.http.changes import ROW_ORDER_HEADER as HEADER_OF_DAEMON
+from penstock.serve.http.changes import ChangesAnswer
+from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.pieces import Piece, PieceMemory, Pieces, View
 from penstock.serve.sieve import Sieve, sieve_of
 from penstock.serve.subscription import Cursor, Started
@@ -159,3 +164,32 @@ def is_grouped(rows: pyarrow.RecordBatch) -> bool:
 
 def is_sorted(values: numpy.ndarray) -> bool:
     return bool((values[1:] >= values[:-1]).all())
+
+
+def test_piece_of_few_bytes_of_the_log_is_encoded_without_a_thread(log: Log) -> None:
+    """A batch counts the memory of constant columns that it shares with a longer batch before it."""
+    body = {"start": "earliest", "shards": {"count": 4, "of": [0, 1, 2, 3]}}
+    view = View("typed", TablePatterns())
+    sieve = sieve_of(view, shards=ShardSet(4, frozenset(range(4))))
+    piece = replace(pieces_of(log, sieve.view)[0], bytes=300_000)
+
+    class Refusing(Pieces):
+        async def in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+            raise AssertionError("a thread takes longer than encoding")
+
+    async def sent() -> bytes:
+        pieces = Refusing(LogInstance(log), Arrivals(), PieceMemory(), Threads())
+        cursor = Cursor(pieces, sieve.view, Started(piece.start))
+        answer = ChangesAnswer(
+            ChangesRequest.parse(json.dumps(body).encode()), cursor, sieve, None, cast(Any, None), WHOLE
+        )
+        content = b""
+
+        async def send(message: Any) -> None:
+            nonlocal content
+            content += message["body"]
+
+        await answer._send_piece(send, piece)
+        return content
+
+    assert sum(rows.num_rows for rows in batches_in(asyncio.run(sent()))) == piece.rows

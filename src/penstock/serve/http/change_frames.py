@@ -17,10 +17,13 @@ MEDIA_TYPE = "application/vnd.penstock.changes"
 
 _ALIGNMENT = 8
 
+# Returns a value as JSON without blanks. `json.dumps` would make an encoder for each frame.
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def frame_head(header: Mapping[str, Any]) -> bytes:
     """Return a frame up to its payload; the header includes `bytes`."""
-    return framed(json.dumps(header, separators=(",", ":")).encode())
+    return framed(compact_json(header).encode())
 
 
 def framed(text: bytes) -> bytes:

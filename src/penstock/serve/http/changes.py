@@ -9,7 +9,6 @@ daemon, and reports the consumer's checkpoint, at which its hold on the log is p
 
 import asyncio
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from penstock.errors import AccessDenied, OptionInvalid, PenstockError
-from penstock.limits import CONSUMER_RESPONSE_SECONDS
+from penstock.limits import CONSUMER_RESPONSE_SECONDS, MIB, PIECE_BYTES_AT_ONCE
 from penstock.model import Position, TableName, TablePatterns
 from penstock.predicate import Predicate
 from penstock.serve.access import Account, account_of
@@ -33,6 +32,7 @@ from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.change_frames import (
     MEDIA_TYPE,
     arrow_stream,
+    compact_json,
     compressed,
     frame_head,
     framed,
@@ -67,6 +67,9 @@ _WARNINGS_MAX = 256
 
 # Larger pieces are encoded in a thread, so that other clients do not wait.
 _ENCODED_AT_ONCE_BYTES_MAX = 256 * 1024
+# A piece that spans few bytes of the log is encoded at once up to this size. Its batches may have slices of
+# constant columns that are as long as the longest batch before them, and count their whole memory.
+_SHORT_BYTES_MAX = 8 * MIB
 
 
 @dataclass(frozen=True)
@@ -318,7 +321,7 @@ class ChangesAnswer(StreamedAnswer):
         key = "frames", self._codec, self._request.batch_rows
         frames: list[_Frame] | asyncio.Future[list[_Frame]] | None = piece.derived.get(key)
         if frames is None:
-            if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX:
+            if _is_short(piece):
                 return await self._encode_for_all(piece, key)
             # Many subscribers request a piece at the same moment. The first subscriber encodes it, and the
             # others wait for the result.
@@ -342,7 +345,7 @@ class ChangesAnswer(StreamedAnswer):
         pieces = self._cursor.pieces
         passing = await self._sieve.passing(pieces, piece)
         kept = self._sieve.kept_bytes(piece)
-        if piece.bytes > _ENCODED_AT_ONCE_BYTES_MAX:
+        if not _is_short(piece):
             frames = await pieces.in_thread(self._encoded, piece, passing)
         else:
             frames = self._encoded(piece, passing)
@@ -352,7 +355,7 @@ class ChangesAnswer(StreamedAnswer):
 
     def _encoded(self, piece: Piece, passing: Any) -> list[_Frame]:
         self._prove_shards_unmasked(piece)
-        if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX and not (self._masking or self._codec):
+        if _is_short(piece) and not (self._masking or self._codec):
             streams = self._sieve.streams(piece, self._request.batch_rows, grouped=self._groups_shards)
             if streams is not None:
                 self._moved = 0
@@ -417,7 +420,7 @@ class ChangesAnswer(StreamedAnswer):
                 "time_us": piece.time_us,
             }
             # The part of the position frame that is the same for all subscribers is encoded once.
-            shared = piece.derived["position"] = json.dumps(header, separators=(",", ":"))[:-1]
+            shared = piece.derived["position"] = compact_json(header)[:-1]
         return framed(f'{shared},"behind_bytes":{cursor.behind_bytes()},"bytes":0}}'.encode())
 
 
@@ -432,6 +435,16 @@ def _warn_of_idle_mask(table: TableName, columns: tuple[str, ...]) -> None:
         columns=", ".join(columns),
         hint="Check masked of the accounts: access in penstock.yaml",
     )
+
+
+def _is_short(piece: Piece) -> bool:
+    """Return whether encoding a piece takes less time than passing it to a thread."""
+    if piece.bytes <= _ENCODED_AT_ONCE_BYTES_MAX:
+        return True
+    start, end = piece.start, piece.end
+    is_in_file = piece.is_whole and (start.epoch, start.file) == (end.epoch, end.file)
+    is_of_few_bytes = is_in_file and end.offset - start.offset <= PIECE_BYTES_AT_ONCE
+    return is_of_few_bytes and piece.bytes <= _SHORT_BYTES_MAX
 
 
 def _frame(batch: Batch, rows: int, payload: memoryview, **more: Any) -> _Frame:
