@@ -62,3 +62,16 @@ def test_cut_stream_is_refused_as_by_reading_it_whole() -> None:
     assert kept == [size for size in range(len(content)) if outcome(whole, content[:size]) != "no stream"]
     for other in (b"", b"\xff" * 64, b"abcdefgh" * 8, content[:8] + bytes(200)):
         assert outcome(read_stream, other) == "no stream"
+
+
+def test_schema_of_a_known_table_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pyarrow.record_batch({"number": pyarrow.array([1, 2, 3]), "text": ["a", None, "c"]})
+    buffer = pyarrow.py_buffer(bytes(arrow_stream(batch, None)))
+    read_stream(buffer)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the schema is read again")
+
+    monkeypatch.setattr(pyarrow.ipc, "open_stream", refuse)
+    monkeypatch.setattr(pyarrow.ipc, "read_schema", refuse)
+    assert read_stream(buffer).equals(batch, check_metadata=True)

@@ -21,7 +21,8 @@ def read_stream(buffer: pyarrow.Buffer) -> pyarrow.RecordBatch:
 
     Raises pyarrow.ArrowInvalid, OSError or StopIteration if the bytes are no stream with a batch.
     """
-    content = memoryview(buffer)
+    # The buffer itself has signed bytes, which never equal those of the head.
+    content = memoryview(buffer).cast("B")
     schema_end = _HEAD_BYTES + int.from_bytes(content[4:_HEAD_BYTES], "little")
     if content[:4] == _CONTINUATION and schema_end < len(content):
         schema = _schema_of(bytes(content[:schema_end]))
