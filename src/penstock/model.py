@@ -69,6 +69,8 @@ class Position:
     def __lt__(self, other: object) -> bool:
         if not isinstance(other, Position):
             return NotImplemented
+        if self.file == other.file and self.epoch == other.epoch:
+            return self.offset < other.offset
         first = epoch_base(self.epoch), file_number_of(self.file), self.offset
         return first < (epoch_base(other.epoch), file_number_of(other.file), other.offset)
 

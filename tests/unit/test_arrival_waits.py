@@ -215,10 +215,10 @@ def test_pieces_of_a_view_are_further_apart_the_more_followers_it_has(log: Log) 
         for count in (1, 10, 1000):
             cursors += [Cursor(pieces, view, Started(log.visible)) for _ in range(count - len(cursors))]
             pieces._decoded_at[view] = 1000.0
-            measured.append(pieces._gap(view, log.visible))
+            measured.append(pieces.gap_seconds(view, log.visible))
         # A follower that catches up does not wait for other followers.
         far_behind = replace(log.visible, offset=log.visible.offset - (1 << 20))
-        return [*measured, pieces._gap(view, far_behind)]
+        return [*measured, pieces.gap_seconds(view, far_behind)]
 
     with asyncio.Runner(loop_factory=FrozenLoop) as runner:
         assert runner.run(gaps()) == pytest.approx([0.001, 0.001, 0.1, 0.0])

@@ -27,7 +27,7 @@ FILE = "mysql-bin.000001"
 class ScriptedStream:
     """A dump whose packets arrive in bursts. The first check after a burst finds no further bytes."""
 
-    can_drain = False
+    can_drain = has_read_all = False
 
     def __init__(self, bursts: Sequence[bytes], *, semi_sync: bool) -> None:
         self._bursts = list(bursts)

@@ -182,7 +182,8 @@ class Receiver:
                 filled = self._consume(cutter, buffer, len(packets))
             if cutter.events:
                 stream.delivered = True
-            drained = not stream.more_waiting()
+            # Asking costs a system call, and each one lets readers take the interpreter.
+            drained = (stream.has_read_all and received < _DRAIN_BYTES_MIN) or not stream.more_waiting()
             # A semi-synchronous server waits for the acknowledgement, so it sends no more.
             if drained and not stream.semi_sync and waited < _GATHER_SECONDS_MAX:
                 wait_seconds = gather_seconds(cutter.gathered, time.monotonic() - began)
@@ -302,6 +303,7 @@ class Receiver:
             # is stored, but never after.
             self._apply_statements(self._schemas, cutter)
         data, records = cutter.take_data(), cutter.take_records()
+        gtid_set = LoggedSet(cutter.gtid_set)
         while True:
             # The wait for space may have outlasted the lease.
             self._wait_for_permission()
@@ -313,7 +315,7 @@ class Receiver:
                     boundary,
                     records,
                     time_max_us=cutter.time_max_us,
-                    gtid_set=LoggedSet(cutter.gtid_set),
+                    gtid_set=gtid_set,
                 )
                 break
             except LogFull as problem:
@@ -330,7 +332,7 @@ class Receiver:
         progress.changes_rate.add(changes - self._counted[1], clock)
         self._counted = transactions, changes
         progress.bytes += end - start
-        progress.gtid_set, progress.time_us = cutter.gtid_set, cutter.last_time_us or progress.time_us
+        progress.gtid_set, progress.time_us = gtid_set, cutter.last_time_us or progress.time_us
         if progress.time_us:
             progress.event_lags.observe(max(time.time() - progress.time_us / 1e6, 0.0))
 

@@ -313,7 +313,7 @@ class Following:
             held.shard,
             held.token,
             _place_of(checkpoint),
-            lambda place: held.note(_checkpoint_of(place)),
+            lambda place: held.note_later(partial(_checkpoint_of, place)),
             held.floors,
             lambda: held.held,
             count=held.subscription.shard_count,

@@ -306,12 +306,14 @@ class Intake:
         cuts = self._floored(link, frame)
         rows_of = self._rows_of(link, held, cuts)
         place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us, frame.fingerprint)
-        for number, shard in link.shards.items():
-            shard.offer(rows_of[number], place.shifted(cuts[number].shift))
         link.start = {"position": str(frame.position)}
-        self.behind_bytes = frame.behind_bytes
         self._backoff.progressed(link.daemon)
         self._refused.clear()
+        # A shard with rows wakes its thread, which then waits for the interpreter until this thread is done.
+        # So those shards come last.
+        for number in sorted(link.shards, key=lambda number: bool(rows_of[number])):
+            link.shards[number].offer(rows_of[number], place.shifted(cuts[number].shift))
+        self.behind_bytes = frame.behind_bytes
 
     def _rows_of(self, link: _Link, held: list[RowFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
         """Return the rows of several batches, by shard."""

@@ -69,9 +69,10 @@ def split(
     """
     versions: _Versions = _values(batch.column(VERSION_COLUMN), numpy.int64)
     slots: _Slots | None = None
-    if SLOT_COLUMN in batch.schema.names:
+    names = batch.schema.names
+    if SLOT_COLUMN in names:
         slots = _values(batch.column(SLOT_COLUMN), numpy.int16)
-        batch = batch.select([name for name in batch.schema.names if name != SLOT_COLUMN])
+        batch = batch.select([index for index, name in enumerate(names) if name != SLOT_COLUMN])
     return [
         (shard, _shifted(rows, cuts[shard].shift))
         for shard, rows in _by_shard(batch, versions, slots, shards, cuts, in_runs=in_runs)

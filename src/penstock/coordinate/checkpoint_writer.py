@@ -42,7 +42,8 @@ class ShardCheckpoint:
         self._writer = writer
         self._checkpoints = checkpoints
         self._on_lost = on_lost
-        self._noted: Checkpoint | None = None
+        # Returns the checkpoint that is written next.
+        self._noted: Callable[[], Checkpoint] | None = None
         self._writing = False
         self._written: Checkpoint | None = None
         self._due = 0.0
@@ -62,10 +63,14 @@ class ShardCheckpoint:
 
         Returns at once. Raises LeaseLost once the shard is lost.
         """
+        self.note_later(lambda: checkpoint)
+
+    def note_later(self, make: Callable[[], Checkpoint]) -> None:
+        """Like `note`, for a checkpoint that is made when it is written. Most are replaced before that."""
         with self._writer.news:
             self._check()
             waits = self._noted is not None
-            self._noted = checkpoint
+            self._noted = make
             if not waits:
                 # A pending write already has a due time. Waking the thread for each checkpoint would be too
                 # expensive.
@@ -100,8 +105,8 @@ class ShardCheckpoint:
     def begin(self) -> Checkpoint:
         """Return the pending checkpoint and mark it as being written."""
         assert self._noted is not None
-        checkpoint, self._noted, self._writing = self._noted, None, True
-        return checkpoint
+        make, self._noted, self._writing = self._noted, None, True
+        return make()
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write the checkpoint to the store, without holding `news`."""
@@ -120,7 +125,7 @@ class ShardCheckpoint:
             self.lost = error
         else:
             if self._noted is None and not self._closed:
-                self._noted = checkpoint
+                self._noted = lambda: checkpoint
             self._due = time.monotonic() + _RETRY_SECONDS
 
     def tell(self) -> None:

@@ -85,6 +85,10 @@ class HeldShard:
         """
         self._writing.note(checkpoint)
 
+    def note_later(self, make: Callable[[], Checkpoint]) -> None:
+        """Like `note`, for a checkpoint that is made when it is written."""
+        self._writing.note_later(make)
+
     def flush(self, seconds: float) -> bool:
         """Write the noted checkpoint now; return whether it was written in time. Raises LeaseLost."""
         return self._writing.flush(seconds)

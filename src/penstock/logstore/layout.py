@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from penstock.logstore.disk import TMP_SUFFIX, Disk
@@ -35,6 +36,9 @@ _SEGMENT = re.compile(r"(\d{19})(\.binlog(?:\.zst)?)")
 # The lowest 32 bits of a commit version are the offset in units of 16 bytes.
 _OFFSET_BITS = 32
 _OFFSET_UNIT = 16
+_HOUR_SECONDS = 3600
+# Every append compares the current hour with that of its segment.
+_HOURS_MAX = 16
 
 
 @dataclass(frozen=True, order=True)
@@ -152,7 +156,12 @@ def index_path(segment: Path) -> Path:
 
 def hour_of(time_s: float) -> int:
     """Return the UTC hour of a time in seconds since 1970, as YYYYMMDDHH."""
-    return int(time.strftime("%Y%m%d%H", time.gmtime(time_s)))
+    return _hour_named(int(time_s // _HOUR_SECONDS))
+
+
+@lru_cache(_HOURS_MAX)
+def _hour_named(hours: int) -> int:
+    return int(time.strftime("%Y%m%d%H", time.gmtime(hours * _HOUR_SECONDS)))
 
 
 def is_log_folder(folder: Path) -> bool:

@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from penstock.commit_versions import file_number_of
 from penstock.errors import OptionInvalid
 from penstock.model import Position
 
@@ -88,7 +89,7 @@ class MemoryTier:
         view = memoryview(data).cast("B")
         if view.nbytes < _COPY_BYTES_MAX and view.nbytes < memoryview(view.obj).nbytes:
             view = memoryview(bytes(view))
-        chunk = MemoryChunk(epoch, file, Position(epoch, file, start).file_number, start, end, view)
+        chunk = MemoryChunk(epoch, file, file_number_of(file), start, end, view)
         with self._lock:
             if self._closed or chunk.cost > self.bytes_max:
                 self._drop_all()
@@ -117,7 +118,7 @@ class MemoryTier:
         bytes, and None if the tier does not hold `start`. The views stay valid after their chunks are
         evicted.
         """
-        start_key = (epoch, Position(epoch, file, start).file_number, start)
+        start_key = (epoch, file_number_of(file), start)
         with self._lock:
             # The last chunk that starts at or before `start`.
             index = bisect_right(self._chunks, start_key, lo=self._first, key=_begin_of) - 1

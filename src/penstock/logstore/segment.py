@@ -283,12 +283,12 @@ class SegmentWriter:
         """
         before = self._data.size
         self._data.write([piece])
+        if not records:
+            return
         blocks = block_records(records)
         if not self._follows(blocks):
             # The data is authoritative: the index is rebuilt from the data when the segment is closed.
             self.index_whole = False
-            return
-        if not records:
             return
         try:
             self._index.write([records])
@@ -353,8 +353,6 @@ class SegmentWriter:
     def _follows(self, blocks: Records) -> bool:
         if not self.index_whole:
             return False
-        if not len(blocks):
-            return True
         starts, ends = blocks["source_start"], blocks["source_end"]
         return bool(
             starts[0] == self.indexed_end and (starts[1:] == ends[:-1]).all() and ends[-1] <= self.end

@@ -173,7 +173,8 @@ class Tail:
         open_file, writer = self.file, self.writer
         assert open_file is not None, "a file was begun"
         assert writer is not None, "a segment is open"
-        records = unindexed(records, writer.position.file_number, writer.indexed_end)
+        if records:
+            records = unindexed(records, writer.position.file_number, writer.indexed_end)
         if records and int(block_records(records)["source_start"][0]) < writer.indexed_end:
             self._write_over_cut(writer, piece, records)
         else:

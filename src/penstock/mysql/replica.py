@@ -84,7 +84,8 @@ class ReplicaStream(Closing):
 
     `start` is where the stream actually starts. For a position that the protocol cannot express, that is the
     head of the position's file, and the reader skips the bytes before the position. `identity` is the
-    identity of the server. `delivered` is true once any event has been passed on. `semi_sync` is true if the
+    identity of the server. `delivered` is true once any event has been passed on. `has_read_all` is true if
+    the last read took everything that had arrived, false if that is not known. `semi_sync` is true if the
     server marks the events to acknowledge.
     """
 
@@ -107,6 +108,7 @@ class ReplicaStream(Closing):
         self.bounded = bounded
         self.semi_sync = semi_sync
         self.delivered = False
+        self.has_read_all = False
         self._socket: socket.socket | None = stream
         self._read_ahead = read_ahead
 
@@ -120,12 +122,13 @@ class ReplicaStream(Closing):
             size = min(len(buffer), len(self._read_ahead))
             buffer[:size] = self._read_ahead[:size]
             self._read_ahead = self._read_ahead[size:]
+            self.has_read_all = False
             return size
         if self._socket is None:
             raise ConnectionLost(f"{self.address}: the stream is closed")
         try:
             size = self._socket.recv_into(buffer)
-        except TimeoutError as problem:
+        except (TimeoutError, BlockingIOError) as problem:
             raise ConnectionLost(
                 f"{self.address}: no event and no heartbeat for {SILENCE_SECONDS_MAX:g} seconds",
                 silent_seconds=SILENCE_SECONDS_MAX,
@@ -134,6 +137,7 @@ class ReplicaStream(Closing):
             raise ConnectionLost(f"{self.address}: {problem}") from problem
         if size == 0:
             raise ConnectionLost(f"{self.address}: the server closed the connection")
+        self.has_read_all = size < len(buffer) and not isinstance(self._socket, ssl.SSLSocket)
         return size
 
     def more_waiting(self) -> bool:
@@ -159,10 +163,16 @@ class ReplicaStream(Closing):
 
     def drain(self, cutter: BlockCutter, packets: memoryview, bytes_max: int) -> bytes:
         """Receive available bytes directly into a cutter; see `BlockCutter.drain`. Raises ConnectionLost."""
-        if self._socket is None:
+        stream = self._socket
+        if stream is None:
             raise ConnectionLost(f"{self.address}: the stream is closed")
         try:
-            return cutter.drain(self._socket.fileno(), packets, bytes_max)
+            waits_seconds = stream.gettimeout()
+            stream.settimeout(0.0)
+            try:
+                return cutter.drain(stream.fileno(), packets, bytes_max)
+            finally:
+                stream.settimeout(waits_seconds)
         except OSError as problem:
             raise ConnectionLost(f"{self.address}: {problem}") from problem
 
@@ -244,7 +254,7 @@ def open_stream(
         stream, read_ahead = connection.release_socket()
     try:
         _configure_socket(stream)
-        stream.settimeout(SILENCE_SECONDS_MAX)
+        _limit_silence(stream)
         opened = ReplicaStream(
             address,
             stream,
@@ -310,6 +320,20 @@ def _configure_socket(stream: socket.socket) -> None:
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     if stream.family != socket.AF_UNIX:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _limit_silence(stream: socket.socket) -> None:
+    """Let a read or write fail if the server is silent for too long.
+
+    With the system's timeout, a read takes one system call; with Python's, it takes two.
+    """
+    if isinstance(stream, ssl.SSLSocket):
+        stream.settimeout(SILENCE_SECONDS_MAX)
+        return
+    stream.settimeout(None)
+    seconds, microseconds = divmod(round(SILENCE_SECONDS_MAX * 1e6), 1_000_000)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        stream.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, microseconds))
 
 
 def _register(connection: Connection, name: ReplicaName) -> None:

@@ -199,7 +199,7 @@ class Pieces:
             await asyncio.wait({flight.task})
             return await self._at(key, has_waited=has_waited)
         if flight is None and not part:
-            if not has_waited and (gap := self._gap(view, start, end)) > 0:
+            if not has_waited and (gap := self.gap_seconds(view, start, end)) > 0:
                 # Sleep in this task: a shared task would need two more turns of the event loop, and captures
                 # may run before each turn.
                 await asyncio.sleep(gap)
@@ -224,7 +224,7 @@ class Pieces:
         is_short = piece.end.offset // PIECE_BYTES == start.offset // PIECE_BYTES
         return not is_short or visible.offset - start.offset < PIECE_BYTES
 
-    def _gap(self, view: View, start: Position, end: Position | None = None) -> float:
+    def gap_seconds(self, view: View, start: Position, end: Position | None = None) -> float:
         """Return the seconds until the next piece of a view may be decoded, so that small changes are
         batched."""
         visible = self.log.visible

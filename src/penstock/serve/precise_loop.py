@@ -24,7 +24,9 @@ if sys.platform == "linux":
             if timeout is not None and 0 < timeout < _PRECISE_SECONDS_MAX:
                 descriptor = self.fileno()
                 if descriptor < _DESCRIPTORS_MAX:
-                    select.select([descriptor], [], [], timeout)
+                    ready, _, _ = select.select([descriptor], [], [], timeout)
+                    if not ready:
+                        return []
                     timeout = 0
             return super().select(timeout)
 

@@ -210,6 +210,11 @@ class Cursor:
             remaining = deadline - loop.time()
             if remaining <= 0 or arrivals.closing:
                 return None
+            if (gap := self.pieces.gap_seconds(self.view, self.position, self._end)) > 0:
+                # Until the end of the gap, an arrival could not be decoded anyway, so the capture need not
+                # wake this task.
+                await asyncio.sleep(min(gap, remaining))
+                continue
             # Waking a waiter costs time in the capture, so register as a waiter only for a real wait.
             with arrivals.waiting(name) as arrival:
                 if arrivals.number(name) == seen and not arrivals.closing:

@@ -144,7 +144,8 @@ class RangeDecoding:
     @property
     def gtid_set(self) -> str:
         """The GTIDs seen so far: those listed in the file's header, and those of the transactions."""
-        return str(self._passed.union(GtidSet.parse(self.decoder.gtid_set)))
+        seen = self.decoder.gtid_set
+        return str(self._passed.union(GtidSet.parse(seen))) if self._passed else seen
 
     def _ends_early(self) -> bool:
         """Return whether the server sent less than the range, although its log contains the whole range.
