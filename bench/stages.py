@@ -150,15 +150,15 @@ def read_marks(file: Path) -> dict[str, Marks]:
 
 
 @contextmanager
-def following(settings: Mapping[str, Any], folder: Path, marks: Path) -> Iterator[None]:
-    """Run a pipeline in one process inside the block; afterwards `marks` has the times of its stages."""
+def following(settings: Mapping[str, Any], folder: Path, marks: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a pipeline in one process, which the block gets; afterwards `marks` has the times of its stages."""
     config, output = folder / "pipeline.yaml", folder / "pipeline.output"
     config.write_text(yaml.safe_dump(dict(settings)))
     program = [sys.executable, "-m", "bench.stages", str(marks), "run", "--local", str(config)]
     with output.open("wb") as said:
         process = subprocess.Popen(program, stdout=said, stderr=said, cwd=_ROOT)
     try:
-        yield
+        yield process
         assert process.poll() is None, output.read_text()[-4000:]
     finally:
         process.terminate()

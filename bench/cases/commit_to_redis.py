@@ -17,7 +17,7 @@ import redis
 from bench.captured import wait_until
 from bench.corpora.corpus import SERVER_OPTIONS, cache_directory
 from bench.corpora.workload import DATABASE
-from bench.daemon import serving
+from bench.daemon import cpu_seconds_of, serving
 from bench.result import CaseResult, Line, Options, Target
 from bench.stages import Change, following, percentile, read_marks, stage_lines, statement_line
 from bench.writers import writing
@@ -57,17 +57,19 @@ def _lines(server: Server, cache: Redis, folder: Path, seconds: float) -> list[L
     files = folder / "daemon.json", folder / "pipeline.json"
     with (
         serving(folder, server.port, start="latest", marks=files[0]) as daemon,
-        following(_settings(daemon.url, cache.url), folder, files[1]),
+        following(_settings(daemon.url, cache.url), folder, files[1]) as pipeline,
         _watching(cache.url, arrived),
         writing(server.port, _TABLE, _TRANSACTIONS_PER_SECOND) as statements,
     ):
         _wait_for_first(arrived)
         time.sleep(_SETTLE_SECONDS)
         settled, before = time.time(), len(arrived)
+        used = cpu_seconds_of(pipeline.pid), daemon.cpu_seconds()
         time.sleep(seconds)
         # Extend the measurement if the machine stalled.
         wait_until(lambda: len(arrived) > before)
         ended = time.time()
+        used_then = cpu_seconds_of(pipeline.pid), daemon.cpu_seconds()
     keys = [key for key, when in arrived.items() if settled <= when < ended]
     values = redis.Redis.from_url(cache.url, decode_responses=True).mget(keys)
     changes = []
@@ -77,8 +79,12 @@ def _lines(server: Server, cache: Redis, folder: Path, seconds: float) -> list[L
     delays = [(change.arrived - change.committed) * 1000 for change in changes]
     median, late = statistics.median(delays), percentile(delays, 0.99)
     rates = {"transactions/s": len(delays) / (ended - settled)}
+    own, server_side = (
+        (then - before) * 1e6 / len(delays) for before, then in zip(used, used_then, strict=True)
+    )
+    note = f"per transaction: {own:.0f} µs of CPU of the pipeline, {server_side:.0f} of the daemon"
     return [
-        Line("writers", "p50", rates | {"ms": median}, _P50_MS / median, Target(1)),
+        Line("writers", "p50", rates | {"ms": median}, _P50_MS / median, Target(1), note),
         Line("writers", "p99", rates | {"ms": late}, _P99_MS / late, Target(1)),
         statement_line(statements),
         *stage_lines(changes, read_marks(files[0]) | read_marks(files[1]), "a reader of Redis sees it"),
