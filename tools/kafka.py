@@ -6,13 +6,14 @@ with Kafka() as broker:
 """
 
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
 from typing import ClassVar
 
 from tools.companion import Companion
-from tools.maven import artifacts, program
+from tools.maven import artifacts, cached, program
 from tools.servers.errors import ServerFailed
 from tools.servers.ports import free_port
 
@@ -46,7 +47,7 @@ class Kafka(Companion):
     """The broker. Topics are created on first write, with `partitions` partitions."""
 
     NAME = "Kafka"
-    # Two JVMs start one after the other, and each may take 15 seconds on a busy machine.
+    # On first use two JVMs start one after the other, and each may take 15 seconds on a busy machine.
     START_SECONDS_MAX: ClassVar[float] = 300.0
 
     def __init__(self, partitions: int = 3) -> None:
@@ -68,9 +69,18 @@ class Kafka(Companion):
         else:
             self._controller_port = free_port()
             settings.write_text(self._properties(data_folder, SESSION_SECONDS))
-            format_words = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
+            shutil.copytree(self._formatted(java), data_folder)
+        return [*java, "kafka.Kafka", str(settings)]
+
+    def _formatted(self, java: list[str]) -> Path:
+        """Return a data folder that a JVM formats on first use. Every broker starts with a copy of it."""
+
+        def build(folder: Path) -> None:
+            settings = folder / "server.properties"
+            settings.write_text(self._properties(folder / "built", SESSION_SECONDS))
+            words = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
             formatted = subprocess.run(
-                [*java, *format_words],
+                [*java, *words],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -78,7 +88,8 @@ class Kafka(Companion):
             )
             if formatted.returncode != 0:
                 raise ServerFailed(f"Kafka's folder cannot be made:\n{formatted.stderr[-2000:]}")
-        return [*java, "kafka.Kafka", str(settings)]
+
+        return cached(f"kafka-{VERSION}-formatted", build)
 
     def _properties(self, data_folder: Path, session_seconds: int) -> str:
         listeners = f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{self._controller_port}"

@@ -35,7 +35,9 @@ def started(
     flavor: str, target: str, mode: str, folder: Path, on_spark: bool
 ) -> Iterator[tuple[Server, ConvergenceTarget, Driver]]:
     """Start a source, a target, and the driver for the pipeline's tasks."""
-    with Server(flavor, SERVER_SETTINGS) as server, TARGETS[target](mode, folder) as made:
+    target_class = TARGETS[target]
+    with Server(flavor, SERVER_SETTINGS) as server, target_class.new_server() as target_server:
+        made = target_class(mode, folder, target_server)
         if not on_spark:
             yield server, made, LocalDriver()
             return

@@ -4,8 +4,9 @@ target's rows with its own client.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import deltalake
 import elasticsearch
@@ -42,20 +43,23 @@ CASCADES = "cascades"
 
 
 class ConvergenceTarget(ABC):
-    """One kind of target, in one of its modes."""
+    """One kind of target, in one of its modes. `server` is what `new_server` returned, running.
+
+    Targets with different databases may share a server.
+    """
 
     # By mode: the abilities of the target.
     MODES: ClassVar[dict[str, frozenset[str]]]
 
-    def __init__(self, mode: str, folder: Path) -> None:
+    def __init__(self, mode: str, folder: Path, server: Any) -> None:
         self.mode = mode
         self.folder = folder
+        self._server = server
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    @classmethod
+    def new_server(cls) -> AbstractContextManager[Any]:
+        """Return a server of the target, which runs inside a `with` block; nothing, if it is a folder."""
+        return nullcontext()
 
     @property
     def sink_mode(self) -> str:
@@ -96,12 +100,9 @@ class MysqlTarget(ConvergenceTarget):
     FLAVOR = "mysql"
     MODES: ClassVar = {"mirror": ABILITIES, "feed": _OF_FEEDS | {"keyless"}, CASCADES: _OF_CASCADES}
 
-    def __enter__(self) -> Self:
-        self._server = Server(self.FLAVOR).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
+    @classmethod
+    def new_server(cls) -> AbstractContextManager[Any]:
+        return Server(cls.FLAVOR)
 
     def sink(self, database: str) -> dict[str, Any]:
         return {
@@ -131,13 +132,9 @@ class PostgresTarget(ConvergenceTarget):
 
     MODES: ClassVar = {"mirror": ABILITIES, "feed": _OF_FEEDS | {"keyless"}}
 
-    def __enter__(self) -> Self:
-        self._server = Postgres()
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
+    @classmethod
+    def new_server(cls) -> AbstractContextManager[Any]:
+        return Postgres()
 
     def sink(self, database: str) -> dict[str, Any]:
         return {
@@ -216,13 +213,9 @@ class StoreTarget(ConvergenceTarget):
     # Whether the target stores bytes as base64.
     IN_JSON: ClassVar[bool] = False
 
-    def __enter__(self) -> Self:
-        self._server = self.SERVER()
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
+    @classmethod
+    def new_server(cls) -> AbstractContextManager[Any]:
+        return cls.SERVER()
 
     def sink(self, database: str) -> dict[str, Any]:
         return {self.NAME: {"url": self._server.url}}
@@ -301,13 +294,9 @@ class KafkaTarget(ConvergenceTarget):
 
     MODES: ClassVar = {"mirror": _OF_FEEDS}
 
-    def __enter__(self) -> Self:
-        self._server = Kafka()
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
+    @classmethod
+    def new_server(cls) -> AbstractContextManager[Any]:
+        return Kafka()
 
     def sink(self, database: str) -> dict[str, Any]:
         return {"kafka": {"servers": self._server.servers, "format": "json", "tombstones": True}}

@@ -2,7 +2,10 @@
 """Random transactions, definitions and crashes: after each round every target equals its source."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +34,27 @@ DIVERGED: dict[tuple[str, str, str], tuple[int, ...]] = {
 }
 ROUNDS = 12 if os.environ.get("PENSTOCK_LONG") else 3
 
+ServerOfTarget = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def server_of_target(missing_part: MissingPart) -> Iterator[ServerOfTarget]:
+    """Return the running server of a target. It ends when the server of another target is requested."""
+    with ExitStack() as stack:
+        running: dict[str, Any] = {}
+
+        def get(target: str) -> Any:
+            if target not in running:
+                stack.close()
+                running.clear()
+                try:
+                    running[target] = stack.enter_context(TARGETS[target].new_server())
+                except PartMissing as problem:
+                    missing_part(target, str(problem))
+            return running[target]
+
+        yield get
+
 
 @pytest.mark.timeout(3600)
 @pytest.mark.deep(
@@ -42,19 +66,14 @@ def test_target_equals_its_source_after_random_transactions_definitions_and_cras
     target: str,
     mode: str,
     server_of: ServerOf,
-    missing_part: MissingPart,
+    server_of_target: ServerOfTarget,
     tmp_path: Path,
 ) -> None:
-    try:
-        started = TARGETS[target](mode, tmp_path).__enter__()
-    except PartMissing as problem:
-        missing_part(target, str(problem))
-    try:
-        for seed in (*DIVERGED.get((flavor, target, mode), ()), sweep_seed(1)):
-            machine = Machine(server_of(flavor), started, LocalDriver(), f"convergence_{seed}")
-            name = f"{flavor} {target} {mode} {seed}"
-            _, divergence = play_seed(machine, name, ROUNDS, KINDS)
-            machine.close()
-            assert divergence is None, f"python -m tests.convergence {name} {ROUNDS}:\n{divergence}"
-    finally:
-        started.__exit__()
+    followed = TARGETS[target](mode, tmp_path, server_of_target(target))
+    for seed in (*DIVERGED.get((flavor, target, mode), ()), sweep_seed(1)):
+        # Cases share the server of their target, so each has its own databases.
+        machine = Machine(server_of(flavor), followed, LocalDriver(), f"{flavor}_{mode}_{seed}")
+        name = f"{flavor} {target} {mode} {seed}"
+        _, divergence = play_seed(machine, name, ROUNDS, KINDS)
+        machine.close()
+        assert divergence is None, f"python -m tests.convergence {name} {ROUNDS}:\n{divergence}"
