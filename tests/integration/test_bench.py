@@ -20,6 +20,7 @@ from bench.corpora.corpus import NAMES, Corpus, CountsDiffer, check_rows, corpus
 from bench.corpora.serve import serve
 from bench.peers.peer import VERBS, Job, can_run, measure, names, peer
 from bench.result import CaseResult, Line, Options, Target, show, write
+from tests.support.spark.cluster import JVM_OPTIONS
 from tests.support.suite.fixture_types import MissingPart
 from tools.servers import PartMissing, Server, install
 
@@ -38,6 +39,12 @@ def _mysql(missing_part: MissingPart) -> None:
         install("mysql")
     except PartMissing as error:
         missing_part("mysql server", str(error))
+
+
+@pytest.fixture(autouse=True)
+def _short_lived_jvms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start JVMs without the optimizing compiler: a rehearsal is too short to repay it."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JVM_OPTIONS)
 
 
 @pytest.fixture(scope="module", params=NAMES)

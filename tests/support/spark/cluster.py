@@ -31,13 +31,16 @@ class SparkProcessFailed(RuntimeError):
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
-    """Return the environment of a Spark process: everything on loopback, workers with this Python."""
+    """Return the environment of a Spark process: everything on loopback, workers with this Python.
+
+    It also configures the JVMs of executors and launchers, which no setting of a test reaches.
+    """
     return os.environ | {
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": python,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+        "JAVA_TOOL_OPTIONS": JVM_OPTIONS,
     }
 
 
