@@ -2,6 +2,7 @@
 """The source and pipelines on older versions of Spark, and a checkpoint that moves between versions."""
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -30,6 +31,10 @@ pytestmark = pytest.mark.timeout(1_200)
 
 SAMPLE = ROOT / "src/penstock/sample"
 EXPECTED = [[1, "insert"], [2, "insert"], [1, "update_preimage"], [1, "update_postimage"], [2, "delete"]]
+WAYS = ("connect", "classic")
+# Each version runs in one way. The long tier has the other combinations of a version and a way.
+CASES = list(zip(RELEASES, itertools.cycle(WAYS), strict=False))
+LONG_CASES = [case for case in itertools.product(RELEASES, WAYS) if case not in CASES]
 
 Environment = Callable[[str], dict[str, str]]
 
@@ -52,7 +57,7 @@ def environment_on(missing_part: MissingPart, tmp_path_factory: pytest.TempPathF
 )
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("minor", "way"), [(minor, way) for minor in RELEASES for way in ("classic", "connect")]
+    ("minor", "way"), [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_CASES)]
 )
 def test_older_spark_reads_batches_envelopes_and_streams(
     minor: str,
