@@ -109,8 +109,9 @@ def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
 
     `reads` contains, by name, the options, selected columns and condition of each scan, and whether
     conditions are pushed down. A scan whose name is in `kernel` is also measured without Spark, on one core,
-    as `<name>, kernel alone`. `stream` reads the file as a stream in about `triggers` batches. Its time is
-    that of its triggers, without the start. The first round is not counted.
+    as `<name>, kernel alone`. `stream` reads the file as a stream in about `triggers` batches, and `parquet
+    stream` reads the Parquet files in as many. The time of a stream is that of its triggers, without the
+    start. The first round is not counted.
     """
     path, began, cpu_began = order["path"], time.perf_counter(), _cpu_seconds()
     seconds: dict[str, list[float]] = {}
@@ -121,15 +122,17 @@ def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
         rows[name] = read()
         seconds.setdefault(name, []).append(time.perf_counter() - began)
 
-    def measure_stream() -> None:
-        rows["stream"], took = _stream_to_noop(session, order)
-        seconds.setdefault("stream", []).append(took)
+    def measure_stream(name: str, frame: DataFrame) -> None:
+        rows[name], took = _stream_to_noop(frame)
+        seconds.setdefault(name, []).append(took)
 
     def load(options: dict[str, str]) -> DataFrame:
         return session.read.format("penstock").options(**order["options"], **options).load(path)
 
+    triggers = order["triggers"]
     with tempfile.TemporaryDirectory() as folder:
-        load({}).write.parquet(f"{folder}/rows")
+        # Two files for each trigger of the stream, so that both cores read.
+        load({}).repartition(2 * triggers).write.parquet(f"{folder}/rows")
         for _ in range(order["repeat"] + 1):
             measure("parquet", lambda: _rows_to_noop(session.read.parquet(f"{folder}/rows")))
             for name, scan in order["reads"].items():
@@ -138,7 +141,11 @@ def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
                 session.conf.set(_PUSHDOWN, str(scan.get("pushed", True)).lower())
                 measure(name, partial(_rows_to_noop, chosen))
             session.conf.set(_PUSHDOWN, "true")
-            measure_stream()
+            bytes_max = -(-Path(path).stat().st_size // triggers)
+            stream = session.readStream.format("penstock").options(**order["options"])
+            measure_stream("stream", stream.option("maxBytesPerTrigger", str(bytes_max)).load(path))
+            files = session.readStream.schema(load({}).schema).option("maxFilesPerTrigger", "2")
+            measure_stream("parquet stream", files.parquet(f"{folder}/rows"))
             for name in order["kernel"]:
                 columns = order["reads"][name].get("options", {}).get("columns")
                 measure(f"{name}, kernel alone", partial(_rows_of_kernel, order, columns))
@@ -153,14 +160,9 @@ def _rows_to_noop(frame: DataFrame) -> int:
     return int(seen.get["rows"])
 
 
-def _stream_to_noop(session: SparkSession, order: dict[str, Any]) -> tuple[int, float]:
-    """Stream one table of a file in about `triggers` batches; return its rows and the seconds of each
-    trigger.
-    """
-    bytes_max = -(-Path(order["path"]).stat().st_size // order["triggers"])
+def _stream_to_noop(frame: DataFrame) -> tuple[int, float]:
+    """Run a stream to its end; return its rows and the seconds of its triggers."""
     with tempfile.TemporaryDirectory() as checkpoint:
-        stream = session.readStream.format("penstock").options(**order["options"])
-        frame = stream.option("maxBytesPerTrigger", str(bytes_max)).load(order["path"])
         writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()

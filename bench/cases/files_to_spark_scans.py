@@ -54,6 +54,11 @@ def run(options: Options) -> CaseResult:
             "all columns, of Spark's Parquet scan of them",
         ),
         "stream": (rates["stream"] / everything, Target(0.8), f"{_TRIGGERS} triggers, of all columns"),
+        "parquet stream": (
+            rates["parquet stream"] / rates["parquet"],
+            None,
+            f"{_TRIGGERS} triggers, of Spark's Parquet scan",
+        ),
         _THREE_COLUMNS: (three / everything, Target(1.5), "of all columns"),
         _KERNEL_ALONE: (three / rates[_KERNEL_ALONE], Target(0.6), "three columns in Spark, of this"),
     }
