@@ -282,6 +282,9 @@ def test_export_accepts_times_and_a_folder_for_several_files(kept: KeptLog, tmp_
     again = penstock("log", "export", kept.folder, "-o", f"{tmp_path}/all/")
     assert again.code == 2
     assert "is there already" in again.err
+    times = "--from", "2001-01-01T00:00:00", "--to", "2001-01-02T00:00:00"
+    earlier = penstock("log", "export", kept.folder, *times, "-o", tmp_path / "e.000001")
+    assert (earlier.code, "the log has nothing between" in earlier.err) == (2, True), earlier
 
 
 # --- trim -----------------------------------------------------------------------------------

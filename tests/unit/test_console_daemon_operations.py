@@ -207,6 +207,8 @@ def test_range_of_a_log_is_exported_as_a_binlog_file(
     assert (several.status, f"{len(files)} files" in several.json["detail"]) == (400, True)
     backward = daemon.ask("GET", f"{path}?from={files[1]['from']}&to={files[0]['from']}")
     assert (backward.status, "Swap from and to" in backward.json["hint"]) == (400, True)
+    empty = daemon.ask("GET", f"{path}?from={files[1]['from']}&to={files[1]['from']}")
+    assert (empty.status, "the log has nothing between" in empty.json["detail"]) == (416, True)
 
     daemon_url = f"http://127.0.0.1:{daemon.port()}"
     query = {"daemon": daemon_url, "instance": INSTANCE, "start": files[1]["from"], "end": files[1]["to"]}

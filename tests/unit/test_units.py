@@ -180,6 +180,7 @@ def test_subscription_is_exported_and_applied_elsewhere(store: MemoryStore) -> N
     registry.select("shop", "cache", lambda _: Selection(where="a = 1", changes=("insert",)))
     labelled = penstock(store, "subscriptions", "set", "cache", "--label", "unit=x")
     assert labelled.exit_code == 0, labelled.output
+    assert labelled.stdout == "labels: unit=x\n"
     text = export(store, "--label", "unit=x")
     other = MemoryStore("another-fleet")
     assert penstock(other, "apply", "--set", "unit=y", text=text).stdout == "shop/cache: stored\n"

@@ -394,7 +394,7 @@ def run_export(
     reader = chosen.open()
     source = chosen.source()
     start_position, end_position = (_bound(reader, source, bound) for bound in (start, end))
-    if start_position is not None and end_position is not None and end_position <= start_position:
+    if start_position is not None and end_position is not None and end_position < start_position:
         raise OptionInvalid(
             f"{end} is before {start}", position=str(end_position), hint="Swap --from and --to"
         )

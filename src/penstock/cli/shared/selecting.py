@@ -78,6 +78,10 @@ def select(
         chosen = backends.choose(subscription)
         if labels:
             chosen = backends.registry.label(chosen.instance, chosen.name, labels)
+            if not (is_named or as_members_ask or json):
+                pairs = (f"{name}={value}" for name, value in sorted(chosen.labels.items()))
+                typer.echo(f"labels: {' '.join(pairs)}")
+                return
         keyed_at = None
         if keyed or (as_members_ask and chosen.asked_shard_columns is not None):
 
@@ -131,7 +135,7 @@ def resume(
         chosen = backends.choose(subscription)
         backends.registry.pause(chosen.instance, chosen.name, paused=False)
         line = {"instance": chosen.instance, "name": chosen.name}
-        print_outcome(json, line, False, "it goes on")
+        print_outcome(json, line, False, "delivery continues at the checkpoints")
 
 
 def _parse_selection(

@@ -36,7 +36,7 @@ def routes(served: Served) -> list[Route]:
 async def _export(served: Served, request: Request) -> Response:
     log, query = whole_log_of(served, request), Query(request)
     start, end = query.position("from"), query.position("to")
-    if start is not None and end is not None and end <= start:
+    if start is not None and end is not None and end < start:
         raise OptionInvalid(f"{end} is before {start}", position=str(end), hint="Swap from and to")
     run = functools.partial(run_in, served.threads.reading)
     files = await served.threads.search(exported_files, log, start, end)
