@@ -10,7 +10,7 @@ even if the process is killed.
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import pyarrow
@@ -141,7 +141,9 @@ class _SpillFile:
             return next(rows_in([self._reader.get_batch(number)]))
 
     def close(self) -> None:
-        self._file.close()
+        # A full disk refuses the rest of the content again, which nobody reads.
+        with suppress(OSError):
+            self._file.close()
 
 
 @contextmanager
@@ -150,6 +152,6 @@ def _translate_disk_errors() -> Iterator[None]:
         yield
     except OSError as problem:
         raise DiskFailed(
-            f"rows of a batch cannot be spilled to {tempfile.gettempdir()}: {problem}",
+            f"rows of a batch cannot be spilled to the folder of temporary files: {problem}",
             hint="Rows that exceed the memory bound are spilled there: set TMPDIR to a larger disk",
         ) from problem

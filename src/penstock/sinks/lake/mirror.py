@@ -124,13 +124,14 @@ class MirrorTable(StagedChanges):
             key = self._target.primary_key
             keyed = KeyedReplacement(self._table.schema, key, KeyIndex(keys), replace_rows)
             rewritten = self._rewrite(files, keyed)
+        writer = self._output_of_version()
         try:
-            writer = self._output_of_version()
             if not fresh.all():
                 rows = rows.filter(pyarrow.array(fresh))
             write_in_order(writer, rows, sorting_order(rows, self._target.primary_key))
             rewritten.added += writer.finish()
         except BaseException:
+            writer.abort()
             self._table.folder.delete([file.path for file in rewritten.added])
             raise
         return NextVersion(rewritten.added, [*rewritten.removed, *emptied], int(keys.num_rows))

@@ -4,7 +4,7 @@
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -196,9 +196,14 @@ class PartFiles:
     def abort(self) -> None:
         """Delete the files written."""
         if self._stream is not None:
-            self._stream.close()
+            if self._writer is not None:
+                # Otherwise it would write the rest of the file when it is deleted.
+                self._writer.is_open = False
+            stream, self._stream, self._writer = self._stream, None, None
             self._written.append(DataFile(self._name, 0, 0))
-            self._stream = self._writer = None
+            # A full disk may refuse the rest of the file, which is deleted in any case.
+            with suppress(OSError):
+                stream.close()
         self._folder.delete([file.path for file in self._written])
         self._written = []
 
