@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
 import pyarrow.fs
 
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, ServerUnsupported, VersionConflict
@@ -33,12 +34,17 @@ except ImportError as _absent:
 
 # Only the first columns get bounds, as is Delta's default.
 _BOUNDED_COLUMNS_MAX = 32
-# Readers parse decimal bounds as doubles, which are exact only up to 15 digits.
+# Readers and other writers take decimal bounds as doubles, which are exact only up to 15 digits.
 _BOUND_DIGITS_MAX = 15
+# Other writers, such as Spark, round both bounds of times down to milliseconds.
+_BOUND_MICROSECONDS = 1000
+_FILE_COLUMNS = ["path", "num_records", "size_bytes"]
 # Commits and readers replay the log after its last checkpoint. This is Spark's default interval.
 DEFAULT_PROPERTIES = {"delta.checkpointInterval": "10"}
 # The table feature that deletes rows of a file without rewriting it.
 _VECTORS = "deletionVectors"
+# The property of tables whose files have other column names.
+_MAPPING = "delta.columnMapping.mode"
 
 
 class Delta(LakeTable):
@@ -70,7 +76,8 @@ class Delta(LakeTable):
 
     def number(self, application: str) -> int | None:
         """Return the last batch number that an application committed. See `LakeTable`."""
-        number: int | None = self._table.transaction_version(application)
+        with translate_errors(self._url):
+            number: int | None = self._table.transaction_version(application)
         return number
 
     def files(self) -> list[DataFile]:
@@ -78,23 +85,26 @@ class Delta(LakeTable):
 
         Raises ServerUnsupported if another writer has deleted rows with deletion vectors.
         """
-        features = self._table.protocol().reader_features or ()
-        if _VECTORS in features and pyarrow.table(self._table.deletion_vectors()).num_rows:
+        with translate_errors(self._url):
+            features = self._table.protocol().reader_features or ()
+            has_vectors = _VECTORS in features and pyarrow.table(self._table.deletion_vectors()).num_rows
+            actions = pyarrow.table(self._table.get_add_actions(flatten=True))
+        if has_vectors:
             raise ServerUnsupported(
                 f"rows of the table {self._url} were deleted by deletion vectors",
                 hint="Set delta.enableDeletionVectors to false, then in Spark: REORG TABLE ... APPLY (PURGE)",
             )
-        actions = pyarrow.table(self._table.get_add_actions(flatten=True))
         names = [name for name in self.schema.names if f"min.{name}" in actions.column_names]
-        return [self._data_file(row, names) for row in actions.to_pylist()]
-
-    @staticmethod
-    def _data_file(row: Mapping[str, Any], names: Sequence[str]) -> DataFile:
-        bounds = {
-            name: Bounds(row[f"min.{name}"], row[f"max.{name}"], _known(row.get(f"null_count.{name}")))
-            for name in names
-        }
-        return DataFile(row["path"], _known(row["num_records"]), row["size_bytes"], bounds)
+        bounds_of_column = {name: _column_bounds(actions, name) for name in names}
+        return [
+            DataFile(
+                row["path"],
+                _known(row["num_records"]),
+                row["size_bytes"],
+                {name: bounds[number] for name, bounds in bounds_of_column.items()},
+            )
+            for number, row in enumerate(actions.select(_FILE_COLUMNS).to_pylist())
+        ]
 
     def commit(
         self, added: Sequence[DataFile], removed: Sequence[DataFile], numbers: Mapping[str, int]
@@ -136,9 +146,11 @@ def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
                 DeltaTable(url, storage_options=dict(options) or None),
                 None,
             )
-            return Delta(table, url, options, folder, schema)
         except TableNotFoundError:
             return None
+        if schema is None:
+            _refuse_unreadable(table, url)
+    return Delta(table, url, options, folder, schema)
 
 
 def create_delta(
@@ -154,7 +166,20 @@ def create_delta(
             configuration={**DEFAULT_PROPERTIES, **properties},
             storage_options=dict(options) or None,
         )
+        _refuse_unreadable(table, url)
     return Delta(table, url, options, folder_of(url, options))
+
+
+def _refuse_unreadable(table: DeltaTable, url: str) -> None:
+    """Raise ServerUnsupported for a table whose files do not have its columns under their names."""
+    metadata = table.metadata()
+    mapping = metadata.configuration.get(_MAPPING, "none")
+    if metadata.partition_columns or mapping != "none":
+        what = f"{_MAPPING} {mapping}" if mapping != "none" else "partitions"
+        raise ServerUnsupported(
+            f"the table {url} has {what}, so its files do not have all columns under their names",
+            hint="Let the pipeline create the table, or write it again without",
+        )
 
 
 def add_actions(files: Sequence[DataFile], now: int) -> list[AddAction]:
@@ -214,8 +239,6 @@ def translate_errors(url: str) -> Iterator[None]:
     """Translate deltalake exceptions into Penstock errors."""
     try:
         yield
-    except TableNotFoundError:
-        raise
     except CommitFailedError as problem:
         raise VersionConflict(
             f"the table {url} was changed by somebody else meanwhile",
@@ -239,6 +262,35 @@ def translate_errors(url: str) -> Iterator[None]:
 
 def _known(count: Any) -> int:
     return -1 if count is None else int(count)
+
+
+def _column_bounds(actions: pyarrow.Table, name: str) -> list[Bounds]:
+    """Return the bounds of a column in each file. Bounds that another writer may have rounded are widened, or
+    unknown.
+    """
+    lows, highs = (
+        _safe_bounds(actions.column(f"{side}.{name}"), up=side == "max") for side in ("min", "max")
+    )
+    counts = f"null_count.{name}"
+    nulls = actions.column(counts).to_pylist() if counts in actions.column_names else [None] * len(lows)
+    return [Bounds(low, high, _known(count)) for low, high, count in zip(lows, highs, nulls, strict=True)]
+
+
+def _safe_bounds(column: pyarrow.ChunkedArray, *, up: bool) -> list[Any]:
+    """Return minima, or maxima if `up` is set. Days and times are numbers, because Python has no year 0."""
+    kind = column.type
+    if pyarrow.types.is_timestamp(kind):
+        moments = column.cast(pyarrow.timestamp("us", kind.tz)).cast(pyarrow.int64())
+        column = pc.add(moments, _BOUND_MICROSECONDS if up else 0)
+    elif pyarrow.types.is_date32(kind):
+        column = column.cast(pyarrow.int32())
+    bounds: list[Any] = column.to_pylist()
+    if pyarrow.types.is_decimal(kind):
+        is_exact = [
+            bound is not None and len(bound.as_tuple().digits) <= _BOUND_DIGITS_MAX for bound in bounds
+        ]
+        return [bound if exact else None for bound, exact in zip(bounds, is_exact, strict=True)]
+    return bounds
 
 
 def _statistics(file: DataFile) -> str:
