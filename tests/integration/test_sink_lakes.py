@@ -4,6 +4,7 @@ memory limit.
 """
 
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import deltalake
 import pytest
 
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import SchemaChanged, ValueMalformed, VersionConflict
+from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed, VersionConflict
 from penstock.sinks.iceberg.sink import IcebergSink
 from penstock.sinks.iceberg.table import catalog_of
 from penstock.sinks.lake.copy_on_write import _SMALL_FILES_MAX as SMALL_FILES_MAX
@@ -274,12 +275,31 @@ def test_row_loaded_before_a_change_yields_even_beyond_memory(kind: str, tmp_pat
 
 
 def test_table_name_escapes_no_folder(tmp_path: Path) -> None:
-    sink = make_sink("delta", settings_of("delta")(path=str(tmp_path)))
-    for name in ("..", "a/../../b", "%2E"):
+    names = ("..", "a/../../b", "%2E", "a\\b", "a\nb")
+    for name in names:
         target = target_of({"id": "int"}, name=f"`{name}`.`{name}`")
-        place = Path(sink.location(target)).resolve()  # type: ignore[attr-defined]
-        assert place.parent.parent == tmp_path.resolve()
-    assert sink.location(target_of({"id": "int"}, name="a.b")) == f"{tmp_path}/a/b"  # type: ignore[attr-defined]
+        with pytest.raises(OptionInvalid, match="would be the folder"):
+            Lake("delta", tmp_path).sink.location(target)
+        remote = Lake("delta", "s3://lake/bronze").sink.location(target)  # type: ignore[arg-type]
+        assert re.fullmatch(r"s3://lake/bronze/[^/\s\\]+/[^/\s\\]+", remote)
+    assert Lake("delta", tmp_path).sink.location(target_of({"id": "int"}, name="a.b")) == f"{tmp_path}/a/b"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_delta_table_has_the_name_of_its_source(scheme: str, tmp_path: Path) -> None:
+    target = target_of({"id": "int"}, name="`my $hop`.`bestellungen #1 für 50%`")
+    lake = Lake("delta", f"{scheme}{tmp_path}")  # type: ignore[arg-type]
+    for number in (1, 2):
+        lake.batch(number, [changes_of(target, insert(number, id=number))])
+    folder = tmp_path / "my $hop/bestellungen #1 für 50%"
+    assert sorted(row["id"] for row in deltalake.DeltaTable(folder).to_pyarrow_table().to_pylist()) == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["my $hop"]
+
+
+def test_folder_that_an_earlier_version_quoted_stays(tmp_path: Path) -> None:
+    target = target_of({"id": "int"}, name="`my shop`.orders")
+    (tmp_path / "my%20shop/orders").mkdir(parents=True)
+    assert Lake("delta", tmp_path).sink.location(target) == f"{tmp_path}/my%20shop/orders"
 
 
 def test_delta_table_changed_or_recreated_between_batches_is_read_as_it_is(

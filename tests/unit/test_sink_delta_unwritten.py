@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delta tables that are prepared, and created by their first commit."""
 
+import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pyarrow
 import pytest
 
-from penstock.errors import OptionInvalid, VersionConflict
+from penstock.errors import DiskFailed, OptionInvalid, VersionConflict
+from penstock.sinks.delta import unwritten_table
 from penstock.sinks.delta.sink import DeltaSink, Settings
 from penstock.sinks.delta.table import create_delta
-from penstock.sinks.delta.unwritten_table import open_unwritten, prepare_unwritten
+from penstock.sinks.delta.unwritten_table import new_unwritten, open_unwritten, save_tables
+from penstock.sinks.lake import syncing
 from penstock.sinks.sink import BatchMark, Evolution
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
@@ -99,9 +103,10 @@ def test_dropped_log_of_a_written_table_is_noticed_after_a_kill_before_the_file_
     tmp_path: Path,
 ) -> None:
     schema = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
-    table = prepare_unwritten(str(tmp_path), "t", schema)
+    table = new_unwritten(str(tmp_path), "t", schema)
+    save_tables([table])
     table.commit([], [], {})
-    table.save()
+    save_tables([table])
     assert open_unwritten(str(tmp_path)) is None
     shutil.rmtree(tmp_path / "_delta_log")
     assert open_unwritten(str(tmp_path)) is None
@@ -119,7 +124,8 @@ def test_commit_that_did_not_end_leaves_the_table_unwritten(tmp_path: Path) -> N
 
 def test_table_that_somebody_else_created_is_a_conflict(tmp_path: Path) -> None:
     schema = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
-    table = prepare_unwritten(str(tmp_path), "t", schema)
+    table = new_unwritten(str(tmp_path), "t", schema)
+    save_tables([table])
     create_delta(str(tmp_path), {}, "t", schema, {})
     with pytest.raises(VersionConflict):
         table.commit([], [], {"penstock/shop/g": 1})
@@ -144,6 +150,76 @@ def test_file_torn_by_a_power_loss_is_no_table_until_it_is_prepared_again(tmp_pa
     with pytest.raises(OptionInvalid, match="is gone"):
         write(sink, 1)
     sink.prepare(ORDERS, Evolution.EVOLVE)
+    write(sink, 1)
+    assert version(tmp_path, "orders") == 0
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that were made durable, in order."""
+    paths: list[str] = []
+    monkeypatch.setattr(syncing, "_sync", paths.append)
+    return paths
+
+
+def test_tables_that_are_prepared_together_become_durable_together(tmp_path: Path, synced: list[str]) -> None:
+    sink = DeltaSink(Settings(path=str(tmp_path / "lake")))
+    with sink.preparing():
+        for target in (ORDERS, VISITS):
+            sink.prepare(target, Evolution.EVOLVE)
+        assert synced == []
+    shop = tmp_path / "lake/shop"
+    assert sorted(synced[:2]) == [f"{shop}/{table}/.penstock-unwritten-new" for table in ("orders", "visits")]
+    folders = {tmp_path, tmp_path / "lake", shop, shop / "orders", shop / "visits"}
+    assert set(synced[2:]) == set(map(str, folders))
+    write(sink, 1)
+
+
+def test_commits_are_durable_before_their_batch_is_recorded(tmp_path: Path, synced: list[str]) -> None:
+    sink = sink_at(tmp_path)
+    for number in range(1, 13):
+        write(sink, number)
+        log = tmp_path / f"shop/orders/_delta_log/{number - 1:020}"
+        assert f"{log}.json" in synced
+        checkpoint = Path(f"{log}.checkpoint.parquet")
+        assert checkpoint.exists() == (str(checkpoint) in synced)
+    assert list(tmp_path.rglob("*.checkpoint.parquet"))
+
+
+def test_disk_that_refuses_the_columns_of_a_table_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_at(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unwritten_table.os, "replace", refuse)
+        with pytest.raises(DiskFailed):
+            sink.prepare(target_of({"id": "int", "note": "varchar(20)", "n": "int"}), Evolution.EVOLVE)
+    write(sink, 1)
+    assert version(tmp_path, "orders") == 0
+
+
+def test_table_that_cannot_be_created_without_rows_does_not_keep_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_at(tmp_path)
+    create, tried = unwritten_table.create_table_with_add_actions, []
+
+    def refuse_orders(url: str, *arguments: Any, **named: Any) -> None:
+        tried.append(url)
+        if url.endswith("orders"):
+            raise OSError(errno.EACCES, "Permission denied")
+        create(url, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unwritten_table, "create_table_with_add_actions", refuse_orders)
+        for _ in range(5):
+            sink.keep_alive()
+    assert len(tried) == 2, "it is not tried, and reported, again and again"
+    assert [version(tmp_path, table) for table in ("orders", "visits")] == [None, 0]
     write(sink, 1)
     assert version(tmp_path, "orders") == 0
 

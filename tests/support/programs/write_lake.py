@@ -27,7 +27,8 @@ VISITS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.visits")
 STEPS = {
     "delta": [
         ("penstock.sinks.delta.table", "Delta", "commit"),
-        ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "save"),
+        ("penstock.sinks.delta.unwritten_table", None, "save_tables"),
+        ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "put_in_place"),
         ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "commit"),
         ("penstock.sinks.delta.unwritten_table", None, "create_table_with_add_actions"),
     ],

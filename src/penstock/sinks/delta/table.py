@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delta Lake tables, through the `deltalake` package: their columns, files and commits."""
 
+import itertools
 import json
 import math
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ import pyarrow.fs
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, ServerUnsupported, VersionConflict
 from penstock.sinks.lake.copy_on_write import in_schema
 from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, local_folder
+from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.sink import extra_missing
 
@@ -117,6 +120,8 @@ class Delta(LakeTable):
             self._table.create_write_transaction(
                 actions, "append", self._table.schema(), commit_properties=with_numbers(numbers, now)
             )
+            # The object keeps its version, and a concurrent commit may have come first.
+            sync_log(self.folder, self._table.version() + 1)
             self.release()
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
@@ -192,6 +197,21 @@ def with_numbers(numbers: Mapping[str, int], now: int) -> CommitProperties:
     return CommitProperties(
         app_transactions=[Transaction(name, number, now) for name, number in numbers.items()]
     )
+
+
+def sync_log(folder: Folder, first: int) -> None:
+    """Make the log entries of a local table from a version on durable, and their checkpoints."""
+    if not folder.local:
+        return
+    paths = []
+    for version in itertools.count(first):
+        entry, checkpoint = (
+            folder.file(f"_delta_log/{version:020}.{kind}") for kind in ("json", "checkpoint.parquet")
+        )
+        if not os.path.exists(entry):
+            break
+        paths += [entry, checkpoint] if os.path.exists(checkpoint) else [entry]
+    sync_paths(paths)
 
 
 def is_local(url: str) -> bool:

@@ -23,10 +23,12 @@ from penstock.sinks.delta.table import (
     DEFAULT_PROPERTIES,
     add_actions,
     is_local,
+    sync_log,
     translate_errors,
     with_numbers,
 )
-from penstock.sinks.lake.parquet_files import DataFile, local_folder
+from penstock.sinks.lake.parquet_files import DataFile, local_folder, translate_file_errors
+from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
 
 # Readers and VACUUM ignore files whose names begin with a dot.
@@ -39,7 +41,7 @@ class UnwrittenDelta(LakeTable):
 
     def __init__(self, url: str, path: str, schema: pyarrow.Schema) -> None:
         self._url = url
-        self._file = f"{path}/{_FILE_NAME}"
+        self._path = path
         self._name = (schema.metadata or {}).get(_NAME_KEY, b"").decode()
         self.schema = schema.remove_metadata()
         self.folder = local_folder(path, make=False)
@@ -76,7 +78,8 @@ class UnwrittenDelta(LakeTable):
                         hint="The batch is tried again; let one pipeline write a table",
                     ) from problem
                 raise
-        _remove(self._file)
+            sync_log(self.folder, 0)
+            _remove(f"{self._path}/{_FILE_NAME}")
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
         """Add columns. See `StoredTable`."""
@@ -85,26 +88,39 @@ class UnwrittenDelta(LakeTable):
     def widen(self, schema: pyarrow.Schema) -> None:
         """Replace the columns. See `StoredTable`."""
         self.schema = as_stored(schema)
-        self.save()
+        save_tables([self])
 
-    def save(self) -> None:
-        """Write the file with the name and the columns, whole or not at all."""
-        schema = self.schema.with_metadata({_NAME_KEY: self._name.encode()})
-        written = f"{self._file}-{os.getpid()}"
-        with open(written, "wb") as file:
-            file.write(schema.serialize())
-        os.replace(written, self._file)
+    @property
+    def file_beside(self) -> str:
+        """Where the file is written before it replaces the previous file."""
+        return f"{self._path}/{_FILE_NAME}-new"
+
+    def write_beside(self) -> list[str]:
+        """Write the name and the columns to `file_beside`; return the folders that have new names."""
+        with translate_errors(self._url):
+            folders = _make_folder(self._path)
+            with open(self.file_beside, "wb") as file:
+                file.write(self.schema.with_metadata({_NAME_KEY: self._name.encode()}).serialize())
+        return folders
+
+    def put_in_place(self) -> None:
+        """Replace the file by what `write_beside` wrote."""
+        os.replace(self.file_beside, f"{self._path}/{_FILE_NAME}")
 
 
-def prepare_unwritten(url: str, name: str, schema: pyarrow.Schema) -> UnwrittenDelta:
-    """Prepare a table of this host that does not exist."""
-    with translate_errors(url):
-        path = _path(url)
-        os.makedirs(path, exist_ok=True)
-        named = as_stored(schema).with_metadata({_NAME_KEY: name.encode()})
-        table = UnwrittenDelta(url, path, named)
-        table.save()
-    return table
+def new_unwritten(url: str, name: str, schema: pyarrow.Schema) -> UnwrittenDelta:
+    """Return a table of this host that does not exist. `save_tables` prepares it."""
+    return UnwrittenDelta(url, _path(url), as_stored(schema).with_metadata({_NAME_KEY: name.encode()}))
+
+
+def save_tables(tables: Sequence[UnwrittenDelta]) -> None:
+    """Write the files of tables durably, each of them whole or not at all. Raises DiskFailed."""
+    folders = {folder for table in tables for folder in table.write_beside()}
+    with translate_file_errors("the folder of a new table"):
+        sync_paths(table.file_beside for table in tables)
+        for table in tables:
+            table.put_in_place()
+        sync_paths(folders)
 
 
 def open_unwritten(url: str) -> UnwrittenDelta | None:
@@ -125,7 +141,8 @@ def open_unwritten(url: str) -> UnwrittenDelta | None:
     try:
         schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content))
     except (pyarrow.ArrowInvalid, OSError):
-        # The host lost power before the file was durable. The table has to be prepared again.
+        # An earlier version did not make the file durable, and the host lost power. The table has to be
+        # prepared again.
         return None
     return UnwrittenDelta(url, path, schema)
 
@@ -133,6 +150,15 @@ def open_unwritten(url: str) -> UnwrittenDelta | None:
 def as_stored(schema: pyarrow.Schema) -> pyarrow.Schema:
     """Return columns in the types that a table of Delta has for them."""
     return pyarrow.schema(deltalake.Schema.from_arrow(schema).to_arrow())
+
+
+def _make_folder(path: str) -> list[str]:
+    """Create a folder; return it, and the folders above it up to the lowest that existed."""
+    folders = [os.path.abspath(path)]
+    while not os.path.isdir(folders[-1]):
+        folders.append(os.path.dirname(folders[-1]))
+    os.makedirs(path, exist_ok=True)
+    return folders
 
 
 def _has_version(path: str) -> bool:
