@@ -144,3 +144,12 @@ def test_text_of_an_exact_value_replaces_any_value_of_its_column() -> None:
     rows = pyarrow.RecordBatch.from_pylist([ROWS[1] | system], schema=schema)
     changes = Changes(TARGET, rows, TableName("log", "orders_1"))
     assert Template("{id}", TARGET).texts(changes).to_pylist() == ["-7"]
+
+
+@pytest.mark.parametrize(
+    "template", ["{_commit_version}/{id}", "{token}", "{_change_type} {table}", "{_metadata.server_id}:{day}"]
+)
+def test_few_rows_have_the_texts_that_arrow_renders(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = texts(template)
+    monkeypatch.setattr("penstock.sinks.template._FEW_ROWS_MAX", -1)
+    assert few == texts(template)

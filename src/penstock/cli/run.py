@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock run`: run a pipeline on Spark or in this process."""
 
+import gc
 import json
 import os
 import sys
@@ -110,7 +111,10 @@ def run(
     with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line, settings) as report:
         options = _RunOptions(file, stop, report, until, standby)
         shards = _shard_runs(settings, options) if local and shard is None else None
-        (shards or options.run_of(settings, local=local, master=master)).run()
+        pipeline_run = shards or options.run_of(settings, local=local, master=master)
+        # Objects loaded so far live until the end, so the garbage collector need not visit them again.
+        gc.freeze()
+        pipeline_run.run()
     if not as_json:
         # Print to standard error, because a sink may have written rows to standard output.
         typer.echo(summary.text(settings.name, "stopped" if stop.is_set() else "caught up"), err=True)

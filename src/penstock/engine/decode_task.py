@@ -304,7 +304,7 @@ class _Work:
         self._counts.count(READ, count_operations(rows))
         if rows.num_rows:
             last = rows.column("_commit_timestamp")[-1]
-            self._counts.time_us = max(self._counts.time_us, last.cast(pyarrow.int64()).as_py() or 0)
+            self._counts.time_us = max(self._counts.time_us, last.value or 0)
         rows = drop_own_changes(rows, self._plan.loops, self._marked)
         if known.floor:
             rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))

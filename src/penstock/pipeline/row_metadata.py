@@ -14,6 +14,7 @@ from penstock.changes import PUTS, Target
 from penstock.errors import ServerUnsupported
 from penstock.model import TableName
 from penstock.schema.table_definition import HASH_COLUMN
+from penstock.sinks.images import absent_lists
 
 _METADATA = "_metadata"
 _HINT = (
@@ -120,7 +121,7 @@ def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -
     MariaDB 11.8.9 omits these columns from its log, as it omits generated columns. The `current` definition
     of the table comes from the server, which does not show hidden columns.
     """
-    absent = compute.struct_field(rows.column(_METADATA), "absent")
+    absent = absent_lists(rows)
     if absent.null_count == len(absent):
         return rows
     shown = {name for name in target.column_names if not name.startswith(HASH_COLUMN)}
@@ -131,7 +132,7 @@ def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
     """Raise ServerUnsupported if an inserted or updated row is missing columns, because null would be a wrong
     value for them.
     """
-    absent = compute.struct_field(rows.column("_metadata"), "absent")
+    absent = absent_lists(rows)
     if absent.null_count == len(absent):
         return
     lengths = compute.fill_null(compute.list_value_length(absent), 0)

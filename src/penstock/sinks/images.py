@@ -225,11 +225,18 @@ def _commit_order(rows: pyarrow.Table, parts: Sequence[Changes]) -> numpy.ndarra
     return numpy.lexsort((logged, versions))
 
 
+def absent_lists(rows: pyarrow.RecordBatch) -> pyarrow.Array:
+    """Return the lists of columns that the images of rows lack, null for complete images."""
+    metadata = rows.column("_metadata")
+    # A field ignores nulls of the whole struct.
+    return pc.struct_field(metadata, "absent") if metadata.null_count else metadata.field("absent")
+
+
 def refuse_partial(changes: Changes) -> None:
     """Raise ServerUnsupported if row images are missing columns, because null would be a wrong value for
     these columns.
     """
-    absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
+    absent = absent_lists(changes.rows)
     if absent.null_count < len(absent):
         raise ServerUnsupported(
             f"row images of {changes.source} lack columns, and the target would lose their values",

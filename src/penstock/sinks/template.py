@@ -16,6 +16,7 @@ braces are doubled. Values are text as the server's client displays them; bytes 
 import difflib
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow
@@ -32,6 +33,8 @@ _STEP = re.compile(r"\.(?:`((?:[^`]|``)+)`|([^.\[\]`]+))|\[(\d+)\]")
 _METADATA = ("instance", "database", "table", "gtid", "file", "offset", "row", "server_id", "thread_id")
 # Column types that may hold JSON.
 _DOCUMENTS = re.compile(r"(json|char|varchar|(tiny|medium|long)?text)\b", re.IGNORECASE)
+# Arrow's functions take longer to call than to make the texts of this many rows.
+_FEW_ROWS_MAX = 64
 # Characters with a special meaning in glob patterns of Redis and other servers.
 _PATTERN = re.compile(r"([*?\[\]\\^])")
 
@@ -75,6 +78,8 @@ class Template:
         if (constant := self.constant) is not None:
             return pyarrow.repeat(constant, len(changes)).cast(pyarrow.string())
         pieces = [part if isinstance(part, str) else self._values(part, changes) for part in self._parts]
+        if len(changes) <= _FEW_ROWS_MAX:
+            return _few_texts(pieces)
         return pc.binary_join_element_wise(*pieces, "")
 
     def glob(self) -> str:
@@ -165,8 +170,25 @@ class Template:
             values = changes.rows.column(field.name)
             if field.path:
                 values = pc.struct_field(values, str(field.path[0]))
-            return values.cast(pyarrow.string())
+            return _as_texts(values)
         return column_texts(changes, field.name, field.path)
+
+
+def _as_texts(values: pyarrow.Array) -> pyarrow.Array:
+    if len(values) <= _FEW_ROWS_MAX and pyarrow.types.is_integer(values.type):
+        numbers = values.to_pylist()
+        return pyarrow.array(
+            [None if number is None else str(number) for number in numbers], pyarrow.string()
+        )
+    return values.cast(pyarrow.string())
+
+
+def _few_texts(pieces: Sequence[str | pyarrow.Array]) -> pyarrow.Array:
+    """Return the same as Arrow's join for a few rows. At least one of the pieces is a column."""
+    columns = [itertools.repeat(piece) if isinstance(piece, str) else piece.to_pylist() for piece in pieces]
+    # A constant never ends, so the columns determine the number of rows.
+    rows = zip(*columns, strict=False)
+    return pyarrow.array([None if None in row else "".join(row) for row in rows], pyarrow.string())
 
 
 def column_texts(changes: Changes, name: str, path: tuple[int | str, ...] = ()) -> pyarrow.Array:

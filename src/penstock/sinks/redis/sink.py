@@ -334,7 +334,8 @@ class _Writer(Writer):
     def _values(self, changes: Changes) -> pyarrow.Array:
         value = self._sink.templates(changes.target).value
         if value is not None:
-            return pc.fill_null(value.texts(changes), "")
+            texts = value.texts(changes)
+            return pc.fill_null(texts, "") if texts.null_count else texts
         target, rows = changes.target, changes.rows
         objects = pyarrow.array(
             _native.json_objects(rows, target.declared, mariadb=target.mariadb, exact=True)
@@ -355,7 +356,7 @@ def _are_all_set(changes: Changes, keys: pyarrow.Array) -> bool:
     """Return whether a few rows all set a value, each of another key. Choosing rows then costs more than
     writing them.
     """
-    if len(keys) > FEW_ROWS_MAX or keys.null_count or len(keys.unique()) < len(keys):
+    if len(keys) > FEW_ROWS_MAX or keys.null_count or len(set(keys.to_pylist())) < len(keys):
         return False
     kinds = kinds_text(changes.rows)
     return not any(kind.encode() in kinds for kind in TAKES)
