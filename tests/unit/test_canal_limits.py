@@ -310,6 +310,19 @@ def test_changes_before_a_logged_statement_are_sent_and_its_text_is_hidden() -> 
         assert stopped.value.position
 
 
+@pytest.mark.parametrize("limits", [NO_LIMITS, Limits.of_settings("shop", {"shop.orders": "TRUE"}, {})])
+def test_transactions_before_a_refused_statement_are_one_piece(limits: Limits) -> None:
+    """Decoding each of them by itself would cost the square of their number."""
+    seeded = random.Random(7)
+    row = (Statement("INSERT", (RowsEvent("orders", ((None, random_image(seeded)),)),)),)
+    statement = (Statement("INSERT INTO orders VALUES (1, 'a', 1)", ()),)
+    for transactions, count in (([row] * 20 + [statement, row], 1), ([statement, row], 0)):
+        pieces: list[Piece] = []
+        with keep_log(binlog_of(transactions, seeded)) as log, pytest.raises(StatementLogged):
+            pieces.extend(pieces_of(log, View("canal", limits=limits), seeded))
+        assert len(pieces) == count
+
+
 def test_error_after_a_large_transaction_does_not_withhold_its_last_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

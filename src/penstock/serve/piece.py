@@ -5,7 +5,7 @@ pieces.
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import pyarrow
@@ -195,7 +195,7 @@ class Follower:
         views = (
             () if self._decoded else self.source.log.read(piece_start.epoch, piece_start.file, self._at, stop)
         )
-        for batch in self._decode(views, goal, stopping, PIECE_PART_BYTES if in_parts else None):
+        for batch in self._decode(views, goal, stop, stopping, PIECE_PART_BYTES if in_parts else None):
             self._pending.append(batch)
             if not in_parts and sum(pending.bytes for pending in self._pending) > PIECE_BYTES_MAX:
                 raise LimitExceeded(
@@ -260,20 +260,29 @@ class Follower:
             is_whole,
         )
 
-    def _judge_rows(self, end: int, stopping: threading.Event) -> bool:
-        """Evaluate the conditions of rows before an offset; return False once `stopping` is set."""
+    def _judge_rows(self, end: int, stop: int, stopping: threading.Event) -> bool:
+        """Evaluate the conditions of transactions that begin before the offset `end`, reading up to `stop`.
+
+        Return False once `stopping` is set.
+        """
         if self._judge is not None:
             try:
-                self._judge.read_past(end, self._stop(None), stopping)
+                self._judge.read_past(end, stop, stopping)
             except StreamError:
                 self._judged_until = self._judge.boundary
                 raise
         return not stopping.is_set()
 
     def _decode(
-        self, views: Iterable[memoryview], goal: int, stopping: threading.Event, part_bytes: int | None
+        self,
+        views: Iterable[memoryview],
+        goal: int,
+        stop: int,
+        stopping: threading.Event,
+        part_bytes: int | None,
     ) -> Iterator[Batch]:
-        """Decode up to the first transaction boundary at or after an offset, or to the end of the bytes.
+        """Decode up to the first transaction boundary at or after an offset, or to the end of the bytes at
+        `stop`.
 
         With `part_bytes` it also stops inside a transaction once that many bytes were returned.
         """
@@ -285,7 +294,7 @@ class Follower:
                 take = goal - self._at if self._at < goal else self._range.bytes_to_event_end(view)
                 piece = view[: min(take, _SLICE_BYTES)]
                 # Evaluating the whole piece at once costs less than evaluating each slice.
-                if not self._judge_rows(max(goal, self._at + piece.nbytes), stopping):
+                if not self._judge_rows(max(goal, self._at + piece.nbytes), stop, stopping):
                     return
                 for batch in self._range.feed(piece):
                     size += batch.bytes
@@ -348,7 +357,8 @@ def _make_piece(
     stopping: threading.Event,
     part: int | None,
 ) -> tuple[Piece, Follower | None] | None:
-    fresh = least = False
+    fresh = least = has_failed = False
+    until = end
     while True:
         if follower is None:
             follower, fresh = Follower.open(source, view, start), True
@@ -356,18 +366,17 @@ def _make_piece(
                 return None
         piece_start = follower.position
         try:
-            decoded = follower.piece(start, end, stopping, least=least, in_parts=part is not None)
+            decoded = follower.piece(start, until, stopping, least=least, in_parts=part is not None)
         except (AccessDenied, LimitExceeded):
             if least or (part is not None and not view.limits):
                 raise
             # Other transactions may precede the one that is too large or whose rows may not be shown.
-            least = True
+            until, least = end, True
         except StreamError as problem:
             if follower.boundary > piece_start and not least:
-                # Only parts within one transaction keep their numbers. A decoder that refuses a statement may
-                # be behind it already: then the same end fails again.
-                least = bool(part) or end == follower.boundary
-                end = end if part else follower.boundary
+                # Only parts within one transaction keep their numbers.
+                least, has_failed = bool(part) or has_failed, True
+                until = end if least else _end_before(problem, follower.boundary)
             elif fresh or not isinstance(problem, SequenceGap):
                 raise
             # A gap in the log does not have to mean missing data: opening the log at the position shows
@@ -381,7 +390,21 @@ def _make_piece(
             ):
                 # The decoder of an earlier part is gone, so decode the piece again up to the requested part.
                 continue
-            if decoded is not None or fresh or stopping.is_set():
+            if decoded is not None or stopping.is_set() or (fresh and (least or not has_failed)):
                 return decoded
-            # The file ended at this position, and the log continues in the next file.
+            # Either the file ended at this position, and the log continues in the next file. Or nothing
+            # precedes an error, which the transaction at this position raises.
+            until, least = end, has_failed
         follower = None
+
+
+def _end_before(problem: StreamError, boundary: Position) -> Position:
+    """Return where to stop reading before an error.
+
+    A decoder that refuses a statement may already have passed the end of its transaction, `boundary`.
+    """
+    if not problem.position:
+        return boundary
+    failed = Position.parse(problem.position)
+    is_in_file = failed.file == boundary.file
+    return replace(boundary, offset=min(boundary.offset, failed.offset)) if is_in_file else boundary
