@@ -19,6 +19,7 @@ from penstock.changes import Changes, Origin, Target
 from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed, VersionConflict
 from penstock.sinks.iceberg.sink import IcebergSink
 from penstock.sinks.iceberg.table import catalog_of
+from penstock.sinks.lake import syncing
 from penstock.sinks.lake.copy_on_write import _SMALL_FILES_MAX as SMALL_FILES_MAX
 from penstock.sinks.lake.lake_sink import LakeSink
 from penstock.sinks.lake.parquet_files import DataFile
@@ -294,6 +295,19 @@ def test_delta_table_has_the_name_of_its_source(scheme: str, tmp_path: Path) -> 
     folder = tmp_path / "my $hop/bestellungen #1 für 50%"
     assert sorted(row["id"] for row in deltalake.DeltaTable(folder).to_pyarrow_table().to_pylist()) == [1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["my $hop"]
+
+
+def test_iceberg_metadata_is_durable_before_its_batch_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    monkeypatch.setattr(syncing, "_sync", synced.add)
+    lake = Lake("iceberg", tmp_path)
+    wider = target_of({"id": "bigint", "note": "varchar(40)", "more": "int"})
+    for number, target in enumerate((ORDERS, ORDERS, wider), 1):
+        lake.batch(number, [changes_of(target, insert(number, id=number, note="a"))])
+        metadata = {str(path) for path in (tmp_path / "shop/orders/metadata").iterdir()}
+        assert metadata <= synced
 
 
 def test_folder_that_an_earlier_version_quoted_stays(tmp_path: Path) -> None:

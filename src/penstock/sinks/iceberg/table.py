@@ -23,6 +23,7 @@ from penstock.errors import (
     VersionConflict,
 )
 from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, translate_file_errors
+from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.sink import extra_missing
 
@@ -121,12 +122,32 @@ class Iceberg(LakeTable):
                         snapshot.delete_data_file(self._entries[file.path])
             change.set_properties(number_properties)
             self._table = change.commit_transaction()
+            self.sync()
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
         """Add columns. See `LakeTable`."""
         with translate_errors(self._full_name), self._table.update_schema() as change:
             for field in columns:
                 change.add_column(field.name, _iceberg_type(field.type))
+        self.sync()
+
+    def sync(self) -> None:
+        """Make the last change of the table durable, if the table is on this host's disk.
+
+        The catalog refers to its metadata and to the manifests of its snapshot.
+        """
+        if not self.folder.local:
+            return
+        locations, snapshot = [self._table.metadata_location], self._table.current_snapshot()
+        with translate_errors(self._full_name):
+            if snapshot is not None:
+                added = [
+                    manifest.manifest_path
+                    for manifest in snapshot.manifests(self._table.io)
+                    if manifest.added_snapshot_id == snapshot.snapshot_id
+                ]
+                locations += [snapshot.manifest_list, *added]
+            sync_paths(PyArrowFileIO.parse_location(location)[2] for location in locations)
 
     def widen(self, schema: pyarrow.Schema) -> None:
         """Widen columns in place. See `LakeTable`.
@@ -151,6 +172,7 @@ class Iceberg(LakeTable):
                 f"Iceberg cannot widen columns of {self._full_name} in place: {problem}",
                 hint="Drop the table, then run: penstock resnapshot",
             ) from problem
+        self.sync()
 
     def describe(self, file: DataFile) -> DataFile:
         """Return the file unchanged, because the commit reads its footer."""
@@ -186,7 +208,9 @@ def create_iceberg(
         table = catalog.create_table_if_not_exists(
             (namespace, name), schema, properties={_RETRIES: _ONCE, **table_properties}
         )
-        return Iceberg(table)
+        created = Iceberg(table)
+        created.sync()
+        return created
 
 
 def reach(properties: Mapping[str, str]) -> None:
