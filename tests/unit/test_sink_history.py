@@ -98,6 +98,15 @@ def test_each_batch_closes_rows_of_earlier_batches(lake: Lake) -> None:
     assert ends["y"][1] is None
 
 
+def test_negative_zero_is_the_key_zero(lake: Lake) -> None:
+    target = target_of({"at": "double", "note": "varchar(9)"}, key=("at",))
+    lake.batch(1, changes_of(target, insert(1, at=0.0, note="a")))
+    first = update(2, {"at": 0.0, "note": "a"}, {"at": 0.0, "note": "b"})
+    second = update(3, {"at": 0.0, "note": "b"}, {"at": -0.0, "note": "c"})
+    lake.batch(2, changes_of(target, first, second))
+    assert lake.periods() == [("a", 1, 2), ("b", 2, 3), ("c", 3, None)]
+
+
 def test_row_with_a_changed_key_ends_under_its_old_key(lake: Lake) -> None:
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
     swap = log(

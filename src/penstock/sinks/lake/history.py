@@ -17,7 +17,7 @@ from penstock.changes import Changes, Origin, Target
 from penstock.sinks.images import puts, unrepresentable_counts
 from penstock.sinks.key_hashes import key_hashes
 from penstock.sinks.lake.copy_on_write import CopyOnWrite, KeyedReplacement, Rewritten
-from penstock.sinks.lake.key_index import KeyIndex
+from penstock.sinks.lake.key_index import KeyIndex, plain
 from penstock.sinks.lake.parquet_files import DataFile, PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.spill_file import SpillFile
@@ -231,7 +231,7 @@ class _Events:
     ) -> None:
         key = list(target.primary_key)
         self._emptied = numpy.array(sorted(emptied), numpy.int64)
-        keys = stored_rows(rows, schema).select(key)
+        keys = _with_single_zero(stored_rows(rows, schema).select(key))
         self._count = rows.num_rows
         self._versions = rows.column("_commit_version").to_numpy()
         self._times = rows.column("_commit_timestamp").cast(_TIME).cast(pyarrow.int64()).to_numpy()
@@ -300,6 +300,12 @@ class _Ends:
         }
         covered_by_log = is_open & (ends != _OPEN) & (ends < begun)
         return _with(group, columns).filter(pyarrow.array(~covered_by_log))
+
+
+def _with_single_zero(keys: pyarrow.Table) -> pyarrow.Table:
+    """Return keys in which negative zero is zero, because both are the same key."""
+    columns = [plain(column) if pyarrow.types.is_floating(column.type) else column for column in keys.columns]
+    return pyarrow.Table.from_arrays(columns, schema=keys.schema)
 
 
 def _at(
