@@ -240,3 +240,28 @@ def test_table_that_changes_between_its_columns_and_its_key_is_read_again(
         tables = read_tables(connection, TablePatterns([f"{database}.*"]))
     keys = {table.schema.table: table.schema.primary_key for table in tables}
     assert keys == {"without_key": ()} | ({} if "DROP TABLE" in statement else {"t": ("b",)})
+
+
+def test_unique_key_in_place_of_a_primary_key_is_no_reason_to_read_all_tables_again(
+    server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b INT NOT NULL)")
+    server.sql(f"CREATE TABLE {database}.without_key (c INT NOT NULL UNIQUE)")
+    answers = list[list[dict[str, Any]]]()
+    read = Connection.query
+
+    def query(connection: Connection, sql: str, *arguments: Any) -> list[dict[str, Any]]:
+        rows = read(connection, sql, *arguments)
+        if "COLUMN_TYPE" in sql:
+            answers.append([row for row in rows if row["database"] == database])
+        return rows
+
+    monkeypatch.setattr(Connection, "query", query)
+    with connect(ServerAddress.parse(server.url())) as connection:
+        tables = read_tables(connection, TablePatterns([f"{database}.*"]))
+    keys = {table.schema.table: table.schema.primary_key for table in tables}
+    assert keys == {"t": ("a",), "without_key": ()}
+    first, again = answers
+    assert [row["name"] for row in first] == ["a", "b", "c"]
+    assert [row["name"] for row in again] == ["c"]

@@ -116,20 +116,24 @@ def read_table(connection: Connection, name: TableName) -> TableDefinition | Non
 
 def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[TableDefinition]:
     """Read tables until no table was dropped or replaced between its columns and its key."""
-    definitions, doubtful = _read_once(connection, condition, args)
+    arguments = tuple(args)
+    definitions, doubtful = _read_once(connection, condition, arguments)
     while doubtful:
-        again, doubtful = _read_once(connection, condition, args)
-        # If a table has no primary key, servers mark a unique key without nulls as one, in every read.
-        doubtful = {name for name in doubtful if again[name] != definitions.get(name)}
-        definitions = again
+        # If a table has no primary key, servers mark a unique key without nulls as one, in every read. Such
+        # tables are the same when they alone are read again.
+        marks = ", ".join(["%s"] * len(doubtful))
+        named = f"{condition} AND {{prefix}}TABLE_NAME IN ({marks})"
+        again, _ = _read_once(connection, named, (*arguments, *(name.table for name in doubtful)))
+        if all(again.get(name) == definitions[name] for name in doubtful):
+            break
+        definitions, doubtful = _read_once(connection, condition, arguments)
     return list(definitions.values())
 
 
 def _read_once(
-    connection: Connection, condition: str, args: Iterable[Any]
+    connection: Connection, condition: str, arguments: tuple[Any, ...]
 ) -> tuple[dict[TableName, TableDefinition], set[TableName]]:
     """Return the tables by name, and the tables whose key columns are not those of their key."""
-    arguments = tuple(args)
 
     def query(sql: str, prefix: str = "") -> list[dict[str, Any]]:
         return connection.query(sql.format(which=condition.format(prefix=prefix)), arguments)
