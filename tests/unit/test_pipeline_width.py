@@ -19,6 +19,7 @@ from penstock.engine.shared_targets import SharedTargets
 from penstock.engine.tables_record import TablesRecord
 from penstock.engine.tracked_table import TrackedTable
 from penstock.model import Column, TableName
+from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, table_key
 from penstock.pipeline.step import Step
@@ -27,12 +28,12 @@ from penstock.pipeline.verify.merges import may_share_rows, shard_of
 TABLES = 300
 
 
-def settings_of(tmp_path: Path, *steps: dict[str, Any]) -> PipelineSettings:
+def settings_of(tmp_path: Path, *steps: dict[str, Any], sink: Any = "stdout") -> PipelineSettings:
     return pipeline_of_values(
         {
             "name": "wide",
             "sources": [{"name": name, "url": "mysql://nobody@127.0.0.1:1"} for name in ("one", "two")],
-            "sink": "stdout",
+            "sink": sink,
             "load": "none",
             "steps": list(steps),
         },
@@ -149,6 +150,19 @@ def test_loads_look_at_each_table_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(looks) <= TABLES
 
 
+@pytest.mark.parametrize(("sink", "count"), [({"files": {"path": "feed"}}, TABLES * 10), ("stdout", 1_024)])
+def test_batch_of_a_load_into_a_single_writer_is_small(tmp_path: Path, sink: Any, count: int) -> None:
+    """A run that is killed again and again makes progress only by whole batches."""
+    names = [TableName("shop", f"t{number}") for number in range(TABLES * 10)]
+    settings = settings_of(tmp_path, sink=sink)
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        loading = Loading(settings, state, settings.make_sink(), 2)
+        loading._chunks["p"] = {table_key("one", name): [Chunk(name, rows=10).to_json()] for name in names}
+        loads = {key: TableLoad(1, pages="p") for key in loading._chunks["p"]}
+        works, done, _ = loading.next(Checkpoint("1", loads=loads, planned=True))
+        assert len(works) == len(done) == count
+
+
 def test_record_of_tables_is_written_only_if_a_part_was_replaced(tmp_path: Path) -> None:
     settings, tables = settings_of(tmp_path), tables_of(3)
     targets = {table.current.name: table.current for table in tables.values()}
@@ -186,6 +200,17 @@ def test_record_of_tables_is_written_only_if_a_part_was_replaced(tmp_path: Path)
         del tables[next(iter(tables))]
         assert is_written()
         assert not is_written()
+
+        restarted = TablesRecord(state)
+        read = restarted.read()
+        restarted.save(*read)
+        stored = state.store.get(state._at("tables"))
+        assert stored is not None
+        assert stored.version == version, "a restart writes nothing that it has only read"
+        table = next(iter(read[0].values()))
+        table.was_gone = not table.was_gone
+        restarted.save(*read)
+        assert TablesRecord(state).read()[0] != tables
 
 
 def test_checkpoint_has_the_values_of_all_its_fields(tmp_path: Path) -> None:

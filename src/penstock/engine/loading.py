@@ -28,7 +28,7 @@ from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, split_key, table_key
 from penstock.pipeline.verify.merges import Emptied, may_have_other_rows
-from penstock.sinks.sink import Sink, keeps_tables
+from penstock.sinks.sink import Sink, Spread, keeps_tables
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
@@ -37,6 +37,8 @@ _log = structlog.get_logger(__name__)
 # after a restart.
 _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
+# This many chunks per core keep a single writer busy. With more, a batch would only take longer.
+_CHUNKS_PER_CORE_OF_ONE_WRITER = 1
 # A small table counts as this fraction of a chunk.
 _SMALL_SHARE = 1 / 16
 # If there are fewer tables than this, cut each table separately. This costs about as much as first finding
@@ -54,7 +56,10 @@ class Loading:
         self._settings = settings
         self._state = state
         self._sink = sink
-        self._width = (settings.load.parallel or cores) * _CHUNKS_PER_CORE
+        has_one_writer = (sink.load_spread or sink.spread) is Spread.WHOLE
+        per_core = _CHUNKS_PER_CORE_OF_ONE_WRITER if has_one_writer else _CHUNKS_PER_CORE
+        self._width = (settings.load.parallel or cores) * per_core
+        self._room = _CHUNKS_MAX * per_core / _CHUNKS_PER_CORE
         # Chunks by the name of their record. The record of several small tables contains their chunks by key.
         self._chunks: dict[str, Any] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
@@ -442,7 +447,7 @@ class Loading:
         """
         works: list[ChunkWork] = []
         rows, rows_max = 0, self._width * self._settings.load.chunk_rows
-        room = float(_CHUNKS_MAX)
+        room = self._room
         done: dict[str, int] = {}
         finished: list[str] = []
         for key, load in checkpoint.loads.items():

@@ -20,10 +20,14 @@ class TablesRecord:
 
     def read(self) -> tuple[dict[str, TrackedTable], dict[TableName, Target], set[TableName]]:
         """Return the tables by key, the prepared targets, and the targets from before a reset."""
-        value = self._state.get_large("tables") or {"tables": {}, "targets": []}
+        recorded = self._state.get_large("tables")
+        value = recorded or {"tables": {}, "targets": []}
         tables = {key: TrackedTable.from_json(tracked) for key, tracked in value["tables"].items()}
         targets = {target.name: target for target in map(Target.from_json, value["targets"])}
-        return tables, targets, {TableName.parse(name) for name in value.get("written", ())}
+        written = {TableName.parse(name) for name in value.get("written", ())}
+        if recorded is not None:
+            self._saved = _parts_of(tables, targets, written)
+        return tables, targets, written
 
     def save(
         self,
@@ -34,9 +38,7 @@ class TablesRecord:
         """Write the record if anything in it was replaced after the last write."""
         # This method is called for every batch, but few batches change anything. Objects are replaced and
         # never modified, so identical objects have identical JSON.
-        parts = [*tables, *targets.values(), *written]
-        parts += (part for table in tables.values() for part in table.parts)
-        saved = self._saved
+        parts, saved = _parts_of(tables, targets, written), self._saved
         if saved is not None and len(saved) == len(parts) and all(map(operator.is_, saved, parts)):
             return
         value = {
@@ -46,3 +48,11 @@ class TablesRecord:
         }
         self._state.put_large("tables", value)
         self._saved = parts
+
+
+def _parts_of(
+    tables: Mapping[str, TrackedTable], targets: Mapping[TableName, Target], written: Collection[TableName]
+) -> list[Any]:
+    """Return the objects that the record consists of."""
+    parts = [*tables, *targets.values(), *written]
+    return parts + [part for table in tables.values() for part in table.parts]
