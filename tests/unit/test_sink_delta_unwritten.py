@@ -206,16 +206,16 @@ def test_table_that_cannot_be_created_without_rows_does_not_keep_others_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sink_at(tmp_path)
-    create, tried = unwritten_table.create_table_with_add_actions, []
+    create, tried = unwritten_table.write_first_entry, []
 
-    def refuse_orders(url: str, *arguments: Any, **named: Any) -> None:
-        tried.append(url)
-        if url.endswith("orders"):
+    def refuse_orders(log: str, *arguments: Any) -> None:
+        tried.append(log)
+        if log.endswith("orders/_delta_log"):
             raise OSError(errno.EACCES, "Permission denied")
-        create(url, *arguments, **named)
+        create(log, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unwritten_table, "create_table_with_add_actions", refuse_orders)
+        patch.setattr(unwritten_table, "write_first_entry", refuse_orders)
         for _ in range(5):
             sink.keep_alive()
     assert len(tried) == 2, "it is not tried, and reported, again and again"
@@ -227,3 +227,13 @@ def test_table_that_cannot_be_created_without_rows_does_not_keep_others_from_it(
 def test_properties_create_the_table_at_once(tmp_path: Path) -> None:
     sink_at(tmp_path, properties={"delta.checkpointInterval": "20"})
     assert version(tmp_path, "orders") == 0
+
+
+def test_expired_entries_of_the_log_are_deleted(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path, properties={"delta.logRetentionDuration": "interval 0 days"})
+    for number in range(1, 25):
+        write(sink, number)
+    entries = sorted(path.name for path in (tmp_path / "shop/orders/_delta_log").glob("*.json"))
+    assert entries[-1] == "00000000000000000024.json"
+    assert "00000000000000000000.json" not in entries
+    assert deltalake.DeltaTable(tmp_path / "shop/orders").count() == 24

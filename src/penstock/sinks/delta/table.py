@@ -26,7 +26,7 @@ from penstock.sinks.sink import extra_missing
 
 try:
     import deltalake
-    from deltalake import CommitProperties, DeltaTable, Transaction
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
     from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
     from deltalake.fs import DeltaStorageHandler
     from deltalake.transaction import AddAction, RemoveAction
@@ -43,7 +43,8 @@ _BOUND_DIGITS_MAX = 15
 _BOUND_MICROSECONDS = 1000
 _FILE_COLUMNS = ["path", "num_records", "size_bytes"]
 # Commits and readers replay the log after its last checkpoint. This is Spark's default interval.
-DEFAULT_PROPERTIES = {"delta.checkpointInterval": "10"}
+_CHECKPOINT_INTERVAL = 10
+DEFAULT_PROPERTIES = {"delta.checkpointInterval": str(_CHECKPOINT_INTERVAL)}
 # The table feature that deletes rows of a file without rewriting it.
 _VECTORS = "deletionVectors"
 # The property of tables whose files have other column names.
@@ -118,7 +119,11 @@ class Delta(LakeTable):
         actions += [RemoveAction(file.path, True, now, file.bytes, {}) for file in removed]
         with translate_errors(self._url):
             self._table.create_write_transaction(
-                actions, "append", self._table.schema(), commit_properties=with_numbers(numbers, now)
+                actions,
+                "append",
+                self._table.schema(),
+                commit_properties=with_numbers(numbers, now),
+                post_commithook_properties=hook_of(self._table.version() + 1),
             )
             # The object keeps its version, and a concurrent commit may have come first.
             sync_log(self.folder, self._table.version() + 1)
@@ -147,6 +152,9 @@ def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
     with translate_errors(url):
         try:
             folder = folder_of(url, options, make=False)
+            # `deltalake` takes much longer to say that there is no table, as for every new one.
+            if folder.local and not _exists(folder, "_delta_log"):
+                return None
             table, schema = take(url, options, folder) or (
                 DeltaTable(url, storage_options=dict(options) or None),
                 None,
@@ -214,6 +222,16 @@ def sync_log(folder: Folder, first: int) -> None:
     sync_paths(paths)
 
 
+def hook_of(version: int) -> PostCommitHookProperties:
+    """Return what `deltalake` does after the commit of a version.
+
+    By default it lists the log after every commit, to delete expired entries. It only deletes entries before
+    a checkpoint, so it is enough to look for some whenever a checkpoint may be written.
+    """
+    looks_for_expired = (version + 1) % _CHECKPOINT_INTERVAL == 0
+    return PostCommitHookProperties(cleanup_expired_logs=None if looks_for_expired else False)
+
+
 def is_local(url: str) -> bool:
     """Return whether a table is on this host's disk."""
     return "://" not in url or url.startswith("file://")
@@ -278,6 +296,10 @@ def translate_errors(url: str) -> Iterator[None]:
         raise kind(
             f"the table {url} cannot be reached: {problem}", hint="See the sink's path and storage_options"
         ) from problem
+
+
+def _exists(folder: Folder, name: str) -> bool:
+    return bool(folder.filesystem.get_file_info(folder.file(name)).type != pyarrow.fs.FileType.NotFound)
 
 
 def _known(count: Any) -> int:

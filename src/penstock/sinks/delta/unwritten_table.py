@@ -8,25 +8,15 @@ was dropped by hand could not be told from one that was never written, and later
 """
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import deltalake
 import pyarrow
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-from deltalake.transaction import create_table_with_add_actions
 
 from penstock.errors import VersionConflict
-from penstock.sinks.delta.table import (
-    DEFAULT_PROPERTIES,
-    add_actions,
-    is_local,
-    sync_log,
-    translate_errors,
-    with_numbers,
-)
+from penstock.sinks.delta.first_entry import write_first_entry
+from penstock.sinks.delta.table import DEFAULT_PROPERTIES, is_local, sync_log, translate_errors
 from penstock.sinks.lake.parquet_files import DataFile, local_folder, translate_file_errors
 from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
@@ -59,25 +49,21 @@ class UnwrittenDelta(LakeTable):
     ) -> None:
         """Create the table with files and batch numbers. See `LakeTable`."""
         assert not removed, "a table without a version has no files"
-        now = int(time.time() * 1000)
         with translate_errors(self._url):
             try:
-                create_table_with_add_actions(
-                    self._url,
-                    deltalake.Schema.from_arrow(self.schema),
-                    add_actions(added, now),
-                    mode="error",
-                    name=self._name,
-                    configuration=DEFAULT_PROPERTIES,
-                    commit_properties=with_numbers(numbers, now),
+                write_first_entry(
+                    self.folder.file("_delta_log"),
+                    self.schema,
+                    self._name,
+                    DEFAULT_PROPERTIES,
+                    added,
+                    numbers,
                 )
-            except DeltaError as problem:
-                if DeltaTable.is_deltatable(self._url):
-                    raise VersionConflict(
-                        f"the table {self._url} was created by somebody else meanwhile",
-                        hint="The batch is tried again; let one pipeline write a table",
-                    ) from problem
-                raise
+            except FileExistsError as problem:
+                raise VersionConflict(
+                    f"the table {self._url} was created by somebody else meanwhile",
+                    hint="The batch is tried again; let one pipeline write a table",
+                ) from problem
             sync_log(self.folder, 0)
             _remove(f"{self._path}/{_FILE_NAME}")
 
