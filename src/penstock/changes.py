@@ -6,6 +6,7 @@ Sources, steps and sinks depend on this module and not on each other.
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Self
 
 import pyarrow
@@ -20,6 +21,10 @@ SYSTEM_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "_meta
 # The change types that add a row, and the change types that remove a row.
 PUTS = ("insert", "update_postimage")
 TAKES = ("delete", "update_preimage")
+
+# A batch asks for the Arrow types of each of its tables several times, and many tables may have the same
+# columns.
+_SCHEMAS_KEPT = 4096
 
 # The prefix of a value's exact text if the value has bytes that are invalid in its character set.
 BROKEN_TEXT = "0x"
@@ -81,8 +86,7 @@ class Target:
 
     def arrow(self) -> pyarrow.Schema:
         """Return the Arrow types of the table's columns, as documented in docs/reference/types.md."""
-        schema = pyarrow.schema(_native.arrow_schema(self.declared, mariadb=self.mariadb))
-        return pyarrow.schema([schema.field(name) for name in self.column_names])
+        return _arrow_columns(tuple(self.declared), self.mariadb)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -113,6 +117,13 @@ class Target:
                     mariadb,
                 )
         raise SchemaInvalid("a target needs name, columns, primary_key, unique_keys and mariadb")
+
+
+@lru_cache(_SCHEMAS_KEPT)
+def _arrow_columns(declared: tuple[tuple[str, str, str | None, bool], ...], mariadb: bool) -> pyarrow.Schema:
+    whole = pyarrow.schema(_native.arrow_schema(list(declared), mariadb=mariadb))
+    # The system columns follow.
+    return pyarrow.schema([whole.field(number) for number in range(len(declared))])
 
 
 @dataclass(frozen=True)

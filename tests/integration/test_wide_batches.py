@@ -13,6 +13,7 @@ from penstock.changes import Changes, Origin, Target
 from penstock.errors import ConnectionLost
 from penstock.sinks.delta.table import Delta
 from penstock.sinks.files import sink as files_sink
+from penstock.sinks.lake import copy_on_write, parquet_files
 from penstock.sinks.lake.buffered_tables import BufferedTables
 from penstock.sinks.lake.parquet_files import PartFiles
 from penstock.sinks.sink import BatchMark, Evolution, Sink, Writer, make_sink, settings_of
@@ -156,6 +157,21 @@ def test_load_of_many_tables_is_written_in_bounded_memory(
         assert {table: sorted(rows) for table, rows in narrow_rows.items()} == {
             table: sorted(rows) for table, rows in roomy_rows.items()
         }
+
+
+def test_small_files_are_rewritten_like_larger_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, state = random.Random(5), dict[str, dict[int, str]]()
+    whole, divided = sink_of("delta", tmp_path / "whole"), sink_of("delta", tmp_path / "divided")
+    for number in (1, 2, 3):
+        batch = random_changes(chance, state)
+        write_batch(whole, BatchMark("wide", "g", number), batch)
+        with monkeypatch.context() as patch:
+            patch.setattr(copy_on_write, "_WHOLE_BYTES_MAX", 0)
+            patch.setattr(parquet_files, "_PLAIN_ROWS_MAX", 0)
+            write_batch(divided, BatchMark("wide", "g", number), batch)
+        expected = {table: sorted(rows.items()) for table, rows in state.items()}
+        assert delta_rows(tmp_path / "whole") == expected
+        assert delta_rows(tmp_path / "divided") == expected
 
 
 def test_no_file_is_open_for_a_table_without_buffered_rows(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkp
         if sink.keeps_state:
             _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
         return
-    if not sink.remembers(settings.name, _first_targets(settings)):
+    if not sink.remembers(settings.name, _first_targets(settings, sink)):
         return
     if not sink.keeps_state and not sink.remembers_alone:
         what = "the target remembers a pipeline of this name; if its state was lost, rows come again"
@@ -123,16 +123,20 @@ def refuse_outdated_state(
     begun = state.begun(checkpoint)
     number = checkpoint.number if begun is None else begun.number
     mark = BatchMark(settings.name, checkpoint.generation, number)
-    tables = state.get_large("tables") or {"targets": []}
-    targets = {target.name: target for target in map(Target.from_json, tables["targets"])}
+    targets: dict[TableName, Target] = {}
+    if sink.remembers_by_target:
+        tables = state.get_large("tables") or {"targets": []}
+        targets = {target.name: target for target in map(Target.from_json, tables["targets"])}
     if sink.remembers_alone and number:
         # Each table stores its own batch number, and the target may have tables that the state does not know.
-        targets = {target.name: target for target in _first_targets(settings)} | targets
+        targets = {target.name: target for target in _first_targets(settings, sink)} | targets
     is_repeated(mark, sink.last_number(mark, list(targets.values())))
 
 
-def _first_targets(settings: PipelineSettings) -> list[Target]:
-    """Return the targets of the tables that now exist on the servers, by name."""
+def _first_targets(settings: PipelineSettings, sink: Sink) -> list[Target]:
+    """Return the targets of the tables that now exist on the servers, by name; [] if the sink needs none."""
+    if not sink.remembers_by_target or type(sink).remembers is Sink.remembers:
+        return []
     steps, targets = settings.make_steps(), dict[TableName, Target]()
     for source in settings.sources:
         tables = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))

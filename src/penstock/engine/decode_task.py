@@ -306,8 +306,11 @@ class _Work:
             last = rows.column("_commit_timestamp")[-1]
             self._counts.time_us = max(self._counts.time_us, last.value or 0)
         rows = drop_own_changes(rows, self._plan.loops, self._marked)
-        if known.floor:
-            rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))
+        if known.floor and rows.num_rows:
+            versions = rows.column("_commit_version")
+            # Most rows follow the load of their table, and filtering few rows costs more than a look at them.
+            if pc.min(versions).as_py() < known.floor:
+                rows = rows.filter(pc.greater_equal(versions, known.floor))
         rows = without_hashes(rows, target, known.current)
         if self._refuses_partial_input:
             refuse_partial(name, rows)

@@ -71,7 +71,7 @@ class TargetFitting:
 
 def _evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target) -> Target:
     """Return the definition with which a target must be prepared for new rows. Raises SchemaChanged."""
-    if before is None:
+    if before is None or before == target:
         return target
     if policy is not Evolution.EVOLVE and sink.keeps_state:
         # Rows that differ only in the new key would overwrite each other.

@@ -35,6 +35,8 @@ def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
     returned in commit order.
     """
     rows = pyarrow.Table.from_batches([part.rows for part in parts])
+    if rows.num_rows < 2:
+        return rows
     order = _commit_order(rows, parts)
     if not target.primary_key:
         return rows if order is None else rows.take(pyarrow.array(order))

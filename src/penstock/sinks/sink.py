@@ -246,6 +246,8 @@ class Sink(ABC):
     in_driver: bool = False
     # Whether `remembers` looks only at the given tables, not at everything on a server.
     remembers_alone: bool = False
+    # Whether `remembers` and `last_number` look at the given targets, not at records of the whole pipeline.
+    remembers_by_target: bool = True
     # Whether `read` with bounds costs only as much as reading the range, not the whole table.
     reads_ranges: bool = True
     # Whether `read` can run only in the process that drives the pipeline, for example because it needs the

@@ -79,6 +79,7 @@ class DrainerSink(Sink):
     shares_columns = False
     in_driver = True
     remembers_alone = True
+    remembers_by_target = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

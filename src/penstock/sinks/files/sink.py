@@ -24,7 +24,6 @@ import pyarrow.fs
 import pyarrow.parquet as parquet
 from pydantic import Field
 
-from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import (
     ConnectionLost,
@@ -100,6 +99,7 @@ class FilesSink(Sink):
     makes_files = True
     keeps_state = False
     remembers_alone = True
+    remembers_by_target = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -273,8 +273,7 @@ class FilesSink(Sink):
         self, folder: Folder, known: pyarrow.Schema | None, target: Target, evolution: Evolution
     ) -> pyarrow.Schema:
         """Return the columns for new files. `known` is the folder's current schema. Raises SchemaChanged."""
-        changes = pyarrow.schema(_native.arrow_schema(target.declared, mariadb=target.mariadb))
-        wanted = stored_schema(target, feed_fields(changes))
+        wanted = stored_schema(target, feed_fields())
         if known is None or evolution is Evolution.IGNORE:
             return wanted if known is None else known
         changed = [

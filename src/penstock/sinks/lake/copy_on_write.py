@@ -24,6 +24,9 @@ from penstock.sinks.lake.parquet_files import ROW_GROUP_BYTES, Bounds, DataFile,
 _THREADS_MAX = 4
 # Files are rewritten in batches of up to this many rows, or of this many uncompressed bytes.
 _BATCH_ROWS_MAX, _BATCH_BYTES = 1 << 15, 8 << 20
+# A file of up to this many bytes is read once. In a larger file, the keys are looked up before other columns
+# are read.
+_WHOLE_BYTES_MAX = 64 << 10
 # If there are more small files than this, merge them into few.
 _SMALL_FILES_MAX = 16
 # A file below this fraction of the target size is small.
@@ -55,6 +58,9 @@ class Replacement(Protocol):
     def of_file(self, number: int, opened: parquet.ParquetFile) -> ReplaceBatch | None:
         """Return what replaces the rows of a file, None if no row changes."""
 
+    def of_rows(self, number: int, rows: pyarrow.Table) -> pyarrow.Table | None:
+        """Return what replaces all rows of a file, None if no row changes."""
+
 
 class KeyedReplacement:
     """Replaces the rows whose keys are in an index. Looks up every row of files that may contain any key."""
@@ -81,6 +87,10 @@ class KeyedReplacement:
 
         return replace
 
+    def of_rows(self, number: int, rows: pyarrow.Table) -> pyarrow.Table | None:
+        key_numbers = self._index.find(rows.select(self._key).columns)
+        return self._replace_rows(rows, key_numbers, number) if (key_numbers >= 0).any() else None
+
 
 class MaskedReplacement:
     """Drops the rows that a mask marks. `masks` has the packed bits of each file with such rows, by the
@@ -102,6 +112,12 @@ class MaskedReplacement:
             return rows.filter(pyarrow.array(~dropped[first : first + rows.num_rows]))
 
         return replace
+
+    def of_rows(self, number: int, rows: pyarrow.Table) -> pyarrow.Table | None:
+        if number not in self._masks:
+            return None
+        dropped = numpy.unpackbits(self._masks[number], count=rows.num_rows).view(numpy.bool_)
+        return rows.filter(pyarrow.array(~dropped))
 
 
 def find_rows(
@@ -176,6 +192,13 @@ class CopyOnWrite:
     def _rewrite_file(self, file: DataFile, number: int, writer: PartFiles, merge: bool) -> bool:
         """Rewrite a file, and return whether that was necessary."""
         with self._folder.open(file.path) as opened:
+            if file.bytes <= _WHOLE_BYTES_MAX and opened.metadata.num_rows <= _BATCH_ROWS_MAX:
+                rows = in_schema(opened.read(use_threads=False), self._schema)
+                replaced = self._replacement.of_rows(number, rows)
+                if replaced is None and not merge:
+                    return False
+                writer.write(rows if replaced is None else replaced)
+                return True
             replace = self._replacement.of_file(number, opened)
             if replace is None and not merge:
                 return False

@@ -21,6 +21,8 @@ from penstock.sinks.lake.syncing import sync_paths
 # written or read.
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 32 << 20
+# For up to this many rows, building dictionaries of their values costs more than the dictionaries save.
+_PLAIN_ROWS_MAX = 64
 # Bounds of longer texts are omitted, because they would make file lists large.
 _BOUND_CHARACTERS_MAX = 64
 
@@ -215,8 +217,15 @@ class PartFiles:
         if self._writer is None:
             self._name = f"{self._prefix}-{uuid.uuid4()}.{self._compression}.parquet"
             self._stream = self._folder.filesystem.open_output_stream(self._folder.file(self._name))
-            self._writer = parquet.ParquetWriter(self._stream, self._schema, compression=self._compression)
-        self._writer.write_table(rows.cast(self._schema), row_group_size=ROW_GROUP_ROWS)
+            self._writer = parquet.ParquetWriter(
+                self._stream,
+                self._schema,
+                compression=self._compression,
+                use_dictionary=rows.num_rows > _PLAIN_ROWS_MAX,
+            )
+        if not rows.schema.equals(self._schema):
+            rows = rows.cast(self._schema)
+        self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
         if self._stream.tell() >= self._bytes_max:
             self._close()
 

@@ -2,10 +2,12 @@
 """Converts rows of changes to the columns, types and column order of a lake table."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import pyarrow
 import pyarrow.compute as pc
 
+from penstock import _native
 from penstock.changes import SYSTEM_COLUMNS, Target
 from penstock.errors import ValueMalformed
 from penstock.sinks.images import unrepresentable_text
@@ -23,11 +25,13 @@ def stored_schema(
     return pyarrow.schema([*own, *further])
 
 
-def feed_fields(rows: pyarrow.Schema, integer_bits_min: int = 8) -> list[pyarrow.Field]:
+@cache
+def feed_fields(integer_bits_min: int = 8) -> tuple[pyarrow.Field, ...]:
     """Return the system columns as a feed stores them."""
-    return [
+    rows = pyarrow.schema(_native.arrow_schema([]))
+    return tuple(
         pyarrow.field(name, stored_type(rows.field(name).type, integer_bits_min)) for name in SYSTEM_COLUMNS
-    ]
+    )
 
 
 def stored_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:

@@ -5,7 +5,7 @@ A table stores the batch numbers together with its rows.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 import pyarrow
 import pyarrow.compute as pc
 
-from penstock import _native
 from penstock.changes import Target
 from penstock.errors import OperatorError, OptionInvalid, SchemaChanged, StreamError
 from penstock.model import TableName
+from penstock.sinks.concurrent_calls import call_for_each
 from penstock.sinks.lake.history import history_fields
 from penstock.sinks.lake.rows import feed_fields, read_rows, stored_schema
 from penstock.sinks.lake.table import StoredTable
@@ -98,19 +98,29 @@ class TableSink(Sink, Generic[AnyTable]):
 
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
         missing: dict[TableName, list[str]] = {}
-        for target in targets:
+
+        def compare_columns(table: AnyTable, target: Target) -> None:
+            if absent := self.absent_columns(target, table):
+                missing[target.name] = absent
+
+        self._read_each(targets, compare_columns)
+        return missing
+
+    def _read_each(self, targets: Sequence[Target], read: Callable[[AnyTable, Target], None]) -> None:
+        """Open the tables of targets, several at once, and call a function with each."""
+
+        def open_and_read(target: Target) -> None:
             try:
                 table = self.open_table(target)
             except (OperatorError, StreamError):
                 # Ignore the error here. Writing the table's rows will raise it again, and then `errors.table`
                 # decides.
-                continue
-            if table is None:
-                continue
-            if absent := self.absent_columns(target, table):
-                missing[target.name] = absent
-            table.release()
-        return missing
+                return
+            if table is not None:
+                read(table, target)
+                table.release()
+
+        call_for_each(open_and_read, targets, self.prepare_threads_max)
 
     def absent_columns(self, target: Target, table: AnyTable) -> list[str]:
         """Return the columns of a target that its table does not have."""
@@ -150,19 +160,13 @@ class TableSink(Sink, Generic[AnyTable]):
         return max((version for version in versions if version is not None), default=None)
 
     def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
-        numbers = []
-        for target in targets:
-            try:
-                table = self.open_table(target)
-            except (OperatorError, StreamError):
-                # Ignore the error here. Writing the table's rows will raise it again, and then `errors.table`
-                # decides.
-                continue
-            if table is None:
-                continue
+        numbers: list[int] = []
+
+        def read_number(table: AnyTable, target: Target) -> None:
             if (number := table.number(mark.application)) is not None:
                 numbers.append(number)
-            table.release()
+
+        self._read_each(targets, read_number)
         return max(numbers, default=None)
 
     def read(
@@ -186,13 +190,9 @@ class TableSink(Sink, Generic[AnyTable]):
 
     def schema_of(self, target: Target) -> pyarrow.Schema:
         """Return the columns of a target's table, as they are stored."""
-        further: list[pyarrow.Field] = []
+        further: Sequence[pyarrow.Field] = ()
         if self.mode is Mode.FEED:
-            columns = [
-                (column.name, column.type_text, column.charset, column.nullable) for column in target.columns
-            ]
-            whole = pyarrow.schema(_native.arrow_schema(columns, mariadb=target.mariadb))
-            further = feed_fields(whole, self.integer_bits_min)
+            further = feed_fields(self.integer_bits_min)
         elif self.mode is Mode.HISTORY:
             further = history_fields()
         return stored_schema(target, further, self.integer_bits_min)

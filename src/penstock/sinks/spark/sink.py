@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 import pyarrow
 from pydantic import Field, model_validator
 
-from penstock import _native
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
 from penstock.settings.values import Section
@@ -167,10 +166,9 @@ class SparkSink(Sink):
 
     def schema_of(self, target: Target) -> pyarrow.Schema:
         """Return the columns of a target's table, as they are stored."""
-        further: list[pyarrow.Field] = []
+        further: Sequence[pyarrow.Field] = ()
         if not self.keeps_state:
-            rows = pyarrow.schema(_native.arrow_schema(target.declared, mariadb=target.mariadb))
-            further = feed_fields(rows, _INTEGER_BITS_MIN)
+            further = feed_fields(_INTEGER_BITS_MIN)
         return stored_schema(target, further, _INTEGER_BITS_MIN)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
