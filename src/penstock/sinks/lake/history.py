@@ -107,10 +107,11 @@ class HistoryTable(StagedChanges):
         # The low bits of a hash chose the part that is written here.
         buckets = ((hashes >> numpy.uint64(32)) % numpy.uint64(_BUCKETS)).astype(numpy.int32)
         order = numpy.argsort(buckets, kind="stable")
-        rows = rows.combine_chunks()
+        rows = rows.combine_chunks().take(pyarrow.array(order))
         numbers, starts = numpy.unique(buckets[order], return_index=True)
-        for number, index in zip(numbers.tolist(), numpy.split(order, starts[1:]), strict=True):
-            of_bucket = rows.take(pyarrow.array(index))
+        ends = [*starts[1:].tolist(), rows.num_rows]
+        for number, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True):
+            of_bucket = rows.slice(start, end - start)
             offset = self._spill_file.write(of_bucket)
             self._spilled.setdefault(number, []).append((offset, of_bucket.nbytes))
 
