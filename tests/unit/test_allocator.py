@@ -29,6 +29,28 @@ buffers.clear()
 print((resident() - before) >> 20)
 """
 
+# Small buffers come from heaps, which a buffer at their end keeps from shrinking.
+UNUSED = """
+import sys
+import pyarrow
+from penstock.engine.allocator import return_unused_memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+before = resident()
+if sys.argv[1] == "arrow":
+    buffers = [pyarrow.allocate_buffer(50_000) for _ in range(2000)]
+    for buffer in buffers:
+        memoryview(buffer).cast("B")[:] = bytes(50_000)
+else:
+    buffers = [bytearray(50_000) for _ in range(2000)]
+pin = buffers[-1]
+buffer = None
+del buffers
+freed = resident()
+return_unused_memory()
+print((freed - before) >> 20, (resident() - before) >> 20)
+"""
+
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such threshold")
 def test_freed_buffers_leave_the_process() -> None:
@@ -40,6 +62,15 @@ def test_freed_buffers_leave_the_process() -> None:
 
     assert kept_mib("returned") < 8
     assert kept_mib("kept") > 80, "else the setting is needless"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries cannot trim their heaps")
+@pytest.mark.parametrize("kind", ["arrow", "python"])
+def test_unused_memory_leaves_the_process(kind: str) -> None:
+    child = [sys.executable, "-c", UNUSED, kind]
+    freed_mib, returned_mib = map(int, subprocess.check_output(child, text=True).split())
+    assert returned_mib < 10
+    assert freed_mib > 80, "else the call is needless"
 
 
 def test_threshold_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the C library return large buffers to the system when they are freed."""
+"""Makes allocators return freed memory to the system."""
 
 import ctypes
 import os
 from functools import cache
+
+import pyarrow
 
 # The parameter of mallopt(3) in glibc for the size above which buffers are mapped. A mapped buffer is
 # unmapped when it is freed.
@@ -27,3 +29,15 @@ def return_large_buffers() -> bool:
         return bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN))
     except (OSError, TypeError, AttributeError):
         return False
+
+
+def return_unused_memory() -> None:
+    """Return to the system what this process has freed but still holds.
+
+    Arrow's allocator and glibc keep freed memory for later use. Each worker of Spark would keep its own,
+    although the workers take turns. Takes a few milliseconds.
+    """
+    pyarrow.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

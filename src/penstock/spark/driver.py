@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 
+from penstock.engine.allocator import return_unused_memory
 from penstock.engine.decode_task import decode_works
 from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import BETWEEN_SQL, TaskPlan
@@ -185,10 +186,13 @@ def _decode(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pya
             for task in batch.column(0).to_pylist():
                 for row in decode_works(plan, plan.record.tasks[task], sessions=sessions):
                     yield row.to_arrow()
+    return_unused_memory()
 
 
 def _write(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    return (row.to_arrow() for row in write_parts(_unpickle_plan(data), rows_in(batches)))
+    for row in write_parts(_unpickle_plan(data), rows_in(batches)):
+        yield row.to_arrow()
+    return_unused_memory()
 
 
 def _unpickle_plan(data: bytes) -> TaskPlan:

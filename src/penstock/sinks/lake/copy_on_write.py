@@ -8,7 +8,7 @@ of neighbouring keys affect few files.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -77,9 +77,10 @@ class KeyedReplacement:
         return self._index.may_have([_known_bounds(file.bounds.get(name)) for name in self._key])
 
     def of_file(self, number: int, opened: parquet.ParquetFile) -> ReplaceBatch | None:
-        key_numbers = find_rows(opened, self._schema, self._key, self._index)
-        if not (key_numbers >= 0).any():
+        numbers_of_groups = list(find_rows(opened, self._schema, self._key, self._index))
+        if not any((numbers >= 0).any() for numbers in numbers_of_groups):
             return None
+        key_numbers = numpy.concatenate(numbers_of_groups)
 
         def replace(rows: pyarrow.Table, first: int) -> pyarrow.Table:
             numbers = key_numbers[first : first + rows.num_rows]
@@ -122,16 +123,13 @@ class MaskedReplacement:
 
 def find_rows(
     opened: parquet.ParquetFile, schema: pyarrow.Schema, key: Sequence[str], index: KeyIndex
-) -> numpy.ndarray:
-    """Return the number of each row's key in an index, -1 for none."""
+) -> Iterator[numpy.ndarray]:
+    """Yield, for each row group, the number of each row's key in an index, -1 for none."""
     keys = pyarrow.schema([schema.field(name) for name in key])
     # A column may have become part of the key after the file was written.
     present = [name for name in key if name in opened.schema_arrow.names]
-    numbers = [
-        index.find(in_schema(opened.read_row_group(group, columns=present), keys).columns)
-        for group in range(opened.num_row_groups)
-    ]
-    return numpy.concatenate(numbers) if numbers else numpy.empty(0, numpy.int64)
+    for group in range(opened.num_row_groups):
+        yield index.find(in_schema(opened.read_row_group(group, columns=present), keys).columns)
 
 
 class CopyOnWrite:

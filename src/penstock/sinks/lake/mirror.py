@@ -163,9 +163,10 @@ class MirrorTable(StagedChanges):
 
         def mark_file(number: int) -> None:
             with self._table.folder.open(files[number].path) as opened:
-                has_key = find_rows(opened, schema, key, index) >= 0
-            if has_key.any():
-                bits = numpy.packbits(has_key)
+                # A file of narrow rows may have tens of millions, so keep no number of each.
+                marks = [numbers >= 0 for numbers in find_rows(opened, schema, key, index)]
+            if any(mark.any() for mark in marks):
+                bits = numpy.packbits(numpy.concatenate(marks))
                 masks[number] = bits | masks[number] if number in masks else bits
 
         numbers = [number for number, file in enumerate(files) if keyed.may_change(number, file)]
