@@ -36,6 +36,8 @@ _TRIES_MAX = 5
 _BACKOFF = Backoff(first=0.05)
 # If at least this many rows are staged, ANALYZE is run, so that the planner knows their number.
 _ROWS_ANALYZED = 1000
+# The number of rows that are encoded at once, of the many that a COPY sends.
+_ROWS_ENCODED = 1024
 _STAGE = "pg_temp.penstock_stage"
 _SAVEPOINT = "penstock_copy"
 
@@ -300,8 +302,9 @@ class PostgresWriter(SqlWriter):
 
 
 def _pieces(rows: pyarrow.RecordBatch, columns: Sequence[str]) -> Iterator[bytes]:
-    for part in split_rows(rows):
-        pieces, _ = _native.copy_text(part, columns)
+    """Yield rows as text for COPY. The server inserts a piece while the next ones are encoded."""
+    for first in range(0, rows.num_rows, _ROWS_ENCODED):
+        pieces, _ = _native.copy_text(rows.slice(first, _ROWS_ENCODED), columns)
         for _, text in pieces:
             yield text
 
