@@ -129,6 +129,27 @@ def test_run_applies_a_change_when_the_daemon_reports_it(
     assert not thread.is_alive()
 
 
+def test_run_waits_for_the_first_bytes_of_a_daemon(tmp_path: Path) -> None:
+    """Daemon and pipeline may start at the same time."""
+    reports: list[Any] = []
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        run = PipelineRun(
+            pipeline(served, tmp_path, batch={"interval": 0}), LocalDriver(2), report=reports.append
+        )
+        thread = threading.Thread(target=run.run)
+        thread.start()
+        try:
+            wait_until(lambda: any(report["state"] == "retrying" for report in reports))
+            assert reports[-1]["error"] == "ServerBusy"
+            capture_until(log, lambda position: position.offset > 200)
+            wait_until(lambda: str(log.head()) in str(reports[-1].get("positions")))
+        finally:
+            run.stop()
+            served.in_loop(served.served.arrivals.close)
+            thread.join(WAIT_SECONDS_MAX)
+    assert not thread.is_alive()
+
+
 def test_batch_at_the_head_costs_one_request(
     daemon: ServedLog, tmp_path: Path, requests: Counter[str]
 ) -> None:

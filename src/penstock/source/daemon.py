@@ -25,7 +25,7 @@ from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 from penstock.source.followed_bytes import ArrivedBytes
-from penstock.source.kept import EpochKey, KeptSource, epoch_shift
+from penstock.source.kept import HINT_EMPTY, EpochKey, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions, place_of
 
 # The size of the first fetch past a range's stop, where the range's last transaction may continue. The size
@@ -105,6 +105,10 @@ class DaemonSource(KeptSource):
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
         """Make the daemon keep everything after a position. Raises the error that the daemon answers with."""
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
+
+    def empty(self) -> PenstockError:
+        """Return the error for a daemon that has received nothing yet."""
+        return ServerBusy(f"{self} is empty so far", hint=HINT_EMPTY)
 
     def behind(self, what: str, position: Position) -> PenstockError:
         """Return the error for a position that another daemon had reached, but the current daemon has not."""

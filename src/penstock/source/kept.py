@@ -42,6 +42,8 @@ from penstock.source.source import (
 # The number of an epoch and the `ServerIdentity.key` of its server.
 EpochKey = tuple[int, str]
 
+HINT_EMPTY = "The first bytes arrive once capture has connected"
+
 
 class KeptLog(Protocol):
     """The interface of folder logs and daemon logs. Epochs use the log's own numbers."""
@@ -173,7 +175,7 @@ class KeptSource(OpenedSource):
     # --- Lookups ------------------------------------------------------------------------------
 
     def earliest(self) -> Position:
-        """Return where the log begins. Raises SourceMissing for an empty log."""
+        """Return where the log begins. Raises the error of `empty` for an empty log."""
         return self._runs()[0].first
 
     def head(self) -> Position:
@@ -315,9 +317,7 @@ class KeptSource(OpenedSource):
     def _runs(self) -> list[Extent]:
         runs = [run.shifted(self.shift) for run in _unbroken(self._log.runs())]
         if not runs:
-            raise SourceMissing(
-                f"{self} is empty so far", hint="The first bytes arrive once capture has connected"
-            )
+            raise self.empty()
         return runs
 
     def _from(self, runs: list[Extent], start: Position) -> list[Extent]:
@@ -399,6 +399,10 @@ class KeptSource(OpenedSource):
         if run.start not in self._file_starts:
             self._file_starts.add(len(self._head_of(run)))
         return run.start in self._file_starts
+
+    def empty(self) -> PenstockError:
+        """Return the error for a log without bytes."""
+        return SourceMissing(f"{self} is empty so far", hint=HINT_EMPTY)
 
     def behind(self, what: str, position: Position) -> PenstockError:
         """Return the error for a position that the log has not reached."""
