@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.document.costs import measurements, rows
+from tools.document.costs import measurements, missed_targets, rows
 
 
 def _write(folder: Path, name: str, size: str, finished_at: str, cpu: float) -> None:
@@ -56,4 +56,28 @@ def test_costs_are_those_of_the_newest_full_run(tmp_path: Path) -> None:
             "0",
             "[newer](../../bench/results/newer.md)",
         )
+    ]
+
+
+def test_missed_targets_are_those_of_the_newest_run(tmp_path: Path) -> None:
+    def write(name: str, finished_at: str, ratios: dict[str, float]) -> None:
+        _write(tmp_path, name, "1GB", finished_at, 4.0)
+        run = json.loads((tmp_path / f"{name}.json").read_text())
+        run["cases"][0]["lines"] = [
+            {
+                "workload": "narrow",
+                "subject": subject,
+                "rates": {},
+                "ratio": ratio,
+                "target": {"ratio": 2, "aim": subject == "aim"},
+                "note": "",
+            }
+            for subject, ratio in ratios.items()
+        ]
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+
+    write("older", "2026-01-01T00:00:00+00:00", {"slow": 0.5, "fast": 1.0})
+    write("newer", "2026-01-02T00:00:00+00:00", {"slow": 1.0, "fast": 2.0, "aim": 0.1})
+    assert list(missed_targets(measurements(tmp_path))) == [
+        ("`server_to_log`", "narrow", "slow", "0.50", "", "[newer](../../bench/results/newer.md)")
     ]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of costs: what a billion changes cost on each path, computed from the benchmarks' results."""
+"""The page of costs, computed from the benchmarks' results: what a billion changes cost on each path, and
+which targets are missed.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -161,8 +163,48 @@ def page() -> str:
     )
     columns = ("path", "rows", "CPU seconds", "log received or read", "written", "sent", "measured in")
     return document(
-        "What a billion changes cost", "bench/results", head, table(columns, rows(measured)), _SHAPES, _LIMITS
+        "What a billion changes cost",
+        "bench/results",
+        head,
+        table(columns, rows(measured)),
+        _SHAPES,
+        *_targets(measured),
+        _LIMITS,
     )
+
+
+def _targets(measured: dict[str, Measurement]) -> Iterator[str]:
+    lines = [line for measurement in measured.values() for line in measurement.lines if line.get("target")]
+    promised = [line for line in lines if not line["target"]["aim"]]
+    missed = list(missed_targets(measured))
+    yield (
+        "## Targets that are missed\n\n"
+        f"The benchmarks state {len(promised)} targets. The newest run of each benchmark met\n"
+        f"{len(promised) - len(missed)} of them, and missed these. 0.9 in the column `reached` is nine\n"
+        "tenths of the target."
+    )
+    yield table(("benchmark", "rows", "line", "reached", "note", "measured in"), missed)
+
+
+def missed_targets(measured: dict[str, Measurement]) -> Iterator[tuple[str, ...]]:
+    """Yield a line of the table for each target that the newest run of its benchmark missed."""
+    for case, measurement in sorted(measured.items()):
+        for line in measurement.lines:
+            target = line.get("target")
+            if not target or target["aim"] or line["ratio"] >= target["ratio"]:
+                continue
+            yield (
+                f"`{case}`",
+                line["workload"],
+                line["subject"],
+                f"{line['ratio'] / target['ratio']:.2f}",
+                line["note"],
+                _link(measurement),
+            )
+
+
+def _link(measurement: Measurement) -> str:
+    return f"[{measurement.commit}](../../bench/results/{measurement.page})"
 
 
 _SHAPES = (
@@ -263,7 +305,7 @@ def rows(measured: dict[str, Measurement]) -> Iterator[tuple[str, ...]]:
                 continue
             shapes.add(line["workload"])
             rates = line["rates"]
-            link = f"[{measurement.commit}](../../bench/results/{measurement.page})"
+            link = _link(measurement)
             yield (
                 route.title,
                 line["workload"],
