@@ -24,6 +24,7 @@ SLEEPS = {
     "tests/fault/test_daemon_kills.py": "the moment of a kill is drawn from a seed",
     "tests/fault/test_failover_drills.py": "the interval at which it looks at a condition; a paced writer",
     "tests/fault/test_pipeline_faults.py": "the moment of a kill is drawn from a seed",
+    "tests/fault/test_pipeline_network.py": "the moment of a failure is drawn from a seed",
     "tests/fault/test_subscriber_kills.py": "the moment of a kill is drawn from a seed",
     "tests/integration/test_canal_access.py": "a client that sends a byte at a time",
     "tests/integration/test_capture_run.py": "a capture that is held takes nothing while it looks again",
