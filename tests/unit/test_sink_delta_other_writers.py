@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,9 +14,10 @@ import pyarrow
 import pytest
 
 from penstock.changes import Changes, Target
-from penstock.errors import OptionInvalid, ServerUnsupported
+from penstock.errors import OptionInvalid, ServerUnsupported, VersionConflict
 from penstock.sinks.delta.sink import DeltaSink, Settings
 from penstock.sinks.delta.table import open_delta
+from penstock.sinks.lake import lake_sink
 from penstock.sinks.sink import BatchMark, Evolution
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 
@@ -40,8 +42,8 @@ ORDERS = target_of({"id": "int", "note": "varchar(20)"})
 class Mirror:
     """A mirror of one table in a folder."""
 
-    def __init__(self, path: Path, target: Target = ORDERS) -> None:
-        self.sink = DeltaSink(Settings(path=str(path)))
+    def __init__(self, path: Path, target: Target = ORDERS, mode: str = "mirror") -> None:
+        self.sink = DeltaSink(Settings.model_validate({"path": str(path), "mode": mode}))
         self.target = target
         self.location = self.sink.location(target)
         self._number = 0
@@ -82,6 +84,29 @@ def test_rows_of_a_compacted_file_are_changed_by_their_keys(declared: str, tmp_p
     mirror.write_rows(delete(4, k=first, note="old"))
     notes = [note for _, note in mirror.rows()]
     assert notes == ["old"] * (len(others) - 1) + ["new"]
+
+
+@pytest.mark.parametrize("mode", ["mirror", "history"])
+def test_compaction_during_a_batch_is_a_conflict(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = Mirror(tmp_path, mode=mode)
+    for key in (1, 2, 3):
+        mirror.write_rows(insert(key, id=key, note="old"))
+    sync_paths, has_compacted = lake_sink.sync_paths, []
+
+    def compact_before_the_commit(paths: Iterable[str]) -> None:
+        if not has_compacted:
+            has_compacted.append(mirror.table().optimize.compact())
+        sync_paths(paths)
+
+    monkeypatch.setattr(lake_sink, "sync_paths", compact_before_the_commit)
+    change = update(4, {"id": 1, "note": "old"}, {"id": 1, "note": "new"})
+    with pytest.raises(VersionConflict):
+        mirror.write_rows(change)
+    mirror.write_rows(change)
+    kept = [(1, "old")] if mode == "history" else []
+    assert mirror.rows() == [(1, "new"), *kept, (2, "old"), (3, "old")]
 
 
 def test_key_after_a_bound_that_was_rounded_down_is_found(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 import errno
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from penstock.errors import DiskFailed, OptionInvalid, VersionConflict
 from penstock.sinks.delta import unwritten_table
 from penstock.sinks.delta.sink import DeltaSink, Settings
 from penstock.sinks.delta.table import create_delta
-from penstock.sinks.delta.unwritten_table import new_unwritten, open_unwritten, save_tables
+from penstock.sinks.delta.unwritten_table import (
+    UnwrittenDelta,
+    new_unwritten,
+    open_unwritten,
+    save_tables,
+)
 from penstock.sinks.lake import syncing
 from penstock.sinks.sink import BatchMark, Evolution
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
@@ -130,6 +136,33 @@ def test_table_that_somebody_else_created_is_a_conflict(tmp_path: Path) -> None:
     with pytest.raises(VersionConflict):
         table.commit([], [], {"penstock/shop/g": 1})
     assert deltalake.DeltaTable(tmp_path).transaction_version("penstock/shop/g") is None
+
+
+def test_only_one_of_several_writers_creates_a_table(tmp_path: Path) -> None:
+    schema = pyarrow.schema([pyarrow.field("id", pyarrow.int64())])
+    numbers = {"penstock/shop/g": 1}
+    for attempt in range(10):
+        folder = str(tmp_path / str(attempt))
+        save_tables([new_unwritten(folder, "t", schema)])
+        tables = [open_unwritten(folder) for _ in range(3)]
+        together, outcomes = threading.Barrier(len(tables)), []
+
+        def create(table: UnwrittenDelta | None, together: threading.Barrier, outcomes: list[str]) -> None:
+            assert table is not None
+            together.wait()
+            try:
+                table.commit([], [], numbers)
+                outcomes.append("created")
+            except VersionConflict:
+                outcomes.append("conflict")
+
+        threads = [threading.Thread(target=create, args=(table, together, outcomes)) for table in tables]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(outcomes) == ["conflict", "conflict", "created"]
+        assert deltalake.DeltaTable(folder).version() == 0
 
 
 def test_columns_may_change_before_the_first_commit(tmp_path: Path) -> None:

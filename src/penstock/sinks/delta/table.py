@@ -122,7 +122,8 @@ class Delta(LakeTable):
                 actions,
                 "append",
                 self._table.schema(),
-                commit_properties=with_numbers(numbers, now),
+                # deltalake would commit on top of a compaction that has removed the same files.
+                commit_properties=with_numbers(numbers, now, is_exclusive=bool(removed)),
                 post_commithook_properties=hook_of(self._table.version() + 1),
             )
             # The object keeps its version, and a concurrent commit may have come first.
@@ -144,7 +145,10 @@ class Delta(LakeTable):
 
         reader = pyarrow.RecordBatchReader.from_batches(schema, cast_batches())
         with translate_errors(self._url):
-            deltalake.write_deltalake(self._table, reader, mode="overwrite", schema_mode="overwrite")
+            exclusive = CommitProperties(max_commit_retries=0)
+            deltalake.write_deltalake(
+                self._table, reader, mode="overwrite", schema_mode="overwrite", commit_properties=exclusive
+            )
 
 
 def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
@@ -200,10 +204,14 @@ def add_actions(files: Sequence[DataFile], now: int) -> list[AddAction]:
     return [AddAction(file.path, file.bytes, {}, now, True, _statistics(file)) for file in files]
 
 
-def with_numbers(numbers: Mapping[str, int], now: int) -> CommitProperties:
-    """Return the properties of a commit that stores batch numbers by application."""
+def with_numbers(numbers: Mapping[str, int], now: int, *, is_exclusive: bool) -> CommitProperties:
+    """Return the properties of a commit that stores batch numbers by application.
+
+    An exclusive commit fails if there is another commit after the version that was opened.
+    """
     return CommitProperties(
-        app_transactions=[Transaction(name, number, now) for name, number in numbers.items()]
+        max_commit_retries=0 if is_exclusive else None,
+        app_transactions=[Transaction(name, number, now) for name, number in numbers.items()],
     )
 
 
