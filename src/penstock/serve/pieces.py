@@ -248,12 +248,11 @@ class Pieces:
 
     def prefetch(self, view: View, start: Position, part: int | None = None) -> None:
         """Start decoding a piece that will be requested, if it is large."""
+        if self.log.visible is None or self._is_near_head(start):
+            return
         key = self._key(view, start, None, part)
         cache_key = self._key(view, start, None, part or None)
-        exists = (
-            key in self._flights or cache_key in self._prefetched or self._memory.get(cache_key) is not None
-        )
-        if self.log.visible is None or exists or self._is_near_head(start):
+        if key in self._flights or cache_key in self._prefetched or self._memory.get(cache_key) is not None:
             return
         flight = self._begin(key)
         flight.is_ahead = True

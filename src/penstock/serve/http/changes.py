@@ -59,6 +59,9 @@ CONSUMED_HEADER = "Penstock-Consumed"
 # Whether the rows of a batch may be ordered by shard. The rows of each shard always keep the commit order.
 ROW_ORDER_HEADER, ROWS_BY_SHARD = "Penstock-Row-Order", "shard"
 
+# Ordering fewer rows by shard takes longer than the subscriber needs for a few more parts of a batch.
+_GROUPED_ROWS_MIN = 5
+
 # Payloads up to this size are joined with the surrounding bytes, which saves calls.
 _GATHERED_BYTES_MAX = 64 * 1024
 
@@ -356,7 +359,8 @@ class ChangesAnswer(StreamedAnswer):
     def _encoded(self, piece: Piece, passing: Any) -> list[_Frame]:
         self._prove_shards_unmasked(piece)
         if _is_short(piece) and not (self._masking or self._codec):
-            streams = self._sieve.streams(piece, self._request.batch_rows, grouped=self._groups_shards)
+            grouped = self._groups_shards and piece.rows >= _GROUPED_ROWS_MIN
+            streams = self._sieve.streams(piece, self._request.batch_rows, grouped=grouped)
             if streams is not None:
                 self._moved = 0
                 return [_frame(batch, rows, content) for batch, rows, content in streams]
