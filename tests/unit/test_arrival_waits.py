@@ -247,3 +247,48 @@ def test_follower_to_whose_piece_nothing_is_added_does_not_wait_for_others(log: 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(follow())
     assert not loop.timers
+
+
+def test_follower_is_not_woken_in_gaps_in_which_transactions_keep_arriving(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, view = Instance(log), View("typed", ALL_TABLES)
+
+    end = log.visible
+
+    def pause(*_: object) -> None:
+        if log.visible != end:
+            raise Interrupted
+
+    async def waits_of(pieces: Pieces, cursor: Cursor, *, arrives: bool) -> int:
+        """Let a wait end in a gap or at its timeout; return how often the follower asked to be woken."""
+        before = instance.arrivals.waits
+        pieces._decoded_at[view] = asyncio.get_running_loop().time()
+        request = asyncio.ensure_future(cursor.next(HOUR_SECONDS if arrives else 0.001))
+        if arrives:
+            while instance.arrivals.waits == before:
+                await asyncio.sleep(0)
+            monkeypatch.setattr("penstock.serve.pieces.PIECE_GAP_SECONDS", 0.05)
+            with pytest.raises(Interrupted):
+                Captured(log, each=pause).run()
+            instance.arrivals.arrived(instance.name)
+        assert (await request is not None) is arrives
+        return instance.arrivals.waits - before
+
+    async def follow() -> None:
+        assert log.visible is not None
+        with ThreadPoolExecutor(1) as pool:
+            pieces = Pieces(
+                instance, instance.arrivals, PieceMemory(), Threads(decoding=pool, searching=pool)
+            )
+            cursor = Cursor(pieces, view, Started(log.visible))
+            assert await waits_of(pieces, cursor, arrives=False) == 1
+            assert await waits_of(pieces, cursor, arrives=True) == 1
+            while await cursor.next(0) is not None:
+                pass
+            monkeypatch.setattr("penstock.serve.pieces.PIECE_GAP_SECONDS", HOUR_SECONDS)
+            assert await waits_of(pieces, cursor, arrives=False) == 0
+            # Nothing has arrived in the last gap.
+            assert await waits_of(pieces, cursor, arrives=False) == 1
+
+    asyncio.run(follow())

@@ -186,6 +186,8 @@ class Cursor:
         self._end: Position | None = None
         self._until_set: GtidSet | None = None
         self._begun = False
+        # Whether the last wait was over before the next piece might be decoded.
+        self._arrives_in_gaps = False
         if until is not None:
             if until.position is not None:
                 self._end = position_here(pieces.source, until.position, until.server_key)
@@ -210,10 +212,11 @@ class Cursor:
             remaining = deadline - loop.time()
             if remaining <= 0 or arrivals.closing:
                 return None
-            if (gap := self.pieces.gap_seconds(self.view, self.position, self._end)) > 0:
+            if self._arrives_in_gaps and (gap := self._gap_seconds()) > 0:
                 # Until the end of the gap, an arrival could not be decoded anyway, so the capture need not
                 # wake this task.
                 await asyncio.sleep(min(gap, remaining))
+                self._arrives_in_gaps = arrivals.number(name) != seen
                 continue
             # Waking a waiter costs time in the capture, so register as a waiter only for a real wait.
             with arrivals.waiting(name) as arrival:
@@ -223,7 +226,11 @@ class Cursor:
                             await arrival.wait()
                     except TimeoutError:
                         return None
+            self._arrives_in_gaps = self._gap_seconds() > 0
         return None
+
+    def _gap_seconds(self) -> float:
+        return self.pieces.gap_seconds(self.view, self.position, self._end)
 
     async def _next_available(self) -> Piece | None:
         if self._until_set is not None and not self._begun:
