@@ -14,6 +14,7 @@ from penstock.errors import ConnectionLost
 from penstock.sinks.delta.table import Delta
 from penstock.sinks.files import sink as files_sink
 from penstock.sinks.lake import copy_on_write, parquet_files
+from penstock.sinks.lake import table as lake_table
 from penstock.sinks.lake.buffered_tables import BufferedTables
 from penstock.sinks.lake.parquet_files import PartFiles
 from penstock.sinks.sink import BatchMark, Evolution, Sink, Writer, make_sink, settings_of
@@ -172,6 +173,25 @@ def test_small_files_are_rewritten_like_larger_ones(tmp_path: Path, monkeypatch:
         expected = {table: sorted(rows.items()) for table, rows in state.items()}
         assert delta_rows(tmp_path / "whole") == expected
         assert delta_rows(tmp_path / "divided") == expected
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_log_entries_of_a_batch_are_synced_together_also_if_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: bool
+) -> None:
+    synced: list[list[str]] = []
+    monkeypatch.setattr(lake_table, "sync_paths", lambda paths: synced.append(sorted(paths)))
+    sink = sink_of("delta", tmp_path)
+    synced.clear()
+    origin = Origin.LOAD if loads else Origin.LOG
+    batch = [changes_of(target, insert(1, id=1, note="a"), origin=origin) for target in TABLES]
+    entries = sorted(
+        str(tmp_path / "shop" / target.name.table / f"_delta_log/{1:020}.json") for target in TABLES
+    )
+    for _ in range(2):
+        write_batch(sink, BatchMark("wide", "g", 1, loads=loads), batch)
+        assert [paths for paths in synced if paths] == [entries]
+        synced.clear()
 
 
 def test_no_file_is_open_for_a_table_without_buffered_rows(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from penstock.errors import OperatorError, OptionInvalid, PenstockError
 from penstock.model import TableName
 from penstock.sinks.concurrent_calls import call_for_each
 from penstock.sinks.lake.lake_sink import LakeSettings, LakeSink
-from penstock.sinks.lake.table import LakeTable
+from penstock.sinks.lake.parquet_files import translate_file_errors
+from penstock.sinks.lake.table import LakeTable, sync_tables
 from penstock.sinks.sink import Finding
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ class DeltaSink(LakeSink):
         def create(location: str) -> None:
             with _problem_noted(location):
                 tables[location].commit([], [], {})
+                with translate_file_errors(location):
+                    sync_tables([tables[location]])
 
         call_for_each(create, tables, self.commit_threads_max)
 

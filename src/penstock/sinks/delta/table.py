@@ -20,7 +20,6 @@ import pyarrow.fs
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, ServerUnsupported, VersionConflict
 from penstock.sinks.lake.copy_on_write import in_schema
 from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, local_folder
-from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.sink import extra_missing
 
@@ -67,6 +66,8 @@ class Delta(LakeTable):
         self._options = dict(options)
         self.schema = pyarrow.schema(table.schema().to_arrow()) if schema is None else schema
         self.folder = folder
+        # The first version that this object may have committed, None for none.
+        self._committed: int | None = None
 
     @property
     def name(self) -> str | None:
@@ -127,8 +128,12 @@ class Delta(LakeTable):
                 post_commithook_properties=hook_of(self._table.version() + 1),
             )
             # The object keeps its version, and a concurrent commit may have come first.
-            sync_log(self.folder, self._table.version() + 1)
+            self._committed = self._table.version() + 1
             self.release()
+
+    def unsynced(self) -> list[str]:
+        """Return the log entries to sync. See `LakeTable`."""
+        return log_paths(self.folder, self._table.version() if self._committed is None else self._committed)
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
         """Add columns, which are null in existing rows."""
@@ -215,11 +220,11 @@ def with_numbers(numbers: Mapping[str, int], now: int, *, is_exclusive: bool) ->
     )
 
 
-def sync_log(folder: Folder, first: int) -> None:
-    """Make the log entries of a local table from a version on durable, and their checkpoints."""
+def log_paths(folder: Folder, first: int) -> list[str]:
+    """Return the log entries of a local table from a version on, and their checkpoints."""
+    paths: list[str] = []
     if not folder.local:
-        return
-    paths = []
+        return paths
     for version in itertools.count(first):
         entry, checkpoint = (
             folder.file(f"_delta_log/{version:020}.{kind}") for kind in ("json", "checkpoint.parquet")
@@ -227,7 +232,7 @@ def sync_log(folder: Folder, first: int) -> None:
         if not os.path.exists(entry):
             break
         paths += [entry, checkpoint] if os.path.exists(checkpoint) else [entry]
-    sync_paths(paths)
+    return paths
 
 
 def hook_of(version: int) -> PostCommitHookProperties:

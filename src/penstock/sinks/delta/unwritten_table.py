@@ -16,7 +16,7 @@ import pyarrow
 
 from penstock.errors import VersionConflict
 from penstock.sinks.delta.first_entry import write_first_entry
-from penstock.sinks.delta.table import DEFAULT_PROPERTIES, is_local, sync_log, translate_errors
+from penstock.sinks.delta.table import DEFAULT_PROPERTIES, is_local, log_paths, translate_errors
 from penstock.sinks.lake.parquet_files import DataFile, local_folder, translate_file_errors
 from penstock.sinks.lake.syncing import sync_paths
 from penstock.sinks.lake.table import LakeTable
@@ -64,7 +64,14 @@ class UnwrittenDelta(LakeTable):
                     f"the table {self._url} was created by somebody else meanwhile",
                     hint="The batch is tried again; let one pipeline write a table",
                 ) from problem
-            sync_log(self.folder, 0)
+
+    def unsynced(self) -> list[str]:
+        """Return the log entries to sync. See `LakeTable`."""
+        return log_paths(self.folder, 0)
+
+    def note_synced(self) -> None:
+        """Remove the file, without which the table needs its log entry. See `LakeTable`."""
+        with translate_errors(self._url):
             _remove(f"{self._path}/{_FILE_NAME}")
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:

@@ -116,16 +116,16 @@ class HistoryTable(StagedChanges):
             self._spilled.setdefault(number, []).append((offset, of_bucket.nbytes))
 
     def stage(self) -> None:
-        work = _Rewriting(self._table.files())
+        work = _Rewriting(self.table.files())
         writer = self._output()
         ends: list[pyarrow.Table] = []
         rows_changed = ends_rows = 0
         try:
             for rows in self._changes_by_key():
-                events = _Events(self._target, rows, self._table.schema, self._emptied)
+                events = _Events(self._target, rows, self.table.schema, self._emptied)
                 is_written = puts(rows)
                 self.unrepresentable += unrepresentable_counts(self._target, rows.filter(is_written))
-                writer.write(events.periods(rows, self._table.schema).filter(is_written))
+                writer.write(events.periods(rows, self.table.schema).filter(is_written))
                 rows_changed += rows.num_rows
                 if events.first_events is not None:
                     ends.append(events.first_events)
@@ -141,7 +141,7 @@ class HistoryTable(StagedChanges):
             begun = writer.finish()
         except BaseException:
             writer.abort()
-            self._table.folder.delete([file.path for file in work.created])
+            self.table.folder.delete([file.path for file in work.created])
             raise
         self._spilled = {}
         self._version = work.version(begun, rows_changed)
@@ -193,9 +193,9 @@ class HistoryTable(StagedChanges):
         """Rewrite the files with rows that end in this batch."""
         if not work.files:
             return
-        key, schema = self._target.primary_key, self._table.schema
+        key, schema = self._target.primary_key, self.table.schema
         replacement = KeyedReplacement(schema, key, ends.index, ends.replace_rows)
-        copy_on_write = CopyOnWrite(self._table.folder, schema, key, replacement)
+        copy_on_write = CopyOnWrite(self.table.folder, schema, key, replacement)
         work.note(copy_on_write.rewrite(work.files, self._output, self._bytes_max, self._memory_bytes))
 
 

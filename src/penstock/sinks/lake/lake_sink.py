@@ -26,7 +26,7 @@ from penstock.sinks.lake.parquet_files import DataFile, PartFiles, translate_fil
 from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.spill_file import SpillFile
 from penstock.sinks.lake.syncing import sync_paths
-from penstock.sinks.lake.table import LakeTable
+from penstock.sinks.lake.table import LakeTable, sync_tables
 from penstock.sinks.lake.table_sink import Mode, TableSink
 from penstock.sinks.sink import (
     BatchMark,
@@ -99,9 +99,14 @@ class LakeSink(TableSink[LakeTable]):
         def commit_table(name: str) -> None:
             target, files = staged[name]
             with translate_file_errors(self.location(target)):
-                self._commit_staged(mark, target, files)
+                committed.append(self._commit_staged(mark, target, files))
 
-        call_for_each(commit_table, staged, self.commit_threads_max)
+        committed: list[LakeTable] = []
+        try:
+            call_for_each(commit_table, staged, self.commit_threads_max)
+        finally:
+            with translate_file_errors("the tables' logs"):
+                sync_tables(committed)
 
     def output(self, table: LakeTable, *, with_bounds: bool = True, syncs_later: bool = False) -> PartFiles:
         """Return a writer for new files of a table; see `PartFiles`."""
@@ -121,22 +126,26 @@ class LakeSink(TableSink[LakeTable]):
 
     # --- Commits ----------------------------------------------------------------------------
 
-    def _commit_staged(self, mark: BatchMark, target: Target, files: Sequence[DataFile]) -> None:
-        """Commit staged files: add them if none of their rows can exist already, otherwise merge them."""
+    def _commit_staged(self, mark: BatchMark, target: Target, files: Sequence[DataFile]) -> LakeTable:
+        """Commit staged files: add them if none of their rows can exist already, otherwise merge them.
+
+        Returns the table, whose version has to be synced.
+        """
         table = self.open_prepared(target)
         last_number = table.number(mark.application)
         if is_repeated(mark, last_number):
-            return
+            return table
         numbers = numbers_of(mark)
         if self.mode is Mode.FEED:
             table.commit([table.describe(file) for file in files], [], numbers)
-            return
+            return table
         loads = table.number(mark.application + _LOADS)
         if loads == last_number and (last_number is not None or not table.files()):
             numbers[mark.application + _LOADS] = mark.number
             table.commit([table.describe(file) for file in files], [], numbers)
-            return
+            return table
         self._merge_staged(table, target, files, numbers)
+        return table
 
     def _merge_staged(
         self, table: LakeTable, target: Target, files: Sequence[DataFile], numbers: Mapping[str, int]
@@ -195,6 +204,8 @@ class LakeWriter(Writer):
         self._memory_bytes = sink.memory_for(mark)
         self._buffered = BufferedTables(self._memory_bytes)
         self._spill_file = SpillFile()
+        # The tables whose last version, with this batch, may not be durable yet.
+        self._committed: list[LakeTable] = []
         # The writers whose files are not durable yet.
         self._outputs: list[PartFiles] = []
 
@@ -259,9 +270,14 @@ class LakeWriter(Writer):
             if table is not None:
                 with translate_file_errors(str(name)):
                     table.commit(numbers)
+                self._committed.append(table.table)
                 self._whole[name] = None
 
-        self.call_for_targets(commit_table, list(self._whole), self._sink.commit_threads_max)
+        try:
+            self.call_for_targets(commit_table, list(self._whole), self._sink.commit_threads_max)
+        finally:
+            with translate_file_errors("the tables' logs"):
+                sync_tables(self._committed)
 
     def _output_of_version(self, table: LakeTable) -> PartFiles:
         """Return a writer for files that `finish` makes durable, together with those of other tables."""
@@ -309,6 +325,7 @@ class LakeWriter(Writer):
         if name not in self._whole:
             table = self._open_table(target)
             if is_repeated(self._mark, table.number(self._mark.application)):
+                self._committed.append(table)
                 self._whole[name] = None
             elif self._sink.mode is Mode.HISTORY:
                 self._whole[name] = HistoryTable(

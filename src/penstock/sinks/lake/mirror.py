@@ -89,13 +89,13 @@ class MirrorTable(StagedChanges):
 
     def abort(self) -> None:
         """Delete the files that belong to no version yet."""
-        self._table.folder.delete([file.path for file in self._runs.files])
+        self.table.folder.delete([file.path for file in self._runs.files])
         self._runs.clear()
         self._delete_staged()
 
     def stage(self) -> None:
-        files = [] if self._images.emptied is not None else self._table.files()
-        emptied = self._table.files() if self._images.emptied is not None else []
+        files = [] if self._images.emptied is not None else self.table.files()
+        emptied = self.table.files() if self._images.emptied is not None else []
         if len(self._runs):
             self.spill()
             self._version = self._stage_spilled(files, emptied)
@@ -104,7 +104,7 @@ class MirrorTable(StagedChanges):
 
     def _stage_buffered(self, files: list[DataFile], emptied: list[DataFile]) -> NextVersion:
         stored, keys, is_put_column = self._stored(self._take_images())
-        rows: pyarrow.Table = self._table.schema.empty_table() if stored is None else stored
+        rows: pyarrow.Table = self.table.schema.empty_table() if stored is None else stored
         del stored
         is_put = is_put_column.to_numpy()
         # Rows that replace no row of a file.
@@ -122,7 +122,7 @@ class MirrorTable(StagedChanges):
         rewritten = Rewritten()
         if files and keys.num_rows:
             key = self._target.primary_key
-            keyed = KeyedReplacement(self._table.schema, key, KeyIndex(keys), replace_rows)
+            keyed = KeyedReplacement(self.table.schema, key, KeyIndex(keys), replace_rows)
             rewritten = self._rewrite(files, keyed)
         writer = self._output_of_version()
         try:
@@ -132,7 +132,7 @@ class MirrorTable(StagedChanges):
             rewritten.added += writer.finish()
         except BaseException:
             writer.abort()
-            self._table.folder.delete([file.path for file in rewritten.added])
+            self.table.folder.delete([file.path for file in rewritten.added])
             raise
         return NextVersion(rewritten.added, [*rewritten.removed, *emptied], int(keys.num_rows))
 
@@ -158,11 +158,11 @@ class MirrorTable(StagedChanges):
 
     def _mark(self, files: list[DataFile], index: KeyIndex, masks: dict[int, numpy.ndarray]) -> None:
         """Add the rows whose keys are in an index to the masks of their files."""
-        key, schema = self._target.primary_key, self._table.schema
+        key, schema = self._target.primary_key, self.table.schema
         keyed = KeyedReplacement(schema, key, index, lambda rows, _, __: rows)
 
         def mark_file(number: int) -> None:
-            with self._table.folder.open(files[number].path) as opened:
+            with self.table.folder.open(files[number].path) as opened:
                 # A file of narrow rows may have tens of millions, so keep no number of each.
                 marks = [numbers >= 0 for numbers in find_rows(opened, schema, key, index)]
             if any(mark.any() for mark in marks):
@@ -173,7 +173,7 @@ class MirrorTable(StagedChanges):
         call_for_each(mark_file, numbers, _MARKING_THREADS_MAX)
 
     def _rewrite(self, files: list[DataFile], replacement: Replacement) -> Rewritten:
-        work = CopyOnWrite(self._table.folder, self._table.schema, self._target.primary_key, replacement)
+        work = CopyOnWrite(self.table.folder, self.table.schema, self._target.primary_key, replacement)
         return work.rewrite(files, self._output_of_version, self._bytes_max, self._memory_bytes)
 
     def spill(self) -> None:
@@ -221,13 +221,13 @@ class MirrorTable(StagedChanges):
         if images is None:
             return (
                 None,
-                self._table.schema.empty_table().select(key),
+                self.table.schema.empty_table().select(key),
                 pyarrow.chunked_array([], pyarrow.bool_()),
             )
         check_keys(self._target, images)
         is_put = puts(images)
         self.unrepresentable += unrepresentable_counts(self._target, images, is_put)
-        rows = stored_rows(images, self._table.schema)
+        rows = stored_rows(images, self.table.schema)
         return rows, rows.select(key), is_put
 
 

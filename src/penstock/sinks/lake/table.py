@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow
 
 from penstock.sinks.lake.parquet_files import DataFile, Folder
+from penstock.sinks.lake.syncing import sync_paths
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,16 @@ class LakeTable(StoredTable):
     ) -> None:
         """Commit a table version that adds and removes files and stores each application's last batch number.
 
-        Raises VersionConflict if the table has been changed since it was opened; then nothing is changed.
+        Raises VersionConflict if the table has been changed since it was opened; then nothing is changed. The
+        version is durable only after `sync_tables`.
         """
+
+    def unsynced(self) -> list[str]:
+        """Return the paths of this host that have to be synced to make the last version durable."""
+        return []
+
+    def note_synced(self) -> None:
+        """Note that the paths of `unsynced` are durable."""
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of all files, with the requested columns that exist in the table."""
@@ -82,11 +91,18 @@ class LakeTable(StoredTable):
         return self.folder.describe(file.path)
 
 
+def sync_tables(tables: Sequence[LakeTable]) -> None:
+    """Make the last versions of tables durable, all at once."""
+    sync_paths(path for table in tables for path in table.unsynced())
+    for table in tables:
+        table.note_synced()
+
+
 class StagedChanges(ABC):
     """The changes of one batch to one table, which are staged as files and then committed."""
 
     def __init__(self, table: LakeTable) -> None:
-        self._table = table
+        self.table = table
         self._version: NextVersion | None = None
 
     @abstractmethod
@@ -103,12 +119,12 @@ class StagedChanges(ABC):
         assert self._version is not None, "it is staged"
         # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
         version, self._version = self._version, None
-        self._table.commit(version.added, version.removed, numbers)
-        self._table.folder.delete([file.path for file in version.leftover])
+        self.table.commit(version.added, version.removed, numbers)
+        self.table.folder.delete([file.path for file in version.leftover])
         return version.rows
 
     def _delete_staged(self) -> None:
         """Delete the files that were staged but not committed."""
         version, self._version = self._version, None
         if version is not None:
-            self._table.folder.delete([file.path for file in (*version.added, *version.leftover)])
+            self.table.folder.delete([file.path for file in (*version.added, *version.leftover)])
