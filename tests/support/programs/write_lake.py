@@ -30,7 +30,7 @@ STEPS = {
         ("penstock.sinks.delta.unwritten_table", None, "save_tables"),
         ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "put_in_place"),
         ("penstock.sinks.delta.unwritten_table", "UnwrittenDelta", "commit"),
-        ("penstock.sinks.delta.unwritten_table", None, "create_table_with_add_actions"),
+        ("penstock.sinks.delta.unwritten_table", None, "write_first_entry"),
     ],
     "iceberg": [("penstock.sinks.iceberg.table", "Iceberg", "commit")],
     "files": [
