@@ -41,6 +41,8 @@ _GATHER_SECONDS_MAX = 0.002
 # A read of at least this size means that the server sends faster than the bytes are received. The kernel then
 # receives without the interpreter, until a chunk is full or no more bytes are waiting.
 _DRAIN_BYTES_MIN = MIB // 16
+# A read of at most this size that took everything means that the server sends single transactions.
+_SLOW_BYTES_MAX = 4096
 # A rate is measured over at least this time, so that no single commit looks like a fast server.
 _RATE_SECONDS_MIN = 0.00025
 
@@ -182,8 +184,9 @@ class Receiver:
                 filled = self._consume(cutter, buffer, len(packets))
             if cutter.events:
                 stream.delivered = True
-            # Asking costs a system call, and each one lets readers take the interpreter.
-            drained = (stream.has_read_all and received < _DRAIN_BYTES_MIN) or not stream.more_waiting()
+            # Asking for more costs a system call, and each one lets readers take the interpreter.
+            is_slow = stream.has_read_all and received <= _SLOW_BYTES_MAX
+            drained = is_slow or not stream.more_waiting()
             # A semi-synchronous server waits for the acknowledgement, so it sends no more.
             if drained and not stream.semi_sync and waited < _GATHER_SECONDS_MAX:
                 wait_seconds = gather_seconds(cutter.gathered, time.monotonic() - began)
