@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 
 from penstock.errors import DiskFailed, OptionInvalid, VersionConflict
-from penstock.sinks.delta import unwritten_table
+from penstock.sinks.delta import first_entry, unwritten_table
 from penstock.sinks.delta.sink import DeltaSink, Settings
 from penstock.sinks.delta.table import create_delta
 from penstock.sinks.delta.unwritten_table import (
@@ -217,6 +217,22 @@ def test_commits_are_durable_before_their_batch_is_recorded(tmp_path: Path, sync
         checkpoint = Path(f"{log}.checkpoint.parquet")
         assert checkpoint.exists() == (str(checkpoint) in synced)
     assert list(tmp_path.rglob("*.checkpoint.parquet"))
+
+
+def test_first_entry_that_the_disk_refuses_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_at(tmp_path)
+
+    def refuse(_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first_entry.json, "dumps", refuse)
+        with pytest.raises(DiskFailed):
+            new_unwritten(sink.location(ORDERS), "t", sink.schema_of(ORDERS)).commit([], [], {})
+    assert list((tmp_path / "shop/orders/_delta_log").iterdir()) == []
+    write(sink, 1)
 
 
 def test_disk_that_refuses_the_columns_of_a_table_is_named(

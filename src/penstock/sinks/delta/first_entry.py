@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import deltalake
@@ -73,12 +74,13 @@ def write_first_entry(
     os.makedirs(log, exist_ok=True)
     # Readers ignore this name. Unlike a rename, a link fails if the entry exists.
     written = f"{log}/_commit_{uuid.uuid4()}.json.tmp"
-    with open(written, "w", encoding="utf-8") as file:
-        file.write("".join(json.dumps(action) + "\n" for action in actions))
     try:
+        with open(written, "w", encoding="utf-8") as file:
+            file.write("".join(json.dumps(action) + "\n" for action in actions))
         os.link(written, f"{log}/{0:020}.json")
     finally:
-        os.unlink(written)
+        with suppress(FileNotFoundError):
+            os.unlink(written)
 
 
 def _has_zoneless_times(kind: pyarrow.DataType) -> bool:
