@@ -139,6 +139,16 @@ impl<'a> Cursor<'a> {
     /// Reads an unsigned integer of `bytes` (0 to 8) bytes, big-endian.
     #[inline(always)]
     pub fn uint_be(&mut self, bytes: usize) -> Result<u64> {
+        match bytes {
+            1 => return self.u8().map(u64::from),
+            2 => return self.u16_be().map(u64::from),
+            3 => return self.u24_be().map(u64::from),
+            4 => return self.u32_be().map(u64::from),
+            5 => return self.u40_be(),
+            6 => return self.u48_be(),
+            8 => return self.u64_be(),
+            _ => {}
+        }
         let head = self.take(bytes)?;
         if bytes > 8 {
             return Err(malformed(format!("an integer of {bytes} bytes")));
@@ -165,15 +175,30 @@ impl<'a> Cursor<'a> {
         self.take(usize::try_from(length).map_err(|_| malformed("a length over the address space"))?)
     }
 
-    /// Reads a little-endian length of `prefix` bytes, then that many bytes.
+    /// Reads a little-endian length of `prefix` bytes.
     #[inline(always)]
-    pub fn prefixed(&mut self, prefix: u8) -> Result<&'a [u8]> {
-        let length = match prefix {
+    fn prefix(&mut self, prefix: u8) -> Result<usize> {
+        Ok(match prefix {
             1 => usize::from(self.u8()?),
             2 => usize::from(self.u16()?),
             _ => self.uint(usize::from(prefix))? as usize,
-        };
+        })
+    }
+
+    /// Reads a little-endian length of `prefix` bytes, then that many bytes.
+    #[inline(always)]
+    pub fn prefixed(&mut self, prefix: u8) -> Result<&'a [u8]> {
+        let length = self.prefix(prefix)?;
         self.take(length)
+    }
+
+    /// Reads like `prefixed`. Also returns a block of constant size that starts with the value, if there are as many
+    /// bytes.
+    #[inline(always)]
+    pub fn prefixed_block<const BYTES: usize>(&mut self, prefix: u8) -> Result<(&'a [u8], Option<&'a [u8; BYTES]>)> {
+        let length = self.prefix(prefix)?;
+        let block = self.rest.first_chunk();
+        Ok((self.take(length)?, block))
     }
 
     /// Reads all remaining bytes.
@@ -198,5 +223,25 @@ impl<'a> Cursor<'a> {
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_of_any_width_equal_their_bytes_one_by_one() {
+        let bytes = [0x81, 0x02, 0xf3, 0x04, 0x95, 0x06, 0xe7, 0x08];
+        for width in 0..=8 {
+            let head = &bytes[..width];
+            let big = head.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
+            let little = head.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
+            let (mut first, mut second) = (Cursor::new(&bytes), Cursor::new(&bytes));
+            assert_eq!((first.uint_be(width).unwrap(), second.uint(width).unwrap()), (big, little));
+            assert_eq!((first.remaining(), second.remaining()), (8 - width, 8 - width));
+            assert!(width == 0 || Cursor::new(&head[1..]).uint_be(width).is_err());
+        }
+        assert!(Cursor::new(&[0; 16]).uint_be(9).is_err() && Cursor::new(&[0; 16]).uint(9).is_err());
     }
 }

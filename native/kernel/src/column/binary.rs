@@ -18,7 +18,7 @@ fn padding(bytes: &[u8], form: Form) -> usize {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read<'a>(prefix: u8, form: Form, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     let bytes = cursor.prefixed(prefix)?;
     match form {
@@ -33,6 +33,17 @@ pub(super) fn read<'a>(prefix: u8, form: Form, cursor: &mut Cursor<'a>) -> Resul
 pub(super) fn append(bytes: &[u8], form: Form, runs: &mut Runs<u8>) -> Appended {
     write_padded(bytes, form, &mut runs.items);
     runs.close()?;
+    Ok(None)
+}
+
+/// Reads and appends a value in one step.
+#[inline(always)]
+pub(super) fn append_read(prefix: u8, form: Form, cursor: &mut Cursor<'_>, runs: &mut Runs<u8>) -> Appended {
+    if let Form::Fixed(_) = form {
+        return append(read(prefix, form, cursor)?, form, runs);
+    }
+    let (bytes, block) = cursor.prefixed_block(prefix)?;
+    runs.append(bytes, block)?;
     Ok(None)
 }
 
@@ -68,6 +79,7 @@ pub(crate) fn write_latin1_plain(bytes: &[u8], out: &mut Vec<u8>) {
 }
 
 /// Reads a fixed-width value that row images store like a BINARY column.
+#[inline(always)]
 pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<[u8; WIDTH]> {
     let bytes = cursor.prefixed(1)?;
     let mut fixed = [0; WIDTH];

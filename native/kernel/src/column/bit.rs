@@ -31,7 +31,7 @@ pub(super) fn width(bits: u8) -> usize {
     usize::from(bits).div_ceil(8)
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(bits: u8, cursor: &mut Cursor<'_>) -> Result<u64> {
     let value = cursor.uint_be(width(bits))?;
     match value.checked_shr(bits.into()) {

@@ -1,12 +1,12 @@
 //! Builds an Arrow array from the values of a column.
 
 use arrow_array::ArrayRef;
-use arrow_buffer::NullBufferBuilder;
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
+use super::null_rows::NullRows;
 use super::store::{Appended, Store};
 use super::typed::Typed;
 use super::{
@@ -18,20 +18,20 @@ use super::{sent, time, timestamp, uuid, vector, year, Kind, Value};
 #[derive(Debug)]
 pub struct ColumnBuilder {
     store: Store,
-    nulls: NullBufferBuilder,
+    nulls: NullRows,
 }
 
 impl ColumnBuilder {
     /// Creates an empty column of the kind's Arrow type.
     pub fn new(kind: &Kind) -> ColumnBuilder {
-        ColumnBuilder { store: Store::new(&kind.arrow_type()), nulls: NullBufferBuilder::new(0) }
+        ColumnBuilder { store: Store::new(&kind.arrow_type()), nulls: NullRows::default() }
     }
 
     /// Appends a null.
     #[inline]
     pub fn append_null(&mut self) {
+        self.nulls.push(self.store.len());
         self.store.push_empty();
-        self.nulls.append_null();
     }
 
     /// Appends a value.
@@ -53,7 +53,7 @@ impl ColumnBuilder {
     ///
     /// `Kind::read` and `append` in one step. Returns and raises what they do. After an error, the cursor's position is
     /// undefined.
-    #[inline]
+    #[inline(always)]
     pub fn append_from(&mut self, kind: &Kind, cursor: &mut Cursor<'_>) -> Result<Option<String>> {
         let appended = append_read(&mut self.store, kind, cursor);
         self.settle(appended)
@@ -71,22 +71,18 @@ impl ColumnBuilder {
     #[inline(always)]
     fn settle(&mut self, appended: Appended) -> Appended {
         match appended {
-            Ok(None) => {
-                self.nulls.append_non_null();
-                Ok(None)
-            }
             Ok(Some(text)) => {
                 self.append_null();
                 Ok(Some(text))
             }
-            Err(error) => Err(error),
+            stored => stored,
         }
     }
 
     /// Number of values appended since the last `finish`.
     #[inline]
     pub fn len(&self) -> usize {
-        self.nulls.len()
+        self.store.len()
     }
 
     /// Whether no value was appended since the last `finish`.
@@ -98,7 +94,7 @@ impl ColumnBuilder {
     /// Memory size of the values appended so far, in bytes.
     #[inline]
     pub fn bytes(&self) -> usize {
-        self.store.bytes() + self.nulls.len() / 8
+        self.store.bytes() + self.nulls.bytes()
     }
 
     /// Reserves memory before the first value of a batch. Without this call, the memory grows as values are appended.
@@ -113,7 +109,7 @@ impl ColumnBuilder {
 
     /// Returns the values as an array and empties the builder.
     pub fn finish(&mut self) -> ArrayRef {
-        let nulls = self.nulls.finish();
+        let nulls = self.nulls.finish(self.store.len());
         self.store.finish(nulls)
     }
 }
@@ -139,10 +135,10 @@ fn append_read(store: &mut Store, kind: &Kind, cursor: &mut Cursor<'_>) -> Appen
             return timestamp::append(timestamp::read(*fsp, *layout, cursor)?, *fsp, store.timestamp()?);
         }
         Kind::Text { prefix, charset, .. } => {
-            return text::append(text::read(*prefix, cursor)?, *charset, store.utf8()?);
+            return text::append_read(*prefix, *charset, cursor, store.utf8()?);
         }
         Kind::Binary { prefix, form } => {
-            return binary::append(binary::read(*prefix, *form, cursor)?, *form, store.binary()?);
+            return binary::append_read(*prefix, *form, cursor, store.binary()?);
         }
         Kind::CompressedText { prefix, charset, .. } => {
             return compressed::append_text(compressed::read(*prefix, cursor)?, *charset, store.utf8()?);

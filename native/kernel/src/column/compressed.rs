@@ -20,7 +20,7 @@ const RAW: u8 = 8;
 /// Deflate compresses by at most 1032 to 1. A larger announced length is wrong and must not be allocated.
 const RATIO_MAX: usize = 1_032;
 
-#[inline]
+#[inline(always)]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     cursor.prefixed(prefix)
 }

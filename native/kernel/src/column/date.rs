@@ -67,7 +67,7 @@ impl Date {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<Date> {
     let packed = cursor.u24()?;
     let [low, middle, high, _] = packed.to_le_bytes();

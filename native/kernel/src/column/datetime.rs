@@ -32,7 +32,7 @@ pub(super) fn width(fsp: u8, layout: Layout) -> usize {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<DateTime> {
     match layout {
         Layout::Packed => read_packed(fsp, cursor),

@@ -75,10 +75,22 @@ fn power(digits: u8) -> u32 {
     POWERS.get(usize::from(digits)).copied().unwrap_or(1)
 }
 
+/// The size in bytes of the digits before or after the point, by their number.
+static HALF_BYTES: [u8; 256] = {
+    let mut sizes = [0; 256];
+    let mut digits = 0;
+    while digits < sizes.len() {
+        let partial = GROUP_BYTES[digits % GROUP_DIGITS as usize];
+        sizes[digits] = (digits / GROUP_DIGITS as usize * 4 + partial as usize) as u8;
+        digits += 1;
+    }
+    sizes
+};
+
 /// Returns the width of a value in bytes.
-#[inline]
+#[inline(always)]
 pub(super) fn width(precision: u8, scale: u8) -> usize {
-    let half = |digits: u8| usize::from(digits / GROUP_DIGITS) * 4 + group_bytes(digits % GROUP_DIGITS);
+    let half = |digits: u8| usize::from(HALF_BYTES[usize::from(digits)]);
     half(precision.saturating_sub(scale)) + half(scale)
 }
 
@@ -88,7 +100,7 @@ pub(super) fn fits_words(precision: u8, scale: u8) -> bool {
     precision > 0 && scale <= precision && groups(precision - scale) + groups(scale) <= GROUPS_MAX
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read<'a>(precision: u8, scale: u8, cursor: &mut Cursor<'a>) -> Result<Decimal<'a>> {
     Ok(Decimal { bytes: cursor.take(width(precision, scale))?, precision, scale })
 }
@@ -185,7 +197,7 @@ impl Decimal<'_> {
     }
 
     /// Returns the unscaled number. The caller guarantees at most 38 digits.
-    #[inline]
+    #[inline(always)]
     fn unscaled(&self) -> Result<i128> {
         let [head, before, after, tail] = self.layout();
         let mut groups = Groups::new(self.bytes);

@@ -34,7 +34,7 @@ pub(super) fn width(members: usize) -> u8 {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u16> {
     match bytes {
         1 => cursor.u8().map(u16::from),
@@ -43,6 +43,7 @@ pub(super) fn read(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u16> {
 }
 
 /// Returns the text of a member; 0 is the empty string, which the server stores for invalid values.
+#[inline]
 fn member(index: u16, values: &[Arc<str>]) -> Result<&str> {
     match usize::from(index).checked_sub(1) {
         None => Ok(""),

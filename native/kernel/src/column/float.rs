@@ -17,12 +17,12 @@ pub(super) fn declared_double(parsed: &Parsed<'_>) -> bool {
     matches!(parsed.numbers(), [bits] if *bits > 24)
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read_single(cursor: &mut Cursor<'_>) -> Result<f32> {
     cursor.u32().map(f32::from_bits)
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read_double(cursor: &mut Cursor<'_>) -> Result<f64> {
     cursor.u64().map(f64::from_bits)
 }
@@ -157,13 +157,15 @@ pub(crate) fn write_single(value: f32, out: &mut Vec<u8>) {
     Digits::parse(&rounded).write(out);
 }
 
+/// The first integer of sixteen digits.
+const WHOLE_END: f64 = 1e15;
+
 /// Returns the value if it is an integer of at most fifteen digits, except negative zero.
 #[inline]
 pub(super) fn whole(value: f64) -> Option<i64> {
-    const END: f64 = 1e15;
     // The cast saturates. If it changes the value, the value is not an integer in range.
     let integer = value as i64;
-    let is_whole = value.abs() < END && integer as f64 == value && !(integer == 0 && value.is_sign_negative());
+    let is_whole = value.abs() < WHOLE_END && integer as f64 == value && !(integer == 0 && value.is_sign_negative());
     is_whole.then_some(integer)
 }
 
@@ -172,20 +174,29 @@ pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
     if let Some(integer) = whole(value) {
         return write_signed(integer, out);
     }
+    if write_fraction(value, out) {
+        return;
+    }
     if !value.is_finite() {
         return write_unbounded(value, out);
     }
+    Digits::parse(ryu::Buffer::new().format_finite(value)).write(out);
+}
+
+/// Writes a DOUBLE that `whole` does not return, if the server writes it without an exponent. Returns whether it was
+/// written. The text always has a point.
+#[inline]
+pub(super) fn write_fraction(value: f64, out: &mut Vec<u8>) -> bool {
     if let Some(units) = decimal(value) {
-        return write_decimal(units, out);
+        write_decimal(units, out);
+        return true;
     }
-    let mut buffer = ryu::Buffer::new();
-    let text = buffer.format_finite(value);
-    // In this range, both the server and the formatter write plain notation, and a value with a fraction has no
-    // trailing zeros.
-    if (1e-4..1e15).contains(&value.abs()) && !text.bytes().any(|byte| byte == b'e') {
-        return out.extend_from_slice(text.as_bytes());
+    // In this range, the formatter writes the same text as the server. All values have a fraction.
+    let is_plain = (1e-4..WHOLE_END).contains(&value.abs());
+    if is_plain {
+        out.extend_from_slice(zmij::Buffer::new().format_finite(value).as_bytes());
     }
-    Digits::parse(text).write(out);
+    is_plain
 }
 
 /// This path is faster than the general one for values with few fractional digits, such as prices.
@@ -199,9 +210,10 @@ const DECIMAL_UNITS: f64 = 10_000.0;
 /// numbers of at most fifteen digits never parse to the same value, so there is no shorter form either.
 #[inline]
 fn decimal(value: f64) -> Option<i64> {
-    const END: f64 = 1e15;
-    let scaled = (value * DECIMAL_UNITS).round_ties_even();
-    let is_decimal = (10.0..END).contains(&scaled.abs()) && scaled / DECIMAL_UNITS == value;
+    // Adding and subtracting this number rounds numbers of up to 2^51 to integers, without a call.
+    const ROUNDING: f64 = 6_755_399_441_055_744.0;
+    let scaled = value * DECIMAL_UNITS + ROUNDING - ROUNDING;
+    let is_decimal = (10.0..WHOLE_END).contains(&scaled.abs()) && scaled / DECIMAL_UNITS == value;
     is_decimal.then_some(scaled as i64)
 }
 
@@ -362,6 +374,29 @@ mod tests {
             assert_eq!(double(near), general(near), "{near:e}");
         }
         assert_eq!([double(0.001), double(0.0009), double(99_999_999_999.99)], ["0.001", "0.0009", "99999999999.99"]);
+    }
+
+    #[test]
+    fn fractions_equal_the_general_path_and_have_a_point() {
+        let mut state = 1u64;
+        let mut written = 0;
+        for round in 0..200_000u64 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Exponents of about 1e-5 to 1e16.
+            let value = f64::from_bits((1006 + round % 71) << 52 | state >> 12);
+            let mut out = Vec::new();
+            if whole(value).is_none() && write_fraction(value, &mut out) {
+                let mut general = Vec::new();
+                Digits::parse(ryu::Buffer::new().format_finite(value)).write(&mut general);
+                assert_eq!(out, general, "{value:e}");
+                assert!(out.contains(&b'.'));
+                written += 1;
+            }
+        }
+        assert!(written > 100_000, "{written}");
+        assert!([1e-5, 1e15, -0.0, f64::NAN, f64::INFINITY]
+            .iter()
+            .all(|value| !write_fraction(*value, &mut Vec::new())));
     }
 
     #[test]

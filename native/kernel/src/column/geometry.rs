@@ -16,7 +16,7 @@ const LINES: u32 = 5;
 const POLYGONS: u32 = 6;
 const COLLECTION: u32 = 7;
 
-#[inline]
+#[inline(always)]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     cursor.prefixed(prefix)
 }

@@ -6,12 +6,12 @@ use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-#[inline]
+#[inline(always)]
 pub(super) fn read4(cursor: &mut Cursor<'_>) -> Result<[u8; 4]> {
     read_fixed(cursor)
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read6(cursor: &mut Cursor<'_>) -> Result<[u8; 16]> {
     read_fixed(cursor)
 }

@@ -49,7 +49,7 @@ fn signed64(value: u64) -> i64 {
     i64::from_ne_bytes(value.to_ne_bytes())
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read_signed(bytes: u8, cursor: &mut Cursor<'_>) -> Result<i64> {
     Ok(match bytes {
         1 => signed8(cursor.u8()?).into(),
@@ -60,7 +60,7 @@ pub(super) fn read_signed(bytes: u8, cursor: &mut Cursor<'_>) -> Result<i64> {
     })
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read_unsigned(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u64> {
     Ok(match bytes {
         1 => cursor.u8()?.into(),
@@ -72,7 +72,7 @@ pub(super) fn read_unsigned(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u64> {
 }
 
 /// Reads and appends a value in one step, the most common operation of all.
-#[inline]
+#[inline(always)]
 pub(super) fn append_read(bytes: u8, unsigned: bool, cursor: &mut Cursor<'_>, store: &mut Store) -> Appended {
     match (bytes, unsigned, store) {
         (1, false, Store::Int8(values)) => values.push(signed8(cursor.u8()?)),

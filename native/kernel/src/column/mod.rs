@@ -33,6 +33,7 @@ mod kind;
 mod layout;
 mod members;
 mod noted;
+mod null_rows;
 mod parsed;
 pub(crate) mod quoted;
 mod sent;

@@ -19,7 +19,9 @@ impl Look {
     /// spaces.
     #[inline(always)]
     pub(super) fn at(text: &[u8]) -> Look {
-        let Some(last) = text.last_chunk::<8>() else { return Look::word(short_word(text)) };
+        let Some(last) = text.last_chunk::<8>() else {
+            return Look::word(short_word(text) | SPACES << (text.len() * 8));
+        };
         let words = text.chunks_exact(8).filter_map(<[u8]>::first_chunk::<8>);
         words.fold(Look::word(u64::from_le_bytes(*last)), |look, word| {
             let next = Look::word(u64::from_le_bytes(*word));
@@ -40,16 +42,41 @@ impl Look {
     }
 }
 
-/// Loads a string of fewer than eight bytes into a word padded with spaces. Some bytes may occur twice.
+const SPACES: u64 = 0x2020_2020_2020_2020;
+
+/// Loads a string of fewer than eight bytes into the low bytes of a word. The other bytes are 0.
 #[inline(always)]
 fn short_word(text: &[u8]) -> u64 {
-    const SPACES: u64 = 0x2020_2020_2020_2020;
+    let end = text.len() * 8;
     if let (Some(first), Some(last)) = (text.first_chunk::<4>(), text.last_chunk::<4>()) {
-        return u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32;
+        return u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << (end - 32);
     }
-    let (Some(first), Some(last)) = (text.first(), text.last()) else { return SPACES };
+    let (Some(first), Some(last)) = (text.first(), text.last()) else { return 0 };
     let middle = text.get(text.len() / 2).unwrap_or(last);
-    SPACES << 24 | u64::from(*first) | u64::from(*middle) << 8 | u64::from(*last) << 16
+    u64::from(*first) | u64::from(*middle) << (text.len() / 2 * 8) | u64::from(*last) << (end - 8)
+}
+
+/// The longest string that fits into a word with its quotes.
+const SHORT_BYTES_MAX: usize = 6;
+
+/// Writes a short string in quotes, as one word. Returns false if the string is longer, or needs UTF-8 validation or
+/// escapes; then nothing is written.
+#[inline(always)]
+pub(super) fn write_short(text: &[u8], out: &mut Vec<u8>) -> bool {
+    const QUOTE: u64 = b'"' as u64;
+    if text.len() > SHORT_BYTES_MAX {
+        return false;
+    }
+    let (word, end) = (short_word(text), text.len() * 8);
+    let look = Look::word(word | SPACES << end);
+    if look.not_ascii | look.escaped != 0 {
+        return false;
+    }
+    let quoted = QUOTE | word << 8 | QUOTE << (end + 8);
+    let length = out.len() + text.len() + 2;
+    out.extend_from_slice(&quoted.to_le_bytes());
+    out.truncate(length);
+    true
 }
 
 /// Writes UTF-8 text in quotes.
@@ -143,6 +170,29 @@ mod tests {
             }
         }
         assert_eq!(Look::at(b"").escaped, 0);
+    }
+
+    #[test]
+    fn short_strings_equal_those_written_by_the_general_path() {
+        let mut state = 1u64;
+        let mut written = 0;
+        for round in 0..100_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let mask = if round % 8 == 0 { u64::MAX } else { 0x7f7f_7f7f_7f7f_7f7f };
+            let bytes = (state & mask).to_le_bytes();
+            let text = bytes.get(..round % 9).unwrap();
+            let (mut short, mut general) = (b"kept".to_vec(), b"kept".to_vec());
+            let look = Look::at(text);
+            assert_eq!(look.not_ascii != 0, !text.is_ascii());
+            let is_plain = text.iter().all(|byte| byte.is_ascii() && !needs_escape(*byte));
+            assert_eq!(write_short(text, &mut short), is_plain && text.len() <= SHORT_BYTES_MAX);
+            if short.len() > 4 {
+                write(text, &mut general);
+                written += 1;
+            }
+            assert_eq!(short, general);
+        }
+        assert!(written > 10_000, "{written}");
     }
 
     #[test]

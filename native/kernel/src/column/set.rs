@@ -37,7 +37,7 @@ pub(super) fn width(members: usize) -> u8 {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u64> {
     cursor.uint(bytes.into())
 }
@@ -62,7 +62,11 @@ pub(crate) fn write_text(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> R
         if rest != bits {
             out.push(b',');
         }
-        out.extend_from_slice(text.as_bytes());
+        match text.as_bytes() {
+            // A push needs no call.
+            [letter] => out.push(*letter),
+            text => out.extend_from_slice(text),
+        }
         rest &= rest - 1;
     }
     Ok(())

@@ -139,6 +139,26 @@ impl<T: ArrowNativeType> Runs<T> {
     }
 }
 
+/// Size of a block from which short values are copied.
+pub(super) const BLOCK_BYTES: usize = 32;
+
+impl Runs<u8> {
+    /// Appends a value, with a block that starts with it if there are enough bytes. A short value is copied as a whole
+    /// block, because a copy of constant size needs no call.
+    #[inline(always)]
+    pub(super) fn append(&mut self, value: &[u8], block: Option<&[u8; BLOCK_BYTES]>) -> Result<()> {
+        match block {
+            Some(block) if value.len() <= BLOCK_BYTES => {
+                let end = self.items.len() + value.len();
+                self.items.extend_from_slice(block);
+                self.items.truncate(end);
+            }
+            _ => self.items.extend_from_slice(value),
+        }
+        self.close()
+    }
+}
+
 /// The values of a column, null or not, in the layout of its Arrow type.
 #[derive(Debug)]
 pub(super) enum Store {
@@ -198,7 +218,24 @@ impl Store {
         }
     }
 
-    /// Memory size in bytes, without the null bits.
+    /// Number of values.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Store::Null(rows) => *rows,
+            Store::Int8(values) => values.len(),
+            Store::Int16(values) => values.len(),
+            Store::Int32(values) | Store::Date32(values) => values.len(),
+            Store::Int64(values) | Store::Duration(values) | Store::Timestamp { values, .. } => values.len(),
+            Store::Decimal128 { values, .. } => values.len(),
+            Store::Float32(values) => values.len(),
+            Store::Float64(values) => values.len(),
+            Store::Utf8(runs) | Store::Binary(runs) => runs.offsets.len() - 1,
+            Store::Floats(runs) => runs.offsets.len() - 1,
+        }
+    }
+
+    /// Memory size in bytes, without the null rows.
     #[inline]
     pub(super) fn bytes(&self) -> usize {
         match self {

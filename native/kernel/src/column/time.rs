@@ -34,7 +34,7 @@ pub(super) fn width(fsp: u8, layout: Layout) -> usize {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<Time> {
     match layout {
         Layout::Packed => read_packed(fsp, cursor),

@@ -28,7 +28,7 @@ pub(super) fn width(fsp: u8, layout: Layout) -> usize {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<Timestamp> {
     Ok(match layout {
         Layout::Packed => Timestamp { seconds: cursor.u32_be()?, micros: fraction::read(fsp, cursor)? },

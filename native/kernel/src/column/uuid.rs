@@ -6,7 +6,7 @@ use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<[u8; 16]> {
     read_fixed(cursor)
 }

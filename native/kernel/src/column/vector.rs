@@ -23,7 +23,7 @@ pub(super) fn declared(parsed: &Parsed<'_>, mariadb: bool) -> Result<(u8, Option
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     let bytes = cursor.prefixed(prefix)?;
     if bytes.len() % 4 == 0 {

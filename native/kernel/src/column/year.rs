@@ -5,7 +5,7 @@ use super::store::Appended;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-#[inline]
+#[inline(always)]
 pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<u16> {
     Ok(match cursor.u8()? {
         0 => 0,

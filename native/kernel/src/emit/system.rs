@@ -52,15 +52,15 @@ pub enum Images {
 }
 
 impl Images {
-    fn name(self, row: u32) -> &'static str {
+    /// Returns the names of rows with an even and with an odd index in their run.
+    fn names(self) -> [&'static str; 2] {
         match self {
-            Images::Each(Change::Insert) => "insert",
-            Images::Each(Change::Update) => "update",
-            Images::Each(Change::Delete) => "delete",
-            Images::Before => "update_preimage",
-            Images::After => "update_postimage",
-            Images::Pairs if row % 2 == 0 => "update_preimage",
-            Images::Pairs => "update_postimage",
+            Images::Each(Change::Insert) => ["insert"; 2],
+            Images::Each(Change::Update) => ["update"; 2],
+            Images::Each(Change::Delete) => ["delete"; 2],
+            Images::Before => ["update_preimage"; 2],
+            Images::After => ["update_postimage"; 2],
+            Images::Pairs => ["update_preimage", "update_postimage"],
         }
     }
 }
@@ -317,14 +317,15 @@ impl SystemColumns {
         self.runs.iter().find(|run| run.rows > 0).cloned()
     }
 
-    /// Returns a text for each row; `text` is called with each run and the row's index in the run.
-    fn each_text<'a>(&self, spares: (Vec<i32>, Vec<u8>), text: impl Fn(&Run, u32) -> &'a str) -> (Vec<i32>, Vec<u8>) {
+    /// Returns a text for each row; `texts` returns those of a run's rows with an even and with an odd index.
+    fn each_text<'a>(&self, spares: (Vec<i32>, Vec<u8>), texts: impl Fn(&Run) -> [&'a str; 2]) -> (Vec<i32>, Vec<u8>) {
         let (mut offsets, mut bytes) = spares;
         offsets.reserve(self.rows + 1);
         offsets.push(0);
         for run in &self.runs {
+            let [even, odd] = texts(run).map(str::as_bytes);
             for row in 0..run.rows {
-                bytes.extend_from_slice(text(run, row).as_bytes());
+                bytes.extend_from_slice(if row % 2 == 0 { even } else { odd });
                 offsets.push(bytes.len() as i32);
             }
         }
@@ -342,10 +343,10 @@ impl SystemColumns {
     fn change_types(&mut self) -> ArrayRef {
         if let Some(first) = self.first_run().filter(|run| run.images != Images::Pairs) {
             if self.is_same(|run| run.images) {
-                return self.constants.text(0, first.images.name(0), self.rows);
+                return self.constants.text(0, first.images.names()[0], self.rows);
             }
         }
-        let texts = self.each_text(self.text_spares(), |run, row| run.images.name(row));
+        let texts = self.each_text(self.text_spares(), |run| run.images.names());
         self.text_column(texts, None)
     }
 
@@ -354,7 +355,7 @@ impl SystemColumns {
             let range = self.commits.get(run.transaction as usize).map(|commit| commit.gtid.clone());
             range.and_then(|range| self.gtids.get(range)).unwrap_or_default()
         };
-        let texts = self.each_text(self.text_spares(), |run, _| text(run));
+        let texts = self.each_text(self.text_spares(), |run| [text(run); 2]);
         let lacking = self.commits.iter().any(|commit| commit.gtid.is_empty());
         let nulls = lacking.then(|| {
             let present = self.runs.iter().map(|run| (run.rows as usize, !text(run).is_empty()));
@@ -373,7 +374,7 @@ impl SystemColumns {
         match self.first_run() {
             Some(first) if self.is_same(&number) => self.constants.text(slot, name(number(&first)), self.rows),
             _ => {
-                let texts = self.each_text(self.text_spares(), |run, _| name(number(run)));
+                let texts = self.each_text(self.text_spares(), |run| [name(number(run)); 2]);
                 self.text_column(texts, None)
             }
         }

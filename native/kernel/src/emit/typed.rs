@@ -266,18 +266,29 @@ impl TableBatch {
     /// Reads the most common kind of image: all columns are present, and source and batch columns are the same.
     #[inline]
     fn straight_image(&mut self, cursor: &mut Cursor<'_>, nulls: &[u8]) -> Result<()> {
-        let columns = self.plan.sources.iter().zip(&mut self.builders);
-        for (index, (source, builder)) in columns.enumerate() {
-            if bit(nulls, index) {
+        // No other call refers to this copy, so it stays in registers.
+        let mut images = *cursor;
+        let (mut null_bytes, mut builders) = (nulls.iter(), self.builders.iter_mut());
+        // The NULL bits of the next columns, below a bit that ends them.
+        let mut null_bits = 1u32;
+        for source in &self.plan.sources {
+            let Some(builder) = builders.next() else { break };
+            if null_bits == 1 {
+                null_bits = 0x100 | u32::from(null_bytes.next().copied().unwrap_or(0));
+            }
+            let is_null = null_bits & 1 == 1;
+            null_bits >>= 1;
+            if is_null {
                 builder.append_null();
                 continue;
             }
-            match builder.append_from(&source.kind, cursor) {
+            match builder.append_from(&source.kind, &mut images) {
                 Ok(None) => {}
                 Ok(Some(text)) => self.system.note_unrepresentable(&source.name, text),
                 Err(error) => return Err(in_column(error, &source.name)),
             }
         }
+        *cursor = images;
         self.system.add_row();
         Ok(())
     }

@@ -25,6 +25,7 @@ pub mod xa;
 
 use crate::cursor::Cursor;
 use crate::error::Result;
+use crate::limits::EVENT_HEADER_BYTES;
 
 /// Set while a file is being written. When the server clears the flag, it does not update the checksum. A crash leaves
 /// the flag set.
@@ -62,13 +63,14 @@ impl Header {
     /// Reads a header from 19 bytes.
     #[inline(always)]
     pub fn read(cursor: &mut Cursor<'_>) -> Result<Header> {
+        let mut header = Cursor::new(cursor.take(EVENT_HEADER_BYTES)?);
         Ok(Header {
-            timestamp: cursor.u32()?,
-            code: cursor.u8()?,
-            server_id: cursor.u32()?,
-            size: cursor.u32()?,
-            end_position: cursor.u32()?,
-            flags: cursor.u16()?,
+            timestamp: header.u32()?,
+            code: header.u8()?,
+            server_id: header.u32()?,
+            size: header.u32()?,
+            end_position: header.u32()?,
+            flags: header.u16()?,
         })
     }
 

@@ -22,7 +22,7 @@ pub use restyle::{pick, prove, restyle, Step};
 pub use style::JsonStyle;
 pub use text::{write_text, write_text_in};
 
-#[inline]
+#[inline(always)]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     cursor.prefixed(prefix)
 }

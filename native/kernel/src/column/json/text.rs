@@ -70,7 +70,8 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
-    /// Writes a value; `depth` is the number of containers around it.
+    /// Writes a value; `depth` is the number of containers around it. Only containers need a call.
+    #[inline(always)]
     pub(super) fn node(&mut self, node: Node<'_>, depth: usize) -> Result<()> {
         self.check(0)?;
         match node {
@@ -88,6 +89,7 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
+    #[inline(never)]
     fn array(&mut self, array: Container<'_>, depth: usize) -> Result<()> {
         let depth = deeper(depth)?;
         self.put(b"[");
@@ -101,6 +103,7 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
+    #[inline(never)]
     fn object(&mut self, object: Container<'_>, depth: usize) -> Result<()> {
         let depth = deeper(depth)?;
         self.put(b"{");
@@ -119,8 +122,17 @@ impl<'o> Writer<'o> {
     /// Writes a quoted string. Only quotes, backslashes and control characters are escaped.
     ///
     /// Raises `ValueMalformed` if the string is not UTF-8.
+    #[inline(always)]
     pub(super) fn string(&mut self, text: &[u8]) -> Result<()> {
         self.check(text.len())?;
+        match self.style {
+            JsonStyle::Server if quoted::write_short(text, self.out) => Ok(()),
+            _ => self.long_string(text),
+        }
+    }
+
+    #[inline(never)]
+    fn long_string(&mut self, text: &[u8]) -> Result<()> {
         self.put(b"\"");
         // One branchless pass separates most strings from the few that need escapes or validation.
         let look = Look::at(text);
@@ -143,6 +155,9 @@ impl<'o> Writer<'o> {
         if let Some(integer) = float::whole(value) {
             integer::write_signed(integer, self.out);
             return self.put(b".0");
+        }
+        if float::write_fraction(value, self.out) {
+            return;
         }
         let start = self.out.len();
         float::write_double(value, self.out);
