@@ -63,7 +63,7 @@ def test_first_entry_has_the_actions_of_deltalake(tmp_path: Path, seed: int) -> 
         add_actions(files, 1),
         name="shop.t",
         configuration=DEFAULT_PROPERTIES,
-        commit_properties=with_numbers(numbers, 1),
+        commit_properties=with_numbers(numbers, 1, is_exclusive=False),
     )
     assert entry_of(own) == entry_of(other)
     assert not [path for path in (own / "_delta_log").iterdir() if path.suffix != ".json"]
@@ -71,7 +71,7 @@ def test_first_entry_has_the_actions_of_deltalake(tmp_path: Path, seed: int) -> 
     assert table.version() == 0
     assert table.history()[0]["operation"] == "CREATE TABLE"
     table.create_write_transaction(
-        [], "append", table.schema(), commit_properties=with_numbers({"later": 9}, 1)
+        [], "append", table.schema(), commit_properties=with_numbers({"later": 9}, 1, is_exclusive=False)
     )
     assert deltalake.DeltaTable(own).transaction_version("later") == 9
 

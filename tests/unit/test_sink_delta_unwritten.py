@@ -4,6 +4,7 @@
 import errno
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,25 @@ def test_file_torn_by_a_power_loss_is_no_table_until_it_is_prepared_again(tmp_pa
     sink.prepare(ORDERS, Evolution.EVOLVE)
     write(sink, 1)
     assert version(tmp_path, "orders") == 0
+
+
+@pytest.mark.parametrize("keep", [lambda content: b"", lambda content: bytes(len(content)), lambda c: c[:-9]])
+def test_first_entry_torn_by_a_power_loss_is_written_again(
+    tmp_path: Path, keep: Callable[[bytes], bytes]
+) -> None:
+    sink = sink_at(tmp_path)
+    marker = tmp_path / "shop/orders/.penstock-unwritten"
+    prepared = marker.read_bytes()
+    write(sink, 1)
+    # The file that marks the table is removed after the entry has become durable.
+    marker.write_bytes(prepared)
+    entry = tmp_path / f"shop/orders/_delta_log/{0:020}.json"
+    entry.write_bytes(keep(entry.read_bytes()))
+    restarted = sink_at(tmp_path)
+    write(restarted, 1)
+    table = deltalake.DeltaTable(tmp_path / "shop/orders")
+    assert pyarrow.table(table.to_pyarrow_table()).column("id").to_pylist() == [1]
+    assert not marker.exists()
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ import pyarrow
 from penstock.sinks.delta.table import add_actions
 from penstock.sinks.lake.parquet_files import DataFile
 
+FIRST_ENTRY = f"{0:020}.json"
+
 # The versions of the protocol that every reader and writer supports.
 _PROTOCOL: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
 # Times without a time zone are a feature, and features are listed since these versions.
@@ -77,10 +79,24 @@ def write_first_entry(
     try:
         with open(written, "w", encoding="utf-8") as file:
             file.write("".join(json.dumps(action) + "\n" for action in actions))
-        os.link(written, f"{log}/{0:020}.json")
+        os.link(written, f"{log}/{FIRST_ENTRY}")
     finally:
         with suppress(FileNotFoundError):
             os.unlink(written)
+
+
+def is_whole(entry: str) -> bool:
+    """Return whether a log entry has all of its actions, as after a power loss it may not."""
+    with open(entry, "rb") as file:
+        content = file.read()
+    if not content.endswith(b"\n"):
+        return False
+    try:
+        for line in content.splitlines():
+            json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _has_zoneless_times(kind: pyarrow.DataType) -> bool:

@@ -15,7 +15,7 @@ import deltalake
 import pyarrow
 
 from penstock.errors import VersionConflict
-from penstock.sinks.delta.first_entry import write_first_entry
+from penstock.sinks.delta.first_entry import FIRST_ENTRY, is_whole, write_first_entry
 from penstock.sinks.delta.table import DEFAULT_PROPERTIES, is_local, log_paths, translate_errors
 from penstock.sinks.lake.parquet_files import DataFile, local_folder, translate_file_errors
 from penstock.sinks.lake.syncing import sync_paths
@@ -160,7 +160,13 @@ def _has_version(path: str) -> bool:
     except FileNotFoundError:
         return False
     # A commit that did not end may have left a file with another extension.
-    return any(name.endswith((".json", ".parquet")) for name in names)
+    entries = [name for name in names if name.endswith((".json", ".parquet"))]
+    first = f"{path}/_delta_log/{FIRST_ENTRY}"
+    if entries == [FIRST_ENTRY] and not is_whole(first):
+        # The host lost power before the entry was durable, so its batch was not recorded and comes again.
+        os.unlink(first)
+        return False
+    return bool(entries)
 
 
 def _remove(path: str) -> None:
