@@ -319,8 +319,10 @@ _LIMITS = (
     "decodes gathers a quarter, in batches of an eighth; its copies are not part of the bound either. The\n"
     "backlog of `python -m bench memory_of_pipeline --size 1GB --repeat 1`, 100 million changes of narrow\n"
     "rows in 29 batches of 64 MiB on Spark with two cores, needed 1.29 GB for all Python processes at\n"
-    "commit 6139d0c0, on two cores of an Intel Xeon (target: 1.2): 0.20 GB for the driver, and at most 0.61\n"
-    "GB for one worker; 14 million changes needed 1.18 GB. One transaction of 2.7 GB needed 1.11 GB.\n"
+    "commit 6139d0c0, on two cores of an Intel Xeon (target: 1.2), and one transaction of 2.7 GB needed\n"
+    "1.11 GB. Since then, a worker returns unused memory after each task: the same backlog, without the\n"
+    "other loads of the benchmark, needed 1.12 GB at commit 73cb8b4f, 0.20 GB for the driver, and at most\n"
+    "0.60 GB for one worker. What is left grows with `batch.bytes`, not with the backlog.\n"
     "Freed buffers of 1 MiB and more return to the system at once (glibc). Each Spark worker needs this\n"
     "memory for itself; with `--local` all tasks share one process."
 )

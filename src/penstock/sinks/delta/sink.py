@@ -146,15 +146,13 @@ class DeltaSink(LakeSink):
     def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
         from penstock.sinks.delta.unwritten_table import open_unwritten
 
-        # A table that this sink prepared, and that has no version yet, has the columns of its target.
-        checked = [target for target in targets if self.location(target) not in self._unwritten]
         # An earlier process may have prepared tables and ended before it wrote them.
-        for location in set(map(self.location, checked)):
+        for location in {self.location(target) for target in targets} - self._unwritten:
             # Writing the table's rows will raise an error again, and then `errors.table` decides.
             with suppress(OperatorError):
                 if open_unwritten(location):
                     self._unwritten.add(location)
-        return super().columns_missing(checked)
+        return super().columns_missing(targets)
 
     def keep_alive(self) -> None:
         """Create the prepared tables that got no rows, such as those of empty source tables.
