@@ -61,6 +61,8 @@
 A bug in Penstock is an `AssertionError` and is never caught.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -342,3 +344,15 @@ class LogDamaged(StreamError):
 
 class LogTorn(StreamError):
     """Bytes that the kept log had made durable are gone."""
+
+
+@contextmanager
+def translate_spill_errors() -> Iterator[None]:
+    """Translate the errors of files that buffer a batch's rows. Raises DiskFailed."""
+    try:
+        yield
+    except OSError as problem:
+        raise DiskFailed(
+            f"rows of a batch cannot be spilled to the folder of temporary files: {problem}",
+            hint="Rows that exceed the memory bound are spilled there: set TMPDIR to a larger disk",
+        ) from problem

@@ -10,14 +10,14 @@ even if the process is killed.
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import IO
 
 import pyarrow
 
 from penstock.engine.task_plan import BETWEEN, ROWS
 from penstock.engine.task_rows import Row, rows_in
-from penstock.errors import DiskFailed
+from penstock.errors import translate_spill_errors
 
 
 class Shuffle:
@@ -118,7 +118,7 @@ class _SpillFile:
     """An unnamed file of rows. One thread writes the file, then several threads read it."""
 
     def __init__(self) -> None:
-        with _translate_disk_errors():
+        with translate_spill_errors():
             self._file: IO[bytes] = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
             self._writer = pyarrow.ipc.new_file(self._file, BETWEEN)
         self._reader: pyarrow.ipc.RecordBatchFileReader | None = None
@@ -127,14 +127,14 @@ class _SpillFile:
 
     def write(self, row: Row) -> int:
         """Append a row and return its number."""
-        with _translate_disk_errors():
+        with translate_spill_errors():
             self._writer.write_batch(row.to_arrow())
         self._written += 1
         return self._written - 1
 
     def read(self, number: int) -> Row:
         """Return a row by its number. The first call ends writing."""
-        with self._lock, _translate_disk_errors():
+        with self._lock, translate_spill_errors():
             if self._reader is None:
                 self._writer.close()
                 self._reader = pyarrow.ipc.open_file(self._file)
@@ -144,14 +144,3 @@ class _SpillFile:
         # A full disk refuses the rest of the content again, which nobody reads.
         with suppress(OSError):
             self._file.close()
-
-
-@contextmanager
-def _translate_disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise DiskFailed(
-            f"rows of a batch cannot be spilled to the folder of temporary files: {problem}",
-            hint="Rows that exceed the memory bound are spilled there: set TMPDIR to a larger disk",
-        ) from problem

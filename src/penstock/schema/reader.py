@@ -119,8 +119,8 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
     arguments = tuple(args)
     definitions, doubtful = _read_once(connection, condition, arguments)
     while doubtful:
-        # If a table has no primary key, servers mark a unique key without nulls as one, in every read. Such
-        # tables are the same when they alone are read again.
+        # If a table has no primary key, servers mark a unique key without nulls as the primary key, in every
+        # read. Such tables are the same when they alone are read again.
         marks = ", ".join(["%s"] * len(doubtful))
         named = f"{condition} AND {{prefix}}TABLE_NAME IN ({marks})"
         again, _ = _read_once(connection, named, (*arguments, *(name.table for name in doubtful)))

@@ -6,13 +6,12 @@ The file has no name, so nothing is left on the disk even if the process is kill
 
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import IO
 
 import pyarrow
 
-from penstock.errors import DiskFailed
+from penstock.errors import translate_spill_errors
 
 
 class SpillFile:
@@ -24,7 +23,7 @@ class SpillFile:
 
     def write(self, rows: pyarrow.Table) -> int:
         """Append a table, and return its offset. Raises DiskFailed."""
-        with self._lock, _translate_disk_errors():
+        with self._lock, translate_spill_errors():
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
             offset = self._file.seek(0, 2)
@@ -35,7 +34,7 @@ class SpillFile:
     def read(self, offset: int) -> pyarrow.Table:
         """Return the table at an offset. Raises DiskFailed."""
         assert self._file is not None, "a table was written"
-        with self._lock, _translate_disk_errors():
+        with self._lock, translate_spill_errors():
             self._file.seek(offset)
             with pyarrow.ipc.open_stream(self._file) as stream:
                 return stream.read_all()
@@ -47,14 +46,3 @@ class SpillFile:
             # A full disk refuses the rest of the content again, which nobody reads.
             with suppress(OSError):
                 file.close()
-
-
-@contextmanager
-def _translate_disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise DiskFailed(
-            f"rows of a batch cannot be spilled to the folder of temporary files: {problem}",
-            hint="Rows that exceed the memory bound are spilled there: set TMPDIR to a larger disk",
-        ) from problem
